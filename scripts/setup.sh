@@ -1,0 +1,229 @@
+# shellcheck shell=bash
+# The set-up that ./dalsegno and ./test share; the caller sets ROOT to the repository's folder.
+# Works with bash 3.2 (macOS) and uses only builtins until something is missing: a later call costs a few ms.
+#
+# Variables for unusual machines and for tests:
+#   DALSEGNO_PYTHON      the interpreter to make .venv with
+#   DALSEGNO_PROBE_PATH  where to look for Slurm's and the other programs (default: PATH and the sbin folders)
+#   DALSEGNO_SYSROOT     the root folder whose interrupted set-up is looked for (default: /)
+
+VENV=${ROOT:?}/.venv
+
+# What the local target starts, as program:package; Debian and Ubuntu use the same names.
+LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:slurmrestd sinfo:slurm-client
+    munged:munge mariadbd:mariadb-server mariadb-install-db:mariadb-server ip:iproute2 nsenter:util-linux"
+
+say() { printf 'dalsegno: %s\n' "$*" >&2; }
+
+fail() { # fail WHAT [HINT-LINE...]
+    printf 'error: %s\n' "$1" >&2
+    shift
+    [ $# -eq 0 ] || printf 'hint: %s\n' "$1" >&2
+    [ $# -lt 2 ] || printf '  %s\n' "${@:2}" >&2
+    exit 1
+}
+
+set_up() { # set_up core|dev [local]: the environment, and with `local` the system packages too
+    MISSING=
+    venv_ready "$1" || need_python
+    [ "${2-}" != local ] || need_local_packages
+    [ -z "$MISSING" ] || install_packages
+    venv_ready "$1" || in_turn complete_venv "$1" || exit
+}
+
+setup_command() { # dalsegno setup [--dev] [--torch]
+    local extras=core torch=
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --dev) extras=dev ;;
+            --torch) torch=yes ;;
+            -h | --help)
+                echo "Usage: ./dalsegno setup [--dev] [--torch]"
+                echo "Installs the system packages a local cluster needs and makes .venv; run it again at any time."
+                echo "  --dev    also what ./test needs"
+                echo "  --torch  also PyTorch: the CPU build where there is no NVIDIA GPU"
+                exit 0
+                ;;
+            *)
+                printf 'error: setup knows no %s\nhint: ./dalsegno setup --help\n' "$1" >&2
+                exit 2
+                ;;
+        esac
+        shift
+    done
+    set_up "$extras" local
+    if [ -n "$torch" ]; then
+        . "$ROOT/scripts/torch.sh"
+        in_turn install_torch || exit
+    fi
+    say "ready"
+}
+
+# ---- which commands need Slurm on this machine
+
+makes_local_cluster() { # the command line's arguments
+    local command='' previous='' arg
+    for arg; do
+        case $arg in -h | --help) return 1 ;; esac
+        if [ -z "$command" ] && [ "${arg#-}" = "$arg" ] && [ "$previous" != --cluster ]; then command=$arg; fi
+        previous=$arg
+    done
+    case $command in
+        demo) return 0 ;;
+        up) ! names_remote_target "$@" cluster.yaml ;;
+        *) return 1 ;;
+    esac
+}
+
+names_remote_target() { # true when one of the arguments is a cluster file for another target
+    local file line
+    for file; do
+        case $file in *.yaml | *.yml) [ -f "$file" ] || continue ;; *) continue ;; esac
+        while IFS= read -r line || [ -n "$line" ]; do
+            [[ $line =~ ^target:[[:space:]\"\']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$) ]] && return 0
+        done <"$file"
+        return 1
+    done
+    return 1
+}
+
+# ---- system packages
+
+need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
+
+need_local_packages() {
+    [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
+    local pair PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
+    for pair in $LOCAL_PROGRAMS; do
+        command -v "${pair%%:*}" >/dev/null || need "${pair#*:}"
+    done
+    # Left by a set-up that was ended half-way: its packages may be unpacked but not configured.
+    local package pending=${DALSEGNO_SYSROOT-}/var/lib/dalsegno-setup/packages
+    [ ! -r "$pending" ] || for package in $(<"$pending"); do need "$package"; done
+}
+
+install_packages() {
+    command -v apt-get >/dev/null || fail "these programs' packages are missing: $MISSING" \
+        "only Debian's and Ubuntu's packages are known; install the same software another way, then try again"
+    local as_root=()
+    if [ "$EUID" -ne 0 ]; then
+        sudo -n true 2>/dev/null || say_what_to_install
+        as_root=(sudo -n)
+    fi
+    say "installing system packages: $MISSING"
+    # shellcheck disable=SC2086 # a list of package names
+    ${as_root[@]+"${as_root[@]}"} "$ROOT/scripts/install-packages" $MISSING || exit
+}
+
+say_what_to_install() {
+    fail "system packages are missing, and installing them needs root: $MISSING" \
+        "as root, run either of these, then try again:" \
+        "apt-get update && apt-get install -y --no-install-recommends $MISSING" \
+        "$(printf '%q' "$ROOT/dalsegno") setup    (the same, and keeps the packages' own services from starting)"
+}
+
+# ---- the virtual environment
+
+# The stamp is written last. It names the folder, the interpreter and the pyproject.toml that .venv was completed for.
+venv_ready() { # venv_ready core|dev
+    local stamp=$VENV/dalsegno-$1.stamp root='' python='' have='' want=''
+    [ -r "$stamp" ] || return 1
+    { IFS= read -r root && IFS= read -r python && IFS= read -r -d '' have; } <"$stamp"
+    IFS= read -r -d '' want <"$ROOT/pyproject.toml"
+    [ "$root" = "$ROOT" ] && [ "$VENV/bin/python" -ef "$python" ] && [ "$have" = "$want" ]
+}
+
+write_stamp() { # write_stamp core|dev
+    local stamp=$VENV/dalsegno-$1.stamp python
+    python=$("$VENV/bin/python" -c 'import os, sys; print(os.path.realpath(sys.executable))') || return 1
+    { printf '%s\n%s\n' "$ROOT" "$python" && cat "$ROOT/pyproject.toml"; } >"$stamp.new" && mv -f "$stamp.new" "$stamp"
+}
+
+venv_usable() {
+    [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+
+in_turn() ( # runs a step on .venv while no other call does; made with sudo, .venv still belongs to the clone's owner
+    exec 9<"$ROOT/scripts" && lock 9
+    umask 022
+    "$@"
+    [ "$EUID" -ne 0 ] || chown -R -h "$(owner_of "$ROOT")" "$VENV"
+)
+
+complete_venv() { # complete_venv core|dev
+    local package=.
+    [ "$1" = core ] || package=".[$1]"
+    venv_ready "$1" && return # another call finished it while this one waited
+    if ! venv_usable; then
+        find_python || no_python
+        say "making .venv with $PYTHON"
+        quietly "$PYTHON" -m venv --clear "$VENV" || fail "could not make $VENV"
+    fi
+    [ -w "$VENV" ] || fail "$VENV is out of date and belongs to another user" "run \`./dalsegno setup\` as its owner"
+    say "installing Python packages into .venv"
+    cd "$ROOT" || exit 1
+    quietly "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e "$package" ||
+        fail "pip could not install what Dal Segno needs" "the lines above are pip's; try again when they are mended"
+    write_stamp core && write_stamp "$1" || fail "could not write into $VENV"
+}
+
+owner_of() { "$VENV/bin/python" -c 'import os, sys; s = os.stat(sys.argv[1]); print(f"{s.st_uid}:{s.st_gid}")' "$1"; }
+
+lock() { # lock FD: waits its turn; the lock ends with the process that holds it
+    if command -v flock >/dev/null; then
+        flock --nonblock "$1" || { say "waiting for another set-up to finish"; flock "$1"; }
+    else
+        find_python || no_python
+        "$PYTHON" -c 'import fcntl, sys; fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)' "$1"
+    fi
+}
+
+quietly() { # runs a command; shows the end of what it said only if it failed
+    local log rc=0
+    log=$(mktemp) || return 1
+    "$@" >"$log" 2>&1 </dev/null || rc=$?
+    [ $rc -eq 0 ] || tail -n 20 "$log" >&2
+    rm -f "$log"
+    return $rc
+}
+
+# ---- Python
+
+need_python() {
+    venv_usable && return
+    if find_python; then
+        "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || need "$(venv_package)"
+    elif [ -x /usr/bin/python3 ] || ! command -v apt-get >/dev/null; then
+        no_python
+    else
+        need python3
+        need python3-venv
+    fi
+}
+
+venv_package() {
+    case $PYTHON in
+        /usr/bin/python3) echo python3-venv ;;
+        *) "$PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])' ;;
+    esac
+}
+
+# The system's own first: one in a home folder (pyenv, conda) cannot be run by the machine's other users.
+find_python() {
+    local name folder
+    PYTHON=${DALSEGNO_PYTHON-}
+    [ -z "$PYTHON" ] || { new_enough "$PYTHON"; return; }
+    for folder in /usr/bin/ /usr/local/bin/ ''; do
+        for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+            PYTHON=$(command -v "$folder$name") && new_enough "$PYTHON" && return
+        done
+    done
+    return 1
+}
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+no_python() {
+    fail "Dal Segno needs Python 3.10 or newer, and none was found" \
+        "install one (Debian 12, Ubuntu 22.04 and later: apt-get install python3 python3-venv), or name it: DALSEGNO_PYTHON=/path/to/python3 ./dalsegno …"
+}

@@ -1,0 +1,51 @@
+# shellcheck shell=bash
+# `./dalsegno setup --torch`: PyTorch into .venv. Where there is no NVIDIA GPU it has to be a CPU build: the plain
+# one from PyPI brings gigabytes of CUDA libraries with it, and pip would begin by fetching them. So a CPU build is
+# asked for only where nothing else is on offer: PyTorch's own CPU index, then wheel folders that pip is set up with.
+
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+install_torch() {
+    if venv_python -c 'import torch' 2>/dev/null; then
+        say "torch is there already"
+    elif has_nvidia_gpu; then
+        say "installing torch with CUDA"
+        quietly pip_install 'torch>=2.1' || fail "pip could not install torch" "the lines above are pip's"
+    else
+        install_cpu_torch
+    fi
+}
+
+install_cpu_torch() {
+    say "installing torch, CPU build (no NVIDIA GPU here)"
+    torch_from_cpu_index || torch_from_wheel_folder || fail "no CPU build of torch can be had from here: neither $CPU_INDEX nor a wheel folder pip is set up with (find-links) offers one" \
+        "bring a CPU wheel and run: .venv/bin/python -m pip install ./torch-….whl"
+}
+
+# Without pip's configuration: another index it names could offer a newer torch, and that one with CUDA.
+torch_from_cpu_index() {
+    (
+        unset PIP_EXTRA_INDEX_URL PIP_FIND_LINKS
+        PIP_CONFIG_FILE=/dev/null pip_install --index-url "$CPU_INDEX" --timeout 5 --retries 0 'torch>=2.1'
+    ) >/dev/null 2>&1
+}
+
+torch_from_wheel_folder() {
+    pip_install --no-index --no-deps 'torch>=2.1' >/dev/null 2>&1 || return 1
+    if venv_python -c "$WANTS_CUDA"; then
+        venv_python -m pip uninstall --quiet --yes torch >/dev/null 2>&1
+        return 1
+    fi
+    quietly pip_install 'torch>=2.1' # it is there already: only what it needs is fetched
+}
+
+WANTS_CUDA='
+import sys
+from importlib.metadata import requires
+sys.exit(not any(need.startswith(("nvidia-", "cuda-")) for need in requires("torch") or ()))'
+
+has_nvidia_gpu() { [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; }
+
+venv_python() { "$VENV/bin/python" "$@"; }
+
+pip_install() { venv_python -m pip install --quiet --disable-pip-version-check --no-input "$@"; }

@@ -1,0 +1,3 @@
+from dalsegno.cli.main import main
+
+main()

@@ -1,0 +1,33 @@
+"""`dalsegno down`: take a cluster away, whole or half-made."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import cluster_option
+
+
+@click.command()
+@click.argument("cluster", required=False, metavar="[NAME]")
+@cluster_option
+def command(cluster: str | None, name: str | None) -> None:
+    """End the cluster's daemons and jobs and remove all that belongs to it: processes, namespaces, links, files.
+    A cluster that is half-made or gone already is fine."""
+    from dalsegno.cluster import find_place, may_change, open_local, place_to_remove, places
+
+    wanted = cluster or name
+    if wanted is None and not places():
+        out.talk("there is no cluster: nothing to take down")
+        return
+    place = place_to_remove(wanted) if wanted else find_place()
+    may_change(place)
+    started = time.monotonic()
+    with place.lock(), out.progress() as say:
+        found = open_local(place).destroy(say)
+    if found:
+        out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; nothing of it is left")
+    else:
+        out.talk(f"there was no cluster {place.name}: nothing to take down")

@@ -1,0 +1,27 @@
+"""`dalsegno env`: the cluster's Slurm commands in the shell you have."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import cluster_option, json_option
+
+
+@click.command()
+@cluster_option
+@json_option
+def command(name: str | None, json_: bool) -> None:
+    """Print shell lines that put the cluster's Slurm commands into the current shell: eval "$(dalsegno env)"."""
+    import os
+
+    from dalsegno.cluster import find_place, open_local
+
+    env = open_local(find_place(name)).user_env(dict(os.environ))
+    if json_:
+        out.as_json(env)
+    else:
+        for key, value in env.items():
+            out.data(f"export {key}={shlex.quote(value)}")

@@ -1,0 +1,97 @@
+"""The command `dalsegno`: finds the command, loads only that one, and turns errors into words."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+
+import click
+
+from dalsegno import __version__
+from dalsegno.cli import out
+from dalsegno.errors import DalsegnoError, SpecError
+
+COMMANDS = {  # name -> what it does, in the order of `--help`
+    "init": "Write a commented starter cluster file.",
+    "validate": "Check a cluster file; all faults at once.",
+    "plan": "Say what `up` would do.",
+    "up": "Make the cluster file real; again: apply the difference.",
+    "status": "Show nodes, daemons and the queue.",
+    "ls": "List the clusters on this machine.",
+    "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
+    "env": "Print what puts the cluster into your own shell.",
+    "down": "Take the cluster down and remove all of it.",
+    "schema": "Print the cluster file's JSON schema for editors.",
+    "demo": "See it all on this machine: a cluster, three researchers, four GPUs.",
+}
+
+
+class Commands(click.Group):
+    """Names and one-line helps are known here; a command's own file is imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dalsegno.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, 1)
+            raise click.UsageError(f"no command `{args[0]}`" + (f"; did you mean `{close[0]}`?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dalsegno")
+def cli() -> None:
+    """Stand up a Slurm cluster for training from one file, and keep training alive on it."""
+
+
+def main() -> None:
+    """The one catch: an error becomes words and an exit code, never a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except (DalsegnoError, click.ClickException) as error:
+        code = _explain(error)
+    except (KeyboardInterrupt, click.Abort):
+        out.error("interrupted")
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        code = 141
+    except OSError as error:
+        out.error(_os_words(error))
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: DalsegnoError | click.ClickException) -> int:
+    if isinstance(error, click.ClickException):
+        usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
+        out.error(error.format_message(), hint=usage)
+        return error.exit_code
+    if isinstance(error, SpecError):
+        out.problems(error.problems)
+    else:
+        out.error(error.what, error.where, error.hint)
+    return error.exit_code
+
+
+def _os_words(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    full = " (free some space, or set DALSEGNO_HOME to another disk)" if error.errno == errno.ENOSPC else ""
+    return f"{error.strerror or error}{where}{full}"

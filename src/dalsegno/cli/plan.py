@@ -1,0 +1,27 @@
+"""`dalsegno plan`: what `up` would do, in consequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import file_argument, json_option
+
+
+@click.command()
+@file_argument
+@json_option
+def command(file: str, json_: bool) -> None:
+    """Say what `up` would do with FILE (default: cluster.yaml): what it adds and removes, restarts and waits for."""
+    from dalsegno.cluster import Place, home, open_target
+    from dalsegno.spec import load_spec, resolve
+
+    cluster = resolve(load_spec(Path(file)))
+    plan = open_target(cluster.target, Place(cluster.name, home())).plan(cluster)
+    if json_:
+        out.as_json({"cluster": cluster.name, "target": cluster.target, "changes": not plan.empty, "consequences": plan.sentences()})
+    else:
+        for line in plan.sentences():
+            out.data(line)

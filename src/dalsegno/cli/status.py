@@ -1,0 +1,68 @@
+"""`dalsegno status`: nodes, daemons, queue."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
+
+
+@click.command()
+@cluster_option
+@json_option
+def command(name: str | None, json_: bool) -> None:
+    """Show the cluster's nodes, daemons and queue, and what is wrong with it."""
+    from dalsegno.cluster import find_place, open_local
+
+    status = open_local(find_place(name)).status()
+    if json_:
+        out.as_json(asdict(status))
+    else:
+        _show(status)
+
+
+def _show(status: Status) -> None:
+    facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
+    out.data(f"{status.name} ({status.target}) is {status.phase}" + (f": {facts}" if facts else ""))
+    for problem in status.problems:
+        out.warn(problem)
+    out.data("")
+    out.table(["NODE", "STATE", "PARTITION", "GPUS", "ADDRESS", "REASON"], [_node_row(node) for node in status.nodes])
+    out.data("")
+    out.table(["DAEMON", "HOST", "STATE"], _daemon_rows(status))
+    out.data("")
+    _show_queue(status)
+
+
+def _node_row(node: NodeStatus) -> list[str]:
+    kind = f" {node.gpu_type}" if node.gpu_type else ""
+    gpus = f"{node.gpus_used}/{node.gpus}{kind}" if node.gpus else "-"
+    state = f"{node.state} (spare)" if node.spare else node.state
+    return [node.name, state, ",".join(node.partitions), gpus, node.address, node.reason]
+
+
+def _daemon_rows(status: Status) -> list[list[str]]:
+    """One line a daemon; the many slurmd that run as they should are one line together."""
+    fine = [daemon for daemon in status.daemons if daemon.name == "slurmd" and daemon.running]
+    rows = [_daemon_row(daemon) for daemon in status.daemons if daemon not in fine]
+    return [*rows, ["slurmd", f"{len(fine)} nodes", "running"]] if fine else rows
+
+
+def _daemon_row(daemon: DaemonStatus) -> list[str]:
+    return [daemon.name, daemon.host, "running" if daemon.running else f"not running {daemon.detail}".rstrip()]
+
+
+def _show_queue(status: Status) -> None:
+    if not status.jobs:
+        out.data("no jobs")
+        return
+    headers = ["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "GPUS", "TIME", "REASON"]
+    rows = [
+        [job.id, job.name, job.user, job.partition, job.state, job.nodes or "-", str(job.gpus or "-"), job.elapsed, job.reason]
+        for job in status.jobs
+    ]
+    out.table(headers, rows)

@@ -1,0 +1,43 @@
+"""`dalsegno up`: a cluster file becomes a cluster; again, it applies the difference."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import file_argument
+from dalsegno.targets.base import Plan, Say, Target
+
+
+@click.command()
+@file_argument
+def command(file: str) -> None:
+    """Make the cluster in FILE (default: cluster.yaml) real. On a running cluster: apply what changed in the file,
+    without hurting running jobs. Interrupted at any point, `up` again goes on from there."""
+    from dalsegno.cluster import Place, home, may_change, open_target
+    from dalsegno.spec import load_spec, resolve
+
+    cluster = resolve(load_spec(Path(file)))
+    place = Place(cluster.name, home())
+    target = open_target(cluster.target, place)
+    may_change(place)
+    started = time.monotonic()
+    with place.lock(), out.progress() as say:
+        plan = target.plan(cluster)
+        for line in plan.sentences():
+            out.talk(line)
+        if not plan.empty:
+            _apply(target, plan, say, cluster.name)
+    if not plan.empty:
+        out.talk(f"{cluster.name} is up after {time.monotonic() - started:.1f} s; try `dalsegno shell -- sinfo`")
+
+
+def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
+    try:
+        target.apply(plan, say)
+    except KeyboardInterrupt:
+        out.talk(f"\n{name} is half-made: `dalsegno up` goes on from here, `dalsegno down {name}` removes it")
+        raise

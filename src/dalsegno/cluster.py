@@ -1,0 +1,114 @@
+"""Wiring: where clusters are kept, and how one is opened."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
+from dalsegno.system.files import locked, make_folder
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from dalsegno.targets.local import LocalTarget
+
+ROOT_HOME = Path("/var/lib/dalsegno")
+BUILT = ("local",)  # the others validate, and `up` says that they are not there yet
+
+
+def home(env: Mapping[str, str] = os.environ) -> Path:
+    """Where new clusters are kept: $DALSEGNO_HOME, or the place that fits who we are."""
+    if env.get("DALSEGNO_HOME"):
+        return Path(env["DALSEGNO_HOME"]).absolute()
+    if os.geteuid() == 0:
+        return ROOT_HOME
+    state = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "dalsegno"
+
+
+def homes(env: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where clusters are looked for: a cluster made with sudo is found by everyone."""
+    return list(dict.fromkeys([home(env)] if env.get("DALSEGNO_HOME") else [home(env), ROOT_HOME]))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cluster's name and the home it is kept in."""
+
+    name: str
+    home: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "clusters" / self.name
+
+    def lock(self) -> AbstractContextManager[None]:
+        make_folder(self.home)
+        return locked(self.home / "locks" / f"{self.name}.lock", f"cluster {self.name}")
+
+
+def places(env: Mapping[str, str] = os.environ) -> list[Place]:
+    """Every cluster there is, whole or half-made, one of each name."""
+    found: dict[str, Place] = {}
+    for base in homes(env):
+        for folder in sorted((base / "clusters").glob("*/state.json")):
+            found.setdefault(folder.parent.name, Place(folder.parent.name, base))
+    return list(found.values())
+
+
+def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> Place:
+    """The cluster of this name, of $DALSEGNO_CLUSTER, or the only one there is."""
+    wanted = name or env.get("DALSEGNO_CLUSTER") or ""
+    known = {place.name: place for place in places(env)}
+    if wanted in known:
+        return known[wanted]
+    if wanted:
+        close = get_close_matches(wanted, known, 1)
+        raise NotThere(f"there is no cluster `{wanted}`", hint=f"did you mean `{close[0]}`?" if close else _ls_hint(known))
+    if not known:
+        raise NotThere("there is no cluster yet", hint="`dalsegno init` writes a cluster file, `dalsegno up` makes it real")
+    if len(known) > 1:
+        raise UsageError(f"there are {len(known)} clusters: {', '.join(known)}", hint="name one with --cluster NAME")
+    return next(iter(known.values()))
+
+
+def place_to_remove(name: str, env: Mapping[str, str] = os.environ) -> Place:
+    """Where a cluster of this name is, or would be: one whose folder is gone may still have processes."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise UsageError(f"`{name}` is no name of a cluster")
+    return {place.name: place for place in places(env)}.get(name) or Place(name, home(env))
+
+
+def _ls_hint(known: Mapping[str, Place]) -> str:
+    return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` makes one"
+
+
+def open_local(place: Place) -> LocalTarget:
+    from dalsegno.targets.local import LocalTarget
+
+    return LocalTarget(place.folder, cache=place.home / "cache")
+
+
+def open_target(target: str, place: Place) -> LocalTarget:
+    """The target that builds a cluster of this kind."""
+    if target not in BUILT:
+        raise TargetError(
+            f"target `{target}` is not built yet: its cluster files validate, but `up` cannot make them real",
+            hint="use `target: local` for now",
+        )
+    if platform.system() != "Linux":
+        raise TargetError(f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here")
+    return open_local(place)
+
+
+def may_change(place: Place) -> None:
+    """Refuse early what only the owner of the folder can do."""
+    if place.folder.exists() and not os.access(place.folder, os.W_OK):
+        raise DalsegnoError(f"cluster {place.name} belongs to {place.folder.owner()}", hint="use sudo")

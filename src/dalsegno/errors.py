@@ -1,0 +1,65 @@
+"""The error tree. Every error says what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class DalsegnoError(Exception):
+    """Something went wrong that the user can read about; the CLI prints it and exits with `exit_code`."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+
+class UsageError(DalsegnoError):
+    """The command line itself is wrong."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault in a file the user wrote: `what` at `where` (file:line), and a hint that mends it."""
+
+    what: str
+    where: str = ""
+    hint: str = ""
+
+
+class SpecError(DalsegnoError):
+    """A cluster file with faults: all of them, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        super().__init__(first.what, where=first.where, hint=first.hint)
+        self.problems = tuple(problems)
+
+
+class CommandFailed(DalsegnoError):
+    """A command we ran answered with an error."""
+
+    def __init__(self, argv: Sequence[str], exit_code: int, stderr: str, *, host: str = "", hint: str = "") -> None:
+        import shlex
+
+        on = f" on {host}" if host else ""
+        tail = "\n".join(f"  {line}" for line in stderr.strip().splitlines()[-10:])
+        said = f":\n{tail}" if tail else ""
+        super().__init__(f"`{shlex.join(argv)}`{on} ended with code {exit_code}{said}", hint=hint)
+        self.argv = tuple(argv)
+        self.command_exit_code = exit_code
+        self.stderr = stderr
+
+
+class TargetError(DalsegnoError):
+    """A target could not do what was asked of it."""
+
+
+class NotThere(DalsegnoError):
+    """The cluster, node or thing named does not exist."""

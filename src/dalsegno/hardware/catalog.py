@@ -1,0 +1,123 @@
+"""The catalog's three tables, read once from the CSV files beside this one. An empty cell means: not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+_Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An accelerator. `kind` is Slurm's gres name (gpu, neuron), `slurm_type` the gres type (h100)."""
+
+    name: str
+    slurm_type: str
+    kind: str
+    product: str
+    memory_gib: float
+    memory_gbytes_per_s: float
+    bf16_tflops: float | None  # dense
+    link: str  # "NVLink 4", "NeuronLink-v2", or "" without one
+    link_gbytes_per_s: float | None  # one way, of one accelerator
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine one can rent. A flexible one's cpus and memory are the most it can be given."""
+
+    provider: str
+    name: str
+    gpu: str  # a name of the GPU table, or ""
+    gpus: int
+    gpu_memory_gib: float | None  # of each
+    nvlink_gbytes_per_s: float  # one way, of each GPU as it is wired in this machine
+    network_gbps: float | None
+    nics: int | None  # RDMA network cards
+    fabric: str
+    cpus: int | None
+    memory_gib: float | None
+    flexible: bool = False
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What the machines talk over. `nccl_net` is the transport NCCL should report."""
+
+    name: str
+    provider: str
+    product: str
+    rdma: bool
+    nccl_net: str
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """All accelerators by name."""
+    return MappingProxyType({row["name"]: _gpu(row) for row in _rows("gpus.csv")})
+
+
+@cache
+def instances() -> Mapping[str, Instance]:
+    """All instance types by name."""
+    return MappingProxyType({row["name"]: _instance(row) for row in _rows("instances.csv")})
+
+
+@cache
+def fabrics() -> Mapping[str, Fabric]:
+    """All fabrics by name."""
+    return MappingProxyType({row["name"]: _fabric(row) for row in _rows("fabrics.csv")})
+
+
+def _gpu(row: _Row) -> Gpu:
+    return Gpu(
+        name=row["name"],
+        slurm_type=row["slurm_type"],
+        kind=row["kind"],
+        product=row["product"],
+        memory_gib=float(row["memory_gib"]),
+        memory_gbytes_per_s=float(row["memory_gbytes_per_s"]),
+        bf16_tflops=_number(row["bf16_tflops"]),
+        link=row["link"],
+        link_gbytes_per_s=_number(row["link_gbytes_per_s"]),
+    )
+
+
+def _instance(row: _Row) -> Instance:
+    return Instance(
+        provider=row["provider"],
+        name=row["name"],
+        gpu=row["gpu"],
+        gpus=int(row["gpus"]),
+        gpu_memory_gib=_number(row["gpu_memory_gib"]),
+        nvlink_gbytes_per_s=float(row["nvlink_gbytes_per_s"]),
+        network_gbps=_number(row["network_gbps"]),
+        nics=_whole(row["nics"]),
+        fabric=row["fabric"],
+        cpus=_whole(row["cpus"]),
+        memory_gib=_number(row["memory_gib"]),
+        flexible=row["flexible"] == "yes",
+    )
+
+
+def _fabric(row: _Row) -> Fabric:
+    return Fabric(row["name"], row["provider"], row["product"], row["rdma"] == "yes", row["nccl_net"])
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None
+
+
+def _whole(cell: str) -> int | None:
+    return int(cell) if cell else None
+
+
+def _rows(file: str) -> list[_Row]:
+    # The tables hold no quotes and no commas inside a cell (a test keeps it so); csv would cost an import at start.
+    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    header = lines[0].split(",")
+    return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]

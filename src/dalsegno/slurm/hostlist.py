@@ -1,0 +1,123 @@
+"""Slurm's short way to write many host names: `n[1-4,7],gpu-[01-03]x[1-2]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import product
+
+from dalsegno.errors import DalsegnoError
+
+MOST_NAMES = 65_536  # Slurm's own bound for a range; also keeps `n[0-999999999]` from eating the memory
+
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
+
+
+class HostlistError(DalsegnoError):
+    """A host list that Slurm could not read either."""
+
+
+def expand(text: str) -> list[str]:
+    """All names, in the order written: `n[1-2],x` → n1, n2, x."""
+    names: list[str] = []
+    for word in _words(text):
+        pieces = [_choices(piece, word) for piece in _pieces(word)]
+        _bound(len(names) + _product_size(pieces), text)
+        names.extend("".join(choice) for choice in product(*pieces))
+    return names
+
+
+def compress(names: Iterable[str]) -> str:
+    """The short form that expands to the same names in the same order: n1, n2, x → `n[1-2],x`."""
+    groups: list[tuple[str, list[_Run]]] = []
+    for name in names:
+        prefix, digits = _split_number(name)
+        if groups and digits and groups[-1][0] == prefix and groups[-1][1]:
+            _add(groups[-1][1], digits)
+        else:
+            groups.append((prefix, [_Run(digits)] if digits else []))
+    return ",".join(_written(prefix, runs) for prefix, runs in groups)
+
+
+class _Run:
+    """Consecutive numbers of one width."""
+
+    def __init__(self, digits: str) -> None:
+        self.first = digits
+        self.last = digits
+
+    def takes(self, digits: str) -> bool:
+        follows = int(digits) == int(self.last) + 1
+        # 09 → 10 keeps its width; 9 → 10 grows as plain numbers do; 09 → 010 or 9 → 010 is another spelling.
+        return follows and digits == str(int(digits)).zfill(len(self.first))
+
+    def __str__(self) -> str:
+        return self.first if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def _add(runs: list[_Run], digits: str) -> None:
+    if runs[-1].takes(digits):
+        runs[-1].last = digits
+    else:
+        runs.append(_Run(digits))
+
+
+def _written(prefix: str, runs: list[_Run]) -> str:
+    if not runs:
+        return prefix
+    if len(runs) == 1 and runs[0].first == runs[0].last:
+        return prefix + runs[0].first
+    return f"{prefix}[{','.join(map(str, runs))}]"
+
+
+def _split_number(name: str) -> tuple[str, str]:
+    if not name or any(letter in name for letter in "[], \t\n"):
+        raise HostlistError(f"{name!r} is not a host name")
+    found = _TAIL.match(name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def _words(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    if re.search(r"\[[^\]]*(\[|$)|^[^\[]*\]|\][^\[]*\]", text):
+        raise HostlistError(f"brackets do not match in host list {text[:80]!r}")
+    words = re.split(r",(?![^\[\]]*\])", text.strip())
+    return [word.strip() for word in words if word.strip()]
+
+
+def _pieces(word: str) -> list[re.Match[str]]:
+    pieces = list(_PIECE.finditer(word))
+    if "".join(piece[0] for piece in pieces) != word:
+        raise HostlistError(f"host list {word[:80]!r} has a blank inside a name", hint="separate names by commas")
+    return pieces
+
+
+def _choices(piece: re.Match[str], word: str) -> list[str]:
+    if piece[1] is None:
+        return [piece[2]]
+    return [number for part in piece[1].split(",") for number in _numbers(part.strip(), word)]
+
+
+def _numbers(part: str, word: str) -> list[str]:
+    found = _RANGE.fullmatch(part)
+    if found is None:
+        raise HostlistError(f"`{part[:40]}` in host list {word[:80]!r} is not a number or a range like 1-4")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first:
+        raise HostlistError(f"range `{part[:40]}` in host list {word[:80]!r} runs backwards")
+    _bound(last - first + 1, word)
+    return [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
+
+
+def _product_size(pieces: list[list[str]]) -> int:
+    size = 1
+    for piece in pieces:
+        size *= len(piece)
+    return size
+
+
+def _bound(count: int, text: str) -> None:
+    if count > MOST_NAMES:
+        raise HostlistError(f"host list {text[:80]!r} names {count:,} hosts; the most is {MOST_NAMES:,}")

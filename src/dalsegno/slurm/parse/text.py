@@ -1,0 +1,91 @@
+"""The small grammar of Slurm's answers: separated fields, `Key=Value`, numbers, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dalsegno.errors import DalsegnoError
+
+# Slurm's answers carry what users wrote (job names, comments); these two stand in no sane name.
+FIELD_END = "\x1f"
+RECORD_END = "\x1e"
+
+# Set for every call: times come as seconds since 1970, whatever the time zone and the user's own setting.
+TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
+
+_KEY = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.\d+)?")
+_EMPTY = frozenset({"", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set", "partition_limit"})
+
+
+class ParseError(DalsegnoError):
+    """A Slurm command answered, but not in a form we can read."""
+
+
+def malformed(command: str, text: str) -> ParseError:
+    shown = " ".join(text.split())[:120]
+    return ParseError(f"`{command}` answered something unexpected: {shown!r}", hint="is this Slurm older than 20.11?")
+
+
+def long_format(fields: Sequence[str]) -> str:
+    """The -O argument of squeue and sinfo. A suffix without a width makes Slurm write the field in full."""
+    return ",".join(f"{field}:{FIELD_END}" for field in fields[:-1]) + f",{fields[-1]}:{RECORD_END}"
+
+
+def records(command: str, text: str, width: int) -> Iterator[list[str]]:
+    """Rows of `width` fields; what a user put into the last field may hold anything."""
+    if not text.strip():
+        return
+    *rows, rest = text.split(RECORD_END)
+    if rest.strip() or not rows:
+        raise malformed(command, rest)  # cut off in the middle
+    for row in rows:
+        fields = row.lstrip("\n").split(FIELD_END, width - 1)
+        if len(fields) != width:
+            raise malformed(command, row)
+        yield [field.strip() for field in fields]
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`Key=Value Key=Value`, where values may hold blanks. The first of a key counts: free text comes last."""
+    found: dict[str, str] = {}
+    keys = list(_KEY.finditer(text))
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
+        value = text[key.end() : following.start() if following else len(text)]
+        found.setdefault(key[1], value.strip())
+    return found
+
+
+def known(text: str) -> str:
+    """The text, or nothing where Slurm says in one of its ways that there is nothing."""
+    return "" if text.strip().lower() in _EMPTY else text.strip()
+
+
+def integer(text: str, default: int = 0) -> int:
+    """The leading number of `8`, `8K`, `8.00`, else the default."""
+    found = re.match(r"\s*(-?\d{1,18})", text)
+    return int(found[1]) if found else default
+
+
+def optional_integer(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text.strip(), re.ASCII) else None
+
+
+def epoch(text: str) -> int | None:
+    """Seconds since 1970, as Slurm writes times under TIME_ENV; None for a time that has not come."""
+    seconds = optional_integer(text)
+    return seconds if seconds else None
+
+
+def duration_s(text: str) -> int | None:
+    """`1-02:03:04`, `02:03:04` or `03:04` in seconds; None where there is no limit or no value."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or len(text) > 40:
+        return None
+    days, *parts = (int(part) if part else None for part in found.groups())
+    numbers = [part for part in parts if part is not None]
+    # With days the first number is hours; without, the last one is seconds.
+    padded = numbers + [0] * (3 - len(numbers)) if days is not None else [0] * (3 - len(numbers)) + numbers
+    hours, minutes, seconds = padded
+    return (days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds

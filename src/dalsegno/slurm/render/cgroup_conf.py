@@ -1,0 +1,33 @@
+"""cgroup.conf: how Slurm tracks and holds processes."""
+
+from __future__ import annotations
+
+from dalsegno.slurm.layout import Layout
+from dalsegno.slurm.render.lines import Settings, header, lines
+from dalsegno.slurm.version import Version
+from dalsegno.spec.facts import Cluster
+
+
+def render_cgroup_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
+    settings = {**_mounts(layout, slurm), **_systemd(layout, slurm), **_constraints(layout)}
+    return header("cgroup.conf", cluster.name, layout.spec) + lines(settings)
+
+
+def _mounts(layout: Layout, slurm: Version) -> Settings:
+    return {
+        "CgroupMountpoint": layout.cgroups.mountpoint,
+        "CgroupPlugin": layout.cgroups.plugin if slurm >= Version(21, 8) else "",
+        # Gone in 23.11, where the setting is an error; the mounts are the system's business anyway.
+        "CgroupAutomount": "no" if slurm < Version(23, 11) else "",
+    }
+
+
+def _systemd(layout: Layout, slurm: Version) -> Settings:
+    ignore = layout.cgroups.ignore_systemd and slurm >= Version(22, 5)
+    enable = ignore and slurm >= Version(23, 2)
+    return {"IgnoreSystemd": "yes" if ignore else "", "EnableControllers": "yes" if enable else ""}
+
+
+def _constraints(layout: Layout) -> Settings:
+    held = "yes" if layout.cgroups.constrain else "no"
+    return {key: held for key in ("ConstrainCores", "ConstrainRAMSpace", "ConstrainDevices")}

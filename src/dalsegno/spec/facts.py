@@ -1,0 +1,184 @@
+"""What a cluster file comes to once names are looked up and counts are spelled out: plain frozen facts.
+
+Everything after the cluster file (renderers, targets, status) reads these and never the YAML. They hold no
+pydantic, so that reading them back from a state folder costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of the cluster. `memory_mib` is what Slurm may hand out. Zero cpus or memory (only on ssh hosts
+    whose file gives no sizes): as found on the machine."""
+
+    name: str
+    cpus: int
+    memory_mib: int
+    gpus: int = 0
+    gpu_type: str = ""  # Slurm's gres type: "h100"
+    gpu_memory_mib: int = 0
+    instance: str = ""  # catalog name, where one was given
+    features: tuple[str, ...] = ()
+    weight: int = 1
+    spare: bool = False  # kept out of scheduling until a run needs it
+    gres: str = "gpu"  # gres name of what `gpus` counts: gpu, or neuron (Trainium)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A Slurm partition over named nodes. None means Slurm's own default."""
+
+    name: str
+    nodes: tuple[str, ...]  # spares too: they belong here, but start drained
+    default: bool = False
+    time_limit_min: int | None = None  # None: INFINITE
+    default_time_min: int | None = None
+    max_nodes: int | None = None
+    min_nodes: int | None = None
+    priority_tier: int | None = None
+    priority_factor: int | None = None  # PriorityJobFactor
+    oversubscribe: str = ""  # "", NO, YES:4, FORCE:2, EXCLUSIVE
+    allow_accounts: tuple[str, ...] = ()
+    allow_groups: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = ()
+    preempt_mode: str = ""  # "", OFF, CANCEL, REQUEUE, SUSPEND
+    hidden: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Qos:
+    name: str
+    priority: int = 0
+    preempts: tuple[str, ...] = ()
+    preempt_mode: str = ""
+    max_time_min: int | None = None
+    max_tres_per_user: Mapping[str, int] = field(default_factory=dict)  # {"gres/gpu": 8}
+    max_jobs_per_user: int | None = None
+    group_tres: Mapping[str, int] = field(default_factory=dict)
+    usage_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    name: str
+    parent: str = "root"
+    fair_share: int = 1
+    qos: tuple[str, ...] = ()
+    group_tres: Mapping[str, int] = field(default_factory=dict)
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class User:
+    name: str
+    accounts: tuple[str, ...]
+    default_account: str
+    uid: int | None = None
+    fair_share: int = 1
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+    admin: bool = False
+    groups: tuple[str, ...] = ()  # further Unix groups
+    ssh_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reservation:
+    name: str
+    nodes: tuple[str, ...] = ()  # named nodes, or
+    node_count: int | None = None  # any so many of `partition`
+    partition: str = ""
+    start: str = "now"  # Slurm's own words for a time
+    duration_min: int | None = None  # None: UNLIMITED
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A file system that all nodes see at `mount`."""
+
+    name: str
+    mount: str
+    type: str = "folder"  # folder, nfs, lustre, openzfs, efs, ebs, fss
+    source: str = ""  # one that exists; "" makes one (a folder: inside the cluster's state)
+    size_mib: int | None = None
+    options: str = ""
+    home: bool = False  # people's home folders live here
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A line of topology.conf: a leaf names nodes, an inner switch names switches."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Priority:
+    """Multifactor priority. Weights are Slurm's PriorityWeight*."""
+
+    age: int = 1000
+    fair_share: int = 10000
+    job_size: int = 0
+    partition: int = 1000
+    qos: int = 100000
+    tres: Mapping[str, int] = field(default_factory=dict)
+    half_life_min: int = 7 * 24 * 60
+    usage_reset: str = "NONE"
+    calc_period_min: int = 5
+    max_age_min: int = 7 * 24 * 60
+    favor_small: bool = False
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The cluster-wide Slurm policy."""
+
+    accounting: bool = True
+    enforce: tuple[str, ...] = ()  # AccountingStorageEnforce
+    rest: bool = False  # slurmrestd
+    backup_controller: bool = False
+    priority: Priority = field(default_factory=Priority)
+    preempt_by: str = ""  # "", qos, partition
+    preempt_mode: str = ""  # CANCEL, REQUEUE, SUSPEND
+    preempt_exempt_time_s: int | None = None
+    topology: tuple[Switch, ...] = ()
+    qos: tuple[Qos, ...] = ()
+    slurmd_timeout_s: int = 300
+    extra: Mapping[str, str] = field(default_factory=dict)  # raw slurm.conf settings, set last
+
+
+@dataclass(frozen=True)
+class Local:
+    """The `local:` block: how the machine under us is used."""
+
+    hosts: str = "auto"  # auto, virtual (namespaces, root), loopback (processes on ports)
+    gpus: str = "auto"  # auto, simulated, real
+    subnet: str = ""  # of the virtual hosts; "" chooses a free one
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A whole cluster, resolved."""
+
+    name: str
+    target: str
+    nodes: tuple[Node, ...]
+    partitions: tuple[Partition, ...]
+    head: str = "head"
+    logins: tuple[str, ...] = ()
+    slurm: Slurm = field(default_factory=Slurm)
+    accounts: tuple[Account, ...] = ()
+    users: tuple[User, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    storage: tuple[Storage, ...] = ()
+    local: Local = field(default_factory=Local)

@@ -1,0 +1,156 @@
+"""A cluster file to facts: names looked up, counts spelled out, defaults filled in. Pure."""
+
+from __future__ import annotations
+
+from dalsegno.spec import facts
+from dalsegno.spec.checks.people import DEFAULT_ACCOUNT
+from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares
+from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.partition import Partition
+from dalsegno.spec.people import User
+from dalsegno.spec.resolve_slurm import resolve_slurm
+from dalsegno.spec.sizes import size_of
+from dalsegno.spec.slurm import Reservation
+from dalsegno.spec.storage import Storage
+
+
+def resolve(spec: ClusterSpec) -> facts.Cluster:
+    """The facts of a cluster file that has been checked."""
+    nodes = tuple(node for partition in spec.partitions for node in _nodes(partition, spec.target))
+    return facts.Cluster(
+        name=spec.name,
+        target=spec.target,
+        nodes=nodes,
+        partitions=_partitions(spec),
+        head=spec.head.name,
+        logins=tuple(login_nodes(spec)),
+        slurm=resolve_slurm(spec, nodes),
+        accounts=_accounts(spec),
+        users=_users(spec),
+        reservations=tuple(_reservation(each) for each in spec.reservations),
+        storage=tuple(_storage(each) for each in spec.storage),
+        local=_local(spec),
+    )
+
+
+def _nodes(partition: Partition, target: str) -> list[facts.Node]:
+    if partition.nodes_from:
+        return []
+    size = size_of(partition, target)
+    spares = own_spares(partition)
+    return [
+        facts.Node(
+            name=name,
+            cpus=size.cpus,
+            memory_mib=size.memory_mib,
+            gpus=size.gpus,
+            gpu_type=size.gpu_type,
+            gpu_memory_mib=size.gpu_memory_mib,
+            gres=size.gres,
+            instance=size.instance,
+            features=tuple(partition.features),
+            weight=partition.weight,
+            spare=spare,
+        )
+        for names, spare in ((own_nodes(partition), False), (spares, True))
+        for name in names
+    ]
+
+
+def _partitions(spec: ClusterSpec) -> tuple[facts.Partition, ...]:
+    held = members(spec)
+    # Jobs that name no partition must go somewhere: the first, unless the file says otherwise.
+    default = next((each.name for each in spec.partitions if each.default), spec.partitions[0].name)
+    return tuple(_partition(each, held[each.name], each.name == default) for each in spec.partitions)
+
+
+def _partition(partition: Partition, nodes: list[str], default: bool) -> facts.Partition:
+    tier, factor = partition.priority_tier, partition.priority_job_factor
+    return facts.Partition(
+        name=partition.name,
+        nodes=tuple(nodes),
+        default=default,
+        time_limit_min=partition.time_limit,
+        default_time_min=partition.default_time,
+        max_nodes=partition.max_nodes,
+        min_nodes=partition.min_nodes,
+        priority_tier=partition.priority if tier is None else tier,
+        priority_factor=partition.priority if factor is None else factor,
+        oversubscribe=partition.oversubscribe,
+        allow_accounts=tuple(partition.allow_accounts),
+        allow_groups=tuple(partition.allow_groups),
+        allow_qos=tuple(partition.allow_qos),
+        preempt_mode=partition.preempt_mode,
+        hidden=partition.hidden,
+        extra=dict(partition.extra),
+    )
+
+
+def _accounts(spec: ClusterSpec) -> tuple[facts.Account, ...]:
+    found = [
+        facts.Account(
+            name=account.name,
+            parent=account.parent,
+            fair_share=account.fair_share,
+            qos=tuple(account.qos),
+            group_tres=dict(account.group_tres),
+            description=account.description,
+        )
+        for account in spec.accounts
+    ]
+    homeless = any(not user.accounts for user in spec.users)
+    if spec.slurm.accounting and homeless and all(each.name != DEFAULT_ACCOUNT for each in found):
+        found.append(facts.Account(DEFAULT_ACCOUNT, description="everyone without an account of their own"))
+    return tuple(found)
+
+
+def _users(spec: ClusterSpec) -> tuple[facts.User, ...]:
+    return tuple(_user(user, spec.slurm.accounting) for user in spec.users)
+
+
+def _user(user: User, accounting: bool) -> facts.User:
+    accounts = tuple(user.accounts) or ((DEFAULT_ACCOUNT,) if accounting else ())
+    return facts.User(
+        name=user.name,
+        accounts=accounts,
+        default_account=user.default_account or next(iter(accounts), ""),
+        uid=user.uid,
+        fair_share=user.fair_share,
+        qos=tuple(user.qos),
+        default_qos=user.default_qos,
+        admin=user.admin,
+        groups=tuple(user.groups),
+        ssh_keys=tuple(user.ssh_keys),
+    )
+
+
+def _reservation(reservation: Reservation) -> facts.Reservation:
+    return facts.Reservation(
+        name=reservation.name,
+        nodes=tuple(reservation.nodes),
+        node_count=reservation.node_count,
+        partition=reservation.partition,
+        start=reservation.start,
+        duration_min=reservation.duration,
+        users=tuple(reservation.users),
+        accounts=tuple(reservation.accounts),
+        flags=tuple(reservation.flags),
+    )
+
+
+def _storage(storage: Storage) -> facts.Storage:
+    return facts.Storage(
+        name=storage.name,
+        mount=storage.mount,
+        type=storage.type,
+        source=storage.source,
+        size_mib=storage.size,
+        options=storage.options,
+        home=storage.home,
+    )
+
+
+def _local(spec: ClusterSpec) -> facts.Local:
+    if spec.local is None:
+        return facts.Local()
+    return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet)

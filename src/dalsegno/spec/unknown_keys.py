@@ -1,0 +1,107 @@
+"""What someone meant who wrote a key that is not there."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from dalsegno.hardware import closest
+from dalsegno.spec.document import Path
+from dalsegno.spec.section import Section
+
+# Words of Slurm, of the clouds, and of other tools.
+_ALIASES = {
+    "maxtime": "time_limit",
+    "max_time": "time_limit",
+    "walltime": "time_limit",
+    "timelimit": "time_limit",
+    "defaulttime": "default_time",
+    "maxnodes": "max_nodes",
+    "minnodes": "min_nodes",
+    "queues": "partitions",
+    "slurmqueues": "partitions",
+    "instance_type": "instance",
+    "instancetype": "instance",
+    "shape": "instance",
+    "machine_type": "instance",
+    "num_nodes": "nodes",
+    "count": "nodes",
+    "instance_count": "nodes",
+    "hosts": "nodes",
+    "mem": "memory",
+    "ram": "memory",
+    "realmemory": "memory",
+    "vcpus": "cpus",
+    "cores": "cpus",
+    "gpus_per_node": "gpus",
+    "gres": "gpus",
+    "qos": "allow_qos",
+    "preempt": "preempts",
+    "fairshare": "fair_share",
+    "shared": "oversubscribe",
+    "constraint": "features",
+    "mountdir": "mount",
+    "mount_dir": "mount",
+    "path": "mount",
+    "username": "name",
+    "ssh_key": "ssh_keys",
+    "id": "uid",
+    "cluster_name": "name",
+}
+_LISTED = 14
+
+
+def hint_unknown(root: type[Section], path: Path, key: str) -> str:
+    """A hint for the unknown `key` in the section at `path`."""
+    model = _model_at(root, path)
+    if model is None:
+        return ""
+    known = model.model_fields
+    wanted = key.lower().replace("-", "_")
+    for name in (wanted, _ALIASES.get(wanted, ""), closest(key, known)):
+        if name in known:
+            return f"did you mean `{name}`?"
+    return _elsewhere(root, model, wanted) or _listing(list(known))
+
+
+def required_keys(root: type[Section], block: str) -> list[str]:
+    """Keys that a block of the file cannot do without."""
+    model = _section_in(root.model_fields[block].annotation)
+    return [name for name, info in model.model_fields.items() if info.is_required()] if model else []
+
+
+def _elsewhere(root: type[Section], model: type[Section], key: str) -> str:
+    below = [name for name, child in _children(model) if key in child.model_fields]
+    if below:
+        return f"it belongs under `{below[0]}:`"
+    if key in root.model_fields and model is not root:
+        return "it belongs at the top of the file"
+    deeper = [name for name, child in _children(root) if key in child.model_fields]
+    return f"it belongs under `{deeper[0]}:`" if deeper and model is not root else ""
+
+
+def _listing(known: list[str]) -> str:
+    return f"known here: {', '.join(known)}" if len(known) <= _LISTED else "`dalsegno schema` lists all keys"
+
+
+def _children(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    for name, info in model.model_fields.items():
+        if child := _section_in(info.annotation):
+            yield name, child
+
+
+def _model_at(root: type[Section], path: Path) -> type[Section] | None:
+    """The model that reads the mapping at `path`. Indices, and keys of a mapping of sections, stay in the section."""
+    model: type[Section] | None = root
+    for step in path:
+        if model is not None and isinstance(step, str) and step in model.model_fields:
+            model = _section_in(model.model_fields[step].annotation)
+    return model
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (_section_in(part) for part in typing.get_args(annotation))
+    return next((section for section in found if section), None)

@@ -1,0 +1,93 @@
+"""What keeps a cluster well and usable: health policy, monitoring, containers, environment modules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from dalsegno.spec.names import AbsolutePath
+from dalsegno.spec.patterns import matching
+from dalsegno.spec.quantities import Seconds, Share
+from dalsegno.spec.section import Section
+from dalsegno.spec.words import one_of, word
+
+_CHECK = r"[a-z][a-z0-9_-]{0,47}"
+_IMAGE = r"[A-Za-z0-9/][A-Za-z0-9_./:@#+-]{0,254}"
+_MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"
+_URL = r"https?://[^\s\"'`\\\x00-\x1f]{1,500}"
+
+
+def _switch(value: Any) -> Any:
+    """`zombies: off` is short for `zombies: {enabled: false}`."""
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
+CheckName = Annotated[str, matching(_CHECK, "use lowercase letters, digits, `-` and `_`")]
+ImageName = Annotated[str, matching(_IMAGE, "write `docker://nvcr.io/nvidia/pytorch:24.10-py3` or a path")]
+ModuleName = Annotated[str, matching(_MODULE, "write it as for `module load`: `cuda/12.4`")]
+Url = Annotated[str, matching(_URL, "write an address that starts with https://")]
+
+
+class Check(Section):
+    """One health check: on or off, how often, and its thresholds."""
+
+    enabled: bool = Field(default=True, description="Run this check.")
+    every: Seconds | None = Field(default=None, description="How often.")
+    action: Literal["watch", "drain", "reset", "reboot", "replace"] | None = Field(
+        default=None, description="The most that may be done for it."
+    )
+    thresholds: dict[CheckName, float] = Field(default={}, description="Its thresholds by name.")
+
+
+class Reboots(Section):
+    """How often a node may be rebooted before it is replaced."""
+
+    per_fault: int = Field(default=2, ge=0, le=100, description="For one kind of fault.")
+    per_day: int = Field(default=5, ge=0, le=1000, description="In a day, whatever the fault.")
+    apart: Seconds = Field(default=7200, description="Least time between two.")
+
+
+class Health(Section):
+    """What is watched, and what may be done about it."""
+
+    mode: Annotated[str, PlainValidator(word("auto", "observe", "off", no="off")), one_of("auto", "observe", "off")] = (
+        Field(default="auto", description="auto: act; observe: only say what would be done; off.")
+    )
+    max_out: Share = Field(default=0.25, description="Largest share of a partition that we may take out at a time.")
+    per_hour: int = Field(default=4, ge=0, le=10000, description="Most nodes of a partition taken out in an hour.")
+    reboots: Reboots = Field(default_factory=Reboots, description="Budget of reboots.")
+    checks: dict[CheckName, Annotated[Check, BeforeValidator(_switch)]] = Field(
+        default={}, description="Checks by name: `zombies: off`, or a mapping."
+    )
+
+
+class Monitoring(Section):
+    """Metrics, dashboards, alerts."""
+
+    enabled: bool = Field(default=True, description="Serve metrics and the web page.")
+    listen: Annotated[str, matching(r"[0-9A-Za-z.:\[\]-]{1,100}", "write `127.0.0.1`")] = Field(
+        default="127.0.0.1", description="Address the web page and metrics listen on."
+    )
+    port: int = Field(default=0, ge=0, le=65535, description="Port; 0 chooses a free one.")
+    open_metrics: bool = Field(default=False, description="/metrics answers without a token.")
+    prometheus: bool = Field(default=False, description="Run Prometheus on the head node.")
+    grafana: bool = Field(default=False, description="Run Grafana on the head node.")
+    retention: Seconds = Field(default=15 * 86400, description="How long metrics are kept.")
+    alerts_to: list[Url] = Field(default=[], description="Webhooks that hear of alerts.")
+
+
+class Containers(Section):
+    """Container jobs: `srun --container-image=…`."""
+
+    enabled: bool = Field(default=False, description="Offer Pyxis's options on this cluster.")
+    folder: AbsolutePath | None = Field(default=None, description="Where imported images (.sqsh) are kept.")
+    images: list[ImageName] = Field(default=[], description="Images to import when the cluster is made.")
+
+
+class Modules(Section):
+    """Environment modules (Lmod)."""
+
+    enabled: bool = Field(default=False, description="Set Lmod up on every node.")
+    paths: list[AbsolutePath] = Field(default=[], description="Folders with modulefiles.")
+    load: list[ModuleName] = Field(default=[], description="Modules everyone starts with.")

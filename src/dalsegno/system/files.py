@@ -1,0 +1,118 @@
+"""Files that are whole or not there: atomic writes, JSON, and a lock that dies with its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file so that a reader, or a crash, finds the old text or the new one, never half."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(handle, "w") as file:
+            os.fchmod(file.fileno(), mode)  # the umask must not decide who reads a secret, or who cannot read a table
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise explain(error, path) from error
+
+
+def write_in_place(path: Path, text: str, mode: int = 0o644) -> None:
+    """Change a file that is mounted elsewhere: same file, new text; the end is cut off last, so it is never empty."""
+    data = text.encode()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
+        try:
+            os.pwrite(handle, data, 0)
+            os.ftruncate(handle, len(data))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def write_if_changed(path: Path, text: str, mode: int = 0o644) -> bool:
+    """Write only what differs; True if it was written."""
+    if read_text(path) == text:
+        return False
+    write_atomic(path, text, mode)
+    return True
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, or None if there is none."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_json(path: Path) -> Json:
+    """The file's value, or None if it is missing; a file of ours that does not parse is an error."""
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        value: Json = json.loads(text)
+        return value
+    except ValueError as error:
+        raise DalsegnoError(f"{path} is damaged: {error}", hint="`dalsegno down` removes the cluster it belongs to") from error
+
+
+def explain(error: OSError, path: Path) -> DalsegnoError:
+    """An operating system's error in words, with what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DalsegnoError(f"no space left to write {path}", hint="free some space, or set DALSEGNO_HOME to another disk")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DalsegnoError(f"may not write {path}", hint="use sudo, or set DALSEGNO_HOME to a folder of yours")
+    if error.errno == errno.EROFS:
+        return DalsegnoError(f"{path} is on a read-only file system", hint="set DALSEGNO_HOME to another folder")
+    return DalsegnoError(f"cannot write {path}: {error.strerror}")
+
+
+def make_folder(path: Path, mode: int = 0o755) -> None:
+    """A folder with just these rights, parents included; there already is fine."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it; gone already is fine, and so is someone removing it at the same time."""
+    for _ in range(5):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.02)  # a daemon that was just killed may have written its last file
+    shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def locked(path: Path, who: str) -> Iterator[None]:
+    """Hold a lock file; another holder is an error at once, a dead one does not matter."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DalsegnoError(f"another `dalsegno` is working on {who}", hint="wait for it to end, then try again") from error
+        yield

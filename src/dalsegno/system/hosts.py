@@ -1,0 +1,128 @@
+"""Hosts on this machine: booting them through `init.py`, and reading what they say of themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.system.files import read_json, write_if_changed
+from dalsegno.system.procfs import MARK, Process, send
+from dalsegno.system.processes import Runner
+
+INIT = Path(__file__).with_name("init.py")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A daemon that a host keeps. Another revision means: restart it; on hold: neither start nor stop it yet."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: str
+    revision: str
+    hold: bool = False
+
+
+def revision(*parts: object) -> str:
+    """A short name for everything that a service depends on."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """All that `init.py` needs to know of one host."""
+
+    name: str
+    dir: str
+    log: str
+    isolate: bool
+    interface: str = "eth0"
+    address: str = ""  # "10.0.0.5/20"; "" where it has none of its own
+    binds: tuple[tuple[str, str], ...] = ()
+    cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that stands in for it
+    services: tuple[Service, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return Path(self.dir) / "plan.json"
+
+
+@dataclass(frozen=True)
+class ServiceFact:
+    """A service as its host last reported it."""
+
+    name: str
+    running: bool
+    revision: str = ""
+    exit_code: int | None = None
+    error: str = ""
+
+
+def write_plan(plan: HostPlan) -> bool:
+    """Put a host's plan in its folder; True if it changed."""
+    return write_if_changed(plan.path, json.dumps(asdict(plan), indent=1))
+
+
+def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Process]:
+    """Start hosts whose plans are written; each is alive, and waits for its cable, when this returns."""
+    if not plans:
+        return {}
+    env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
+    argv = [sys.executable, "-I", "-S", str(INIT), *(str(plan.path) for plan in plans)]
+    done = runner.run(argv, env=env, timeout_s=60 + len(plans))
+    booted = {}
+    for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
+        answer = line.rpartition("\t")[2]
+        if not answer.isdigit():
+            raise TargetError(
+                f"host {plan.name} did not boot: {answer.removeprefix('error ') or 'no answer'}",
+                where=plan.log,
+                hint="set `local: {hosts: loopback}` where namespaces are not permitted",
+            )
+        booted[plan.name] = host_process(Path(plan.dir)) or Process(int(answer), -1)
+    done.checked()
+    return booted
+
+
+def host_process(folder: Path) -> Process | None:
+    """The first process of the host in this folder, if it lives."""
+    fact = read_json(folder / "init.json")
+    if not isinstance(fact, dict):
+        return None
+    process = Process(int(str(fact["pid"])), int(str(fact["start"])))
+    return process if process.alive() else None
+
+
+def reload(folder: Path) -> None:
+    """Have a living host read its plan again."""
+    process = host_process(folder)
+    if process is not None:
+        send(process, signal.SIGHUP)
+
+
+def service_facts(folder: Path) -> dict[str, ServiceFact]:
+    """What runs on a host; a dead host runs nothing."""
+    facts = read_json(folder / "services.json")
+    alive = host_process(folder) is not None
+    if not isinstance(facts, dict):
+        return {}
+    return {name: _service_fact(name, fact, alive) for name, fact in facts.items() if isinstance(fact, dict)}
+
+
+def _service_fact(name: str, fact: Mapping[str, object], alive: bool) -> ServiceFact:
+    code = fact.get("exit_code")
+    return ServiceFact(
+        name,
+        running=alive and bool(fact.get("pid")),
+        revision=str(fact.get("revision", "")),
+        exit_code=code if isinstance(code, int) else None,
+        error=str(fact.get("error", "")),
+    )

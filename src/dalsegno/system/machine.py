@@ -1,0 +1,85 @@
+"""The facts of the machine we stand on, asked once."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.system.processes import Runner
+
+DAEMONS = {
+    "slurmctld": "slurmctld", "slurmd": "slurmd", "sinfo": "slurm-client", "munged": "munge",
+    "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server",
+    "slurmrestd": "slurmrestd", "ip": "iproute2", "nsenter": "util-linux",
+}  # fmt: skip
+SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the local target builds on."""
+
+    system: str  # "Linux"
+    hostname: str
+    user: str
+    is_root: bool
+    slurm_version: str  # "slurm-wlm 22.05.8", "" if Slurm is missing
+    namespaces: bool  # may we make hosts of our own?
+    freezer: str  # where cgroup v1's freezer is mounted, "" if it is not
+    gpu_files: tuple[str, ...]  # real ones
+
+
+def program(name: str) -> str | None:
+    """Where a program is, also in the folders that only root has on its PATH."""
+    return shutil.which(name, path=os.pathsep.join(SEARCH))
+
+
+def missing_packages(programs: tuple[str, ...]) -> list[str]:
+    """The distribution's packages that bring the programs we lack."""
+    return sorted({DAEMONS[name] for name in programs if program(name) is None})
+
+
+def look(runner: Runner) -> Machine:
+    """Ask the machine. Costs a few milliseconds: two short commands."""
+    is_root = os.geteuid() == 0
+    slurmctld = program("slurmctld")
+    return Machine(
+        system=platform.system(),
+        hostname=socket.gethostname().split(".")[0],
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        is_root=is_root,
+        slurm_version=runner.run([slurmctld, "-V"]).checked().stdout.strip() if slurmctld else "",
+        namespaces=is_root and may_make_namespaces(runner),
+        freezer=freezer_mount(Path("/proc/self/mounts").read_text()) if is_root else "",
+        gpu_files=gpu_files(os.listdir("/dev")),
+    )
+
+
+def may_make_namespaces(runner: Runner) -> bool:
+    """Try it: containers often give root without the right to unshare."""
+    unshare = program("unshare")
+    if unshare is None:
+        return False
+    argv = [unshare, "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "true"]
+    return runner.run(argv, timeout_s=10).exit_code == 0
+
+
+def freezer_mount(mounts: str) -> str:
+    """Where cgroup v1's freezer hierarchy is, from /proc/self/mounts."""
+    for line in mounts.splitlines():
+        _, target, kind, options, *_ = line.split()
+        if kind == "cgroup" and "freezer" in options.split(","):
+            return target
+    return ""
+
+
+def gpu_files(names: list[str]) -> tuple[str, ...]:
+    """The device files of NVIDIA GPUs among the names in /dev, in their order."""
+    numbers = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"nvidia(\d+)", name)))
+    return tuple(f"/dev/nvidia{number}" for number in numbers)

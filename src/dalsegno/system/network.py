@@ -1,0 +1,59 @@
+"""Links between hosts and the machine, free subnets and free ports."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Iterable, Sequence
+
+from dalsegno.system.processes import Runner
+
+
+def run_ip(runner: Runner, lines: Sequence[str], inside: int | None = None) -> None:
+    """Run a batch of `ip` commands, on the machine or in the network of process `inside`, as one process."""
+    if lines:
+        enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
+        runner.run([*enter, "ip", "-batch", "-"], stdin="\n".join(lines) + "\n", timeout_s=60).checked()
+
+
+def link_names(runner: Runner, inside: int | None = None) -> set[str]:
+    enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
+    links = json.loads(runner.run([*enter, "ip", "-j", "link"], timeout_s=30).checked().stdout or "[]")
+    return {str(link["ifname"]) for link in links}
+
+
+def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
+    """Every network that this machine has a route to, but for the default one."""
+    routes = json.loads(runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]")
+    found = []
+    for route in routes:
+        try:
+            network = ipaddress.IPv4Network(str(route.get("dst", "")), strict=False)
+        except ValueError:
+            continue  # "default", or a kind of route that has no network
+        if network.prefixlen > 0:
+            found.append(network)
+    return found
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a TCP listener could be opened on this port right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Slurm's daemons do
+        try:
+            sock.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ()) -> int | None:
+    """The first port of `count` free ones in a row, or None."""
+    busy = set(taken)
+    run = 0
+    for port in range(start, stop):
+        run = run + 1 if port not in busy and port_is_free(port) else 0
+        if run == count:
+            return port - count + 1
+    return None

@@ -1,0 +1,96 @@
+"""Running commands: one small Protocol, the real runner, and the fake that ships beside it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dalsegno.errors import CommandFailed, DalsegnoError
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command answered."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+
+    def checked(self, hint: str = "") -> Completed:
+        """Itself, or CommandFailed if the command failed."""
+        if self.exit_code != 0:
+            raise CommandFailed(self.argv, self.exit_code, self.stderr or self.stdout, hint=hint)
+        return self
+
+
+class Runner(Protocol):
+    """Runs one command to its end and gives back what it said; a failing command is a value, not an exception."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed: ...
+
+
+class LocalRunner:
+    """Runs commands on this machine. `env`, where given, is the whole environment."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        try:
+            done = subprocess.run(
+                list(argv),
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=env,
+                cwd=cwd,
+                timeout=timeout_s,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise DalsegnoError(
+                f"`{argv[0]}` is not on this machine", hint="run `./dalsegno setup` to install what is missing"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise CommandFailed(argv, 124, f"no answer within {timeout_s} s") from error
+        return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+
+@dataclass
+class FakeRunner:
+    """Answers from a function or a table of argv → answer, and remembers what was asked."""
+
+    answers: Mapping[tuple[str, ...], Completed | str] | Callable[[tuple[str, ...], str | None], Completed | str]
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        key = tuple(argv)
+        self.calls.append(key)
+        answer = self.answers(key, stdin) if callable(self.answers) else self.answers[key]
+        return Completed(key, 0, answer) if isinstance(answer, str) else answer

@@ -1,0 +1,95 @@
+"""Finding and ending processes by what /proc says of them: a PID with its start time, or a mark in the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+MARK = "DALSEGNO_MARK"  # set to the cluster's state folder in everything that a cluster starts
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be mistaken for a later one with the same PID."""
+
+    pid: int
+    start: int
+
+    def alive(self) -> bool:
+        return self.pid > 0 and start_ticks(self.pid) == self.start
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none, or only its zombie."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def find(matches: Callable[[int], bool]) -> list[Process]:
+    """All living processes for which `matches(pid)` holds."""
+    found = []
+    for name in os.listdir(PROC):
+        if name.isdigit() and matches(int(name)):
+            start = start_ticks(int(name))
+            if start is not None:
+                found.append(Process(int(name), start))
+    return found
+
+
+def marked(mark: str) -> list[Process]:
+    """Every process that was started with this mark in its environment."""
+    entry = f"{MARK}={mark}".encode()
+    return find(lambda pid: entry in environment(pid))
+
+
+def environment(pid: int) -> list[bytes]:
+    """A process's environment as it was given to it; empty where we may not look."""
+    try:
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def arguments(pid: int) -> list[str]:
+    try:
+        return (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, nearest first."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(PROC / str(parent) / "task"):
+                found += [int(child) for child in (PROC / str(parent) / "task" / task / "children").read_text().split()]
+    return found[1:]
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Signal a process if it still lives."""
+    if process.alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
+    """Kill at once and wait until they are gone; returns those that are still there."""
+    left = [process for process in processes if process.alive()]
+    for process in left:
+        send(process, signal.SIGKILL)
+    until = time.monotonic() + timeout_s
+    while left and time.monotonic() < until:
+        time.sleep(0.005)
+        left = [process for process in left if process.alive()]
+    return left

@@ -1,0 +1,1 @@
+"""Where a cluster can stand: this machine, and later hosts over SSH and the clouds."""

@@ -1,0 +1,86 @@
+"""What every target is: it plans, applies a plan, tells its status and takes the cluster down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dalsegno.spec.facts import Cluster
+
+Say = Callable[[str], None]  # one line of progress
+
+
+class Plan(Protocol):
+    """What `apply` will do, as a value that can be shown first."""
+
+    @property
+    def empty(self) -> bool: ...
+
+    def sentences(self) -> list[str]:
+        """The consequences, in words: "adds 2 nodes", "restarts nothing", "ends no job"."""
+        ...
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    """A daemon of the cluster: where it should run, and whether it does."""
+
+    host: str
+    name: str
+    running: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    name: str
+    state: str  # Slurm's word with its flags: "idle", "drained*", or "off" where Slurm cannot say
+    reason: str = ""
+    partitions: tuple[str, ...] = ()
+    gpus: int = 0
+    gpus_used: int = 0
+    gpu_type: str = ""
+    address: str = ""
+    spare: bool = False
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    id: str
+    name: str
+    user: str
+    partition: str
+    state: str
+    nodes: str
+    gpus: int
+    elapsed: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """A cluster as it is now. `phase` is up, half-made, degraded or stopping; `problems` say why and what to do."""
+
+    name: str
+    target: str
+    phase: str
+    nodes: tuple[NodeStatus, ...] = ()
+    daemons: tuple[DaemonStatus, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """One cluster on one kind of machine."""
+
+    def plan(self, cluster: Cluster) -> Plan: ...
+
+    def apply(self, plan: Plan, say: Say) -> None: ...
+
+    def destroy(self, say: Say) -> bool:
+        """Remove everything; False if there was nothing."""
+        ...
+
+    def status(self) -> Status: ...

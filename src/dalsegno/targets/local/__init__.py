@@ -1,0 +1,5 @@
+"""A cluster on this machine: real Slurm on virtual hosts (as root) or on loopback ports."""
+
+from dalsegno.targets.local.target import LocalTarget
+
+__all__ = ["LocalTarget"]

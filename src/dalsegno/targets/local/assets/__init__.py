@@ -1,0 +1,1 @@
+"""Stand-alone programs that a local cluster puts on its nodes."""

@@ -1,0 +1,85 @@
+"""Starting services on hosts and waiting until they serve; a daemon that dies tells why."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.system.hosts import HostPlan, Service, host_process, reload, service_facts, write_plan
+
+START_S = 60.0
+LOG_LINES = 12
+
+
+def start_services(plan: HostPlan, names: Collection[str]) -> None:
+    """Have a host start, or restart with new settings, just these services; the others stay as they are."""
+    services = tuple(replace(service, hold=service.name not in names) for service in plan.services)
+    write_plan(replace(plan, services=services))
+    reload(Path(plan.dir))
+
+
+def hold_all(plan: HostPlan) -> HostPlan:
+    """The plan of a host that boots with nothing running yet."""
+    return replace(plan, services=tuple(replace(service, hold=True) for service in plan.services))
+
+
+def wait_until(ready: Callable[[], bool], plan: HostPlan, name: str, timeout_s: float = START_S) -> None:
+    """Wait for a service to serve; its death, its host's death, or silence is an error with the end of its log."""
+    service = next(service for service in plan.services if service.name == name)
+    until = time.monotonic() + timeout_s
+    pause_s = 0.005
+    while not (_is_current(plan, service) and ready()):
+        _raise_if_dead(plan, service)
+        if time.monotonic() > until:
+            raise TargetError(f"{name} on {plan.name} does not answer after {timeout_s:.0f} s\n{log_tail(service.log)}", where=service.log)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.3, 0.1)
+
+
+def _is_current(plan: HostPlan, service: Service) -> bool:
+    """Running with the settings it should have: while it is being restarted, the old one may still answer."""
+    fact = service_facts(Path(plan.dir)).get(service.name)
+    return fact is not None and fact.running and fact.revision == service.revision
+
+
+def _raise_if_dead(plan: HostPlan, service: Service) -> None:
+    if host_process(Path(plan.dir)) is None:
+        raise TargetError(f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log)
+    fact = service_facts(Path(plan.dir)).get(service.name)
+    if fact is not None and fact.exit_code is not None and fact.revision == service.revision:
+        why = fact.error or f"ended with code {fact.exit_code}"
+        raise TargetError(
+            f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",
+            where=service.log,
+            hint="mend the setting it complains about and run `dalsegno up` again, or `dalsegno down` to remove what stands",
+        )
+
+
+def log_tail(path: str, lines: int = LOG_LINES) -> str:
+    """The last lines of a log, those that complain first in line if there are too many."""
+    try:
+        text = Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {line}" for line in text[-lines:]) or "  (its log is empty)"
+
+
+def socket_answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def port_answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=1.0):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,53 @@
+"""A MariaDB data folder for slurmdbd: made once for each MariaDB version, then copied."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.system.files import make_folder, remove_tree
+from dalsegno.system.machine import program
+from dalsegno.system.processes import Runner
+
+
+def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
+    """Give the cluster an empty database, unless it has one."""
+    if target.exists():
+        return
+    template = cache / f"mariadb-{_mariadb_version(runner)}"
+    if not template.exists():
+        _make_template(runner, template, user)
+    # The copy gets its name last, so that one cut short is never taken for a database.
+    part = target.with_name("db.part")
+    remove_tree(part)
+    runner.run(["cp", "-a", "--sparse=always", str(template), str(part)], timeout_s=120).checked(
+        hint="is the disk full? free some space, or set DALSEGNO_HOME to another disk"
+    )
+    part.rename(target)
+
+
+def _mariadb_version(runner: Runner) -> str:
+    said = runner.run([program("mariadbd") or "mariadbd", "--version"], timeout_s=30).checked().stdout
+    found = re.search(r"Ver (\S+?)(-MariaDB)?\s", said)
+    if not found:
+        raise TargetError(f"mariadbd does not tell its version: {said.strip()[:200]}")
+    return re.sub(r"[^\w.+-]", "_", found[1])
+
+
+def _make_template(runner: Runner, template: Path, user: str) -> None:
+    part = template.with_name(f"{template.name}.{os.getpid()}.part")
+    make_folder(template.parent)
+    remove_tree(part)
+    install = program("mariadb-install-db") or "mariadb-install-db"
+    argv = [install, "--no-defaults", f"--datadir={part}", f"--user={user}", "--skip-test-db"]
+    done = runner.run([*argv, "--auth-root-authentication-method=normal"], timeout_s=120)
+    if done.exit_code != 0:
+        remove_tree(part)
+        done.checked()
+    part.chmod(0o700)
+    try:
+        part.rename(template)
+    except OSError:
+        remove_tree(part)  # someone else was quicker

@@ -1,0 +1,116 @@
+"""All that a local cluster should hold, as values: its files and its hosts. Writing them is someone else's job."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from dalsegno.slurm.render import (
+    render_cgroup_conf,
+    render_gres_conf,
+    render_slurm_conf,
+    render_slurmdbd_conf,
+    render_topology_conf,
+)
+from dalsegno.slurm.version import Version
+from dalsegno.spec.facts import Cluster, Node
+from dalsegno.system.hosts import HostPlan, revision
+from dalsegno.system.machine import Machine
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.hostplans import host_plans
+from dalsegno.targets.local.layout import slurm_layout
+from dalsegno.targets.local.people import group_file, passwd_file
+from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
+from dalsegno.targets.local.services import Services
+
+DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+# What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, which leaves jobs be.
+RECONFIGURED = re.compile(r"^(#|$|PartitionName|Priority|Scheduler|Preempt|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)", re.I)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's text and rights. `once`: others may change it later. `in_place`: hosts have it mounted, and would not
+    see another file put in its stead."""
+
+    text: str
+    mode: int = 0o644
+    once: bool = False
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Desired:
+    """Files by their path below the state folder, and a plan for each host."""
+
+    files: Mapping[str, File]
+    hosts: Mapping[str, HostPlan]
+
+
+def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: tuple[str, str]) -> Desired:
+    """`people` are the machine's own passwd and group files, to which a virtual host adds the cluster's users."""
+    files = _slurm_files(cluster, folder, placement, machine)
+    files |= _host_files(cluster, folder, placement, people)
+    structure = revision(machine.slurm_version, *sorted(_structure(files)))
+    services = Services(cluster, folder, machine, structure)
+    plans = host_plans(cluster, folder, placement, machine, services)
+    return Desired(files, {plan.name: plan for plan in plans})
+
+
+def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> dict[str, File]:
+    version = Version.parse(machine.slurm_version)
+    layout = slurm_layout(cluster, folder, placement, machine)
+    files = {
+        "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
+        "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
+        "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
+    }
+    if cluster.slurm.topology:
+        files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
+    if cluster.slurm.accounting:
+        files["etc/slurmdbd.conf"] = File(render_slurmdbd_conf(cluster, layout, version), 0o600)
+        files["etc/database.sql"] = File(DATABASE_SQL)
+    return files
+
+
+def _structure(files: Mapping[str, File]) -> list[str]:
+    """The lines on which running daemons depend for good."""
+    conf = [line for line in files["etc/slurm.conf"].text.splitlines() if not RECONFIGURED.match(line)]
+    return [*conf, *(files[name].text for name in ("etc/gres.conf", "etc/cgroup.conf", "etc/topology.conf") if name in files)]
+
+
+def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: tuple[str, str]) -> dict[str, File]:
+    files = {f"hosts/{node.name}/telemetry.json": File(telemetry(node, placement), once=True) for node in cluster.nodes}
+    if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
+        stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
+        files["bin/nvidia-smi"] = File(stand_in, 0o755)
+    if placement.hosts != LOOPBACK:
+        files["etc/hosts"] = File(hosts_file(cluster, placement), in_place=True)
+        files["etc/passwd"] = File(passwd_file(people[0], cluster.users, str(folder.homes)), in_place=True)
+        files["etc/group"] = File(group_file(*people, cluster.users), in_place=True)
+    return files
+
+
+def hosts_file(cluster: Cluster, placement: Placement) -> str:
+    lines = [f"{placement.addresses[name]} {name}" for name in host_names(cluster)]
+    return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
+
+
+def telemetry(node: Node, placement: Placement) -> str:
+    """What the node's simulated GPUs report; fault injection edits it later."""
+    gpus = [
+        {
+            "index": index,
+            "uuid": f"GPU-{revision(node.name, index)}",
+            "name": f"{node.gpu_type.upper() or 'GPU'} (simulated)",
+            "memory_total_mib": node.gpu_memory_mib,
+            "memory_used_mib": 0,
+            "temperature_c": 34,
+            "utilization_percent": 0,
+        }
+        for index in range(node.gpus if placement.gpus_simulated else 0)
+    ]
+    return json.dumps({"node": node.name, "gpus": gpus}, indent=1)

@@ -1,0 +1,106 @@
+"""The state folder of a local cluster: every path in it has a name here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+
+SOCKET_PATH_MAX = 107  # a unix socket's name, less the closing zero
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`root` is the cluster's own folder; all of the cluster is below it."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def id(self) -> str:
+        """A short name for links and cgroups that two clusters never share."""
+        return hashlib.blake2b(str(self.root).encode(), digest_size=4).hexdigest()
+
+    @property
+    def state(self) -> Path:
+        """Placement and phase: written before anything is made, so that all of it can be found again."""
+        return self.root / "state.json"
+
+    @property
+    def applied(self) -> Path:
+        """The resolved cluster that was last brought up whole."""
+        return self.root / "cluster.json"
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.run / "munge.sock"
+
+    @property
+    def secret(self) -> Path:
+        """0700: the database's socket and whatever else only the owner may reach."""
+        return self.root / "secret"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.secret / "munge.key"
+
+    @property
+    def database(self) -> Path:
+        return self.secret / "db"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.secret / "db.sock"
+
+    @property
+    def slurmctld_state(self) -> Path:
+        return self.root / "slurmctld"
+
+    @property
+    def pids(self) -> Path:
+        """Pid files. Each head host has its own folder mounted here: a shared one lets the backup kill the primary."""
+        return self.root / "pid"
+
+    @property
+    def bin(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def devices(self) -> Path:
+        return self.root / "dev"
+
+    @property
+    def homes(self) -> Path:
+        return self.root / "home"
+
+    def host(self, name: str) -> Path:
+        return self.root / "hosts" / name
+
+    def log(self, host: str, service: str) -> Path:
+        return self.host(host) / f"{service}.log"
+
+    def check(self) -> None:
+        """Refuse, before anything is made, a path that Slurm or a socket cannot live with."""
+        longest = str(self.munge_socket)
+        if len(longest) > SOCKET_PATH_MAX:
+            raise TargetError(
+                f"the state folder's path is too long for a unix socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",
+                hint="set DALSEGNO_HOME to a shorter folder",
+            )

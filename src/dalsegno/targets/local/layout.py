@@ -1,0 +1,58 @@
+"""Slurm's view of a local cluster: the layout from which its files are rendered."""
+
+from __future__ import annotations
+
+from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Storage, Timeouts
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.machine import Machine
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import LOOPBACK, Placement, head_hosts
+
+
+def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Layout:
+    """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
+    loopback = placement.hosts == LOOPBACK
+    heads = [machine.hostname] if loopback else head_hosts(cluster)
+    controllers = tuple(Host(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
+    return Layout(
+        paths=slurm_paths(folder),
+        controllers=controllers,
+        places={node.name: _node_place(node.name, placement, machine, loopback) for node in cluster.nodes},
+        dbd=_dbd(controllers[0], folder, placement) if cluster.slurm.accounting else None,
+        spec=f"{cluster.name}'s cluster file",
+        slurm_user=machine.user,
+        slurmd_user=machine.user,
+        slurmctld_port=placement.ports.get("slurmctld", 6817),
+        proctrack="cgroup" if machine.freezer and not loopback else "linuxproc",
+        cgroups=Cgroups(plugin="cgroup/v1" if machine.freezer else ""),
+        overrides=True,
+        timeouts=Timeouts(message_s=30, min_job_age_s=300),
+    )
+
+
+def slurm_paths(folder: Folder) -> Paths:
+    return Paths(
+        state_save_dir=str(folder.slurmctld_state),
+        slurmctld_log="",
+        slurmctld_pid=str(folder.pids / "slurmctld.pid"),
+        slurmd_spool_dir=str(folder.root / "hosts/%n/spool"),
+        slurmd_log="",
+        slurmd_pid=str(folder.root / "hosts/%n/slurmd.pid"),
+        slurmdbd_log="",
+        slurmdbd_pid=str(folder.pids / "slurmdbd.pid"),
+        munge_socket=str(folder.munge_socket),
+    )
+
+
+def _node_place(name: str, placement: Placement, machine: Machine, loopback: bool) -> NodePlace:
+    return NodePlace(
+        address=placement.addresses[name],
+        hostname=machine.hostname if loopback else "",
+        port=placement.ports.get(name, 0),
+        gpu_files=tuple(placement.gpu_files.get(name, ())),
+    )
+
+
+def _dbd(head: Host, folder: Folder, placement: Placement) -> Dbd:
+    storage = Storage(user="root", socket=str(folder.database_socket))
+    return Dbd(head, storage, placement.ports.get("slurmdbd", 6819))

@@ -1,0 +1,43 @@
+"""Looking at a local cluster: what is there of what should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.targets.local._stopgap import SlurmClient
+from dalsegno.slurm.hostlist import expand
+from dalsegno.system.files import read_text
+from dalsegno.system.hosts import host_process, service_facts
+from dalsegno.targets.local.desired import Desired
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.plan import Observed, RunningJob
+from dalsegno.targets.local.store import State, read_applied
+
+
+def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmClient) -> Observed:
+    """Everything a plan is made from; nothing is touched."""
+    if state is None:
+        return Observed()
+    hosts = host_folders(folder)
+    return Observed(
+        state=state,
+        applied=read_applied(folder),
+        files={name: text for name in wanted.files if (text := read_text(folder.root / name)) is not None},
+        alive=frozenset(path.name for path in hosts if host_process(path) is not None),
+        services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
+        jobs=running_jobs(slurm),
+    )
+
+
+def host_folders(folder: Folder) -> list[Path]:
+    return sorted(path for path in (folder.root / "hosts").glob("*") if path.is_dir())
+
+
+def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
+    """Jobs that a change could hurt. A controller that does not answer holds no plan up: what it ran, goes on."""
+    try:
+        jobs = slurm.jobs()
+    except DalsegnoError:
+        return ()
+    return tuple(RunningJob(str(job.id), job.partition, frozenset(expand(job.nodes))) for job in jobs if not job.state.ended)

@@ -1,0 +1,140 @@
+"""Where on this machine each host of the cluster goes: address, port, GPUs. Pure, and stable from `up` to `up`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.machine import Machine
+
+VIRTUAL, LOOPBACK = "virtual", "loopback"
+SWITCH = "switch"
+BACKUP = "head-backup"
+SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
+SUBNET_BITS = 20
+FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which Linux takes ports for clients
+HOSTS_MAX = 1000  # ports of one Linux bridge
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The choices that must stay the same for as long as the cluster lives."""
+
+    hosts: str  # virtual or loopback
+    subnet: str = ""
+    link: str = ""  # the machine's end of the cable to the cluster
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)  # loopback: node or daemon -> port
+    gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus_simulated: bool = True
+
+
+@dataclass(frozen=True)
+class Free:
+    """What is still to be had on this machine."""
+
+    networks: Sequence[ipaddress.IPv4Network] = ()  # in use
+    links: frozenset[str] = frozenset()  # in use
+    port_run: Callable[[int, set[int]], int | None] = lambda count, taken: FIRST_PORT
+
+
+def head_hosts(cluster: Cluster) -> list[str]:
+    return [cluster.head, BACKUP] if cluster.slurm.backup_controller else [cluster.head]
+
+
+def host_names(cluster: Cluster) -> list[str]:
+    """Every host that has an address, the head first."""
+    return [*head_hosts(cluster), *cluster.logins, *(node.name for node in cluster.nodes)]
+
+
+def choose_hosts(cluster: Cluster, machine: Machine) -> str:
+    """Virtual hosts where we may make them; a plain wish for them that cannot be met is an error."""
+    wish = cluster.local.hosts
+    able = machine.is_root and machine.namespaces
+    if wish == VIRTUAL and not able:
+        why = "this kernel or container does not permit namespaces" if machine.is_root else "they need root"
+        raise TargetError(f"no virtual hosts here: {why}", hint="use sudo, or set `local: {hosts: loopback}`")
+    return VIRTUAL if able and wish != LOOPBACK else LOOPBACK
+
+
+def place(cluster: Cluster, machine: Machine, folder_id: str, before: Placement | None, free: Free, devices: str) -> Placement:
+    """Place every host; whoever has a place keeps it."""
+    hosts = before.hosts if before else choose_hosts(cluster, machine)
+    if before and cluster.local.hosts not in ("auto", before.hosts):
+        raise TargetError(
+            f"the cluster runs on {before.hosts} hosts and cannot move to {cluster.local.hosts} ones while it is up",
+            hint=f"`dalsegno down {cluster.name}` first",
+        )
+    base = before or Placement(hosts=hosts)
+    placed = _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
+    return _place_gpus(cluster, machine, placed, devices)
+
+
+def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free) -> Placement:
+    names = host_names(cluster)
+    if len(names) > HOSTS_MAX:
+        raise TargetError(
+            f"{len(names)} virtual hosts are more than one bridge takes ({HOSTS_MAX})",
+            hint="set `local: {hosts: loopback}` for clusters of this size",
+        )
+    subnet = base.subnet or _choose_subnet(cluster, folder_id, free)
+    network = ipaddress.IPv4Network(subnet)
+    kept = {name: address for name, address in base.addresses.items() if name in names}
+    taken = set(kept.values())
+    fresh = (str(network[index]) for index in range(2, network.num_addresses - 1) if str(network[index]) not in taken)
+    addresses = {name: kept.get(name) or next(fresh) for name in names}
+    return replace(base, subnet=subnet, link=base.link or _choose_link(folder_id, free), addresses=addresses)
+
+
+def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
+    if cluster.local.subnet:
+        return cluster.local.subnet
+    candidates = list(SUBNETS.subnets(new_prefix=SUBNET_BITS))
+    start = int(folder_id, 16) % len(candidates)
+    for subnet in candidates[start:] + candidates[:start]:
+        if not any(subnet.overlaps(used) for used in free.networks):
+            return str(subnet)
+    raise TargetError(f"no free network in {SUBNETS}", hint="name one: `local: {subnet: 172.30.0.0/20}`")
+
+
+def _choose_link(folder_id: str, free: Free) -> str:
+    return next(name for n in range(1000) if (name := f"ds{folder_id}{n or ''}") not in free.links)
+
+
+def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
+    if cluster.slurm.backup_controller:
+        raise TargetError(
+            "a backup controller needs a host of its own, and there are no virtual hosts here",
+            hint="use sudo, or drop `backup_controller`",
+        )
+    wanted = ["slurmctld", "slurmdbd", *(node.name for node in cluster.nodes)]
+    ports = {name: port for name, port in base.ports.items() if name in wanted}
+    missing = [name for name in wanted if name not in ports]
+    if missing:
+        first = free.port_run(len(missing), set(ports.values()))
+        if first is None:
+            raise TargetError(f"no {len(missing)} free ports in a row between {FIRST_PORT} and {LAST_PORT}")
+        ports.update(zip(missing, range(first, first + len(missing)), strict=True))
+    addresses = {name: "127.0.0.1" for name in host_names(cluster)}
+    return replace(base, ports=ports, addresses=addresses)
+
+
+def _place_gpus(cluster: Cluster, machine: Machine, base: Placement, devices: str) -> Placement:
+    """Real GPUs are dealt out in order when there are enough for all nodes; otherwise all are simulated."""
+    total = sum(node.gpus for node in cluster.nodes)
+    enough = 0 < total <= len(machine.gpu_files)
+    if cluster.local.gpus == "real" and not enough:
+        raise TargetError(
+            f"the cluster asks for {total} GPUs, this machine has {len(machine.gpu_files)}",
+            hint="ask for fewer, or set `local: {gpus: simulated}`",
+        )
+    real = enough and cluster.local.gpus != "simulated"
+    files, start = {}, 0
+    for node in cluster.nodes:
+        own = machine.gpu_files[start : start + node.gpus]
+        files[node.name] = own if real else tuple(f"{devices}/nvidia{index}" for index in range(node.gpus))
+        start += node.gpus
+    return replace(base, gpu_files=files, gpus_simulated=not real)

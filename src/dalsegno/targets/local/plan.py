@@ -1,0 +1,199 @@
+"""The difference between what a local cluster is and what it should be, as a value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.hosts import ServiceFact
+from dalsegno.targets.local.desired import Desired, File
+from dalsegno.targets.local.placement import Placement
+from dalsegno.targets.local.store import State
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    id: str
+    partition: str
+    nodes: frozenset[str]
+    pending: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A cluster as it stands: all empty where there is none."""
+
+    state: State | None = None
+    applied: Cluster | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()  # hosts
+    services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
+    jobs: tuple[RunningJob, ...] = ()
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What `up` will do. Everything named is a host, a node, a file or a service of the cluster."""
+
+    cluster: Cluster
+    placement: Placement
+    desired: Desired
+    fresh: bool
+    add_nodes: tuple[str, ...] = ()
+    remove_nodes: tuple[str, ...] = ()
+    remove_partitions: tuple[str, ...] = ()
+    remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
+    boot: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    start: tuple[tuple[str, str], ...] = ()  # (host, service)
+    restart: tuple[tuple[str, str], ...] = ()
+    reconfigure: bool = False
+    accounting: bool = False
+    reservations: bool = False
+    wait_for: tuple[str, ...] = ()  # jobs that must end first
+
+    @property
+    def empty(self) -> bool:
+        return not (
+            self.fresh or self.remove_hosts or self.remove_partitions or self.boot or self.write or self.start
+            or self.restart or self.accounting or self.reservations or self.remove_nodes
+        )  # fmt: skip
+
+    def sentences(self) -> list[str]:
+        if self.fresh:
+            return [_creation(self)]
+        if self.empty:
+            return ["nothing to do: the cluster is as the file says"]
+        return [*_changes(self), _restarts(self), _jobs(self)]
+
+
+def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
+    """What has to happen so that what is seen becomes what is wanted."""
+    before = seen.applied
+    fresh = seen.state is None
+    if before is not None:
+        _refuse_impossible(before, wanted)
+    old_nodes = [node.name for node in before.nodes] if before else []
+    new_nodes = [node.name for node in wanted.nodes]
+    gone_nodes = _without(old_nodes, new_nodes)
+    gone_partitions = _without([p.name for p in before.partitions], [p.name for p in wanted.partitions]) if before else ()
+    write = tuple(name for name, file in desired.files.items() if _differs(file, seen.files.get(name)))
+    start, restart = _services(desired, seen)
+    return LocalPlan(
+        wanted,
+        placement,
+        desired,
+        fresh,
+        add_nodes=_without(new_nodes, old_nodes),
+        remove_nodes=gone_nodes,
+        remove_partitions=gone_partitions,
+        remove_hosts=_without([*seen.services, *seen.alive], desired.hosts),
+        boot=_without(desired.hosts, seen.alive),
+        write=write,
+        start=start,
+        restart=restart,
+        reconfigure="etc/slurm.conf" in write and not restart,
+        accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
+        reservations=before is None or before.reservations != wanted.reservations,
+        wait_for=tuple(job.id for job in seen.jobs if job.nodes & set(gone_nodes) or job.partition in gone_partitions),
+    )
+
+
+def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Those names that are not among the others, each once, in order."""
+    known = set(others)
+    return tuple(dict.fromkeys(name for name in names if name not in known))
+
+
+def _differs(file: File, found: str | None) -> bool:
+    return found is None if file.once else found != file.text
+
+
+def _people(cluster: Cluster) -> object:
+    return (cluster.accounts, cluster.users, cluster.slurm.qos)
+
+
+def _services(desired: Desired, seen: Observed) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Services of living hosts that do not run, and those that run with old settings."""
+    start, restart = [], []
+    for host in desired.hosts.values():
+        if host.name in seen.alive:
+            facts = seen.services.get(host.name, {})
+            for service in host.services:
+                fact = facts.get(service.name)
+                if fact is None or not fact.running:
+                    start.append((host.name, service.name))
+                elif fact.revision != service.revision:
+                    restart.append((host.name, service.name))
+    return tuple(start), tuple(restart)
+
+
+def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
+    if before.slurm.accounting != wanted.slurm.accounting:
+        word = "on" if wanted.slurm.accounting else "off"
+        raise TargetError(
+            f"accounting cannot be switched {word} while the cluster is up: job ids would clash with old ones",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )
+    if before.head != wanted.head:
+        raise TargetError(
+            f"the head cannot be renamed from `{before.head}` to `{wanted.head}` while the cluster is up",
+            hint=f"`dalsegno down {wanted.name}`, then `dalsegno up`",
+        )
+
+
+# Words -----------------------------------------------------------------------------------------------------
+
+
+def _creation(plan: LocalPlan) -> str:
+    nodes = plan.cluster.nodes
+    gpus = sum(node.gpus for node in nodes)
+    kind = "simulated " if plan.placement.gpus_simulated else ""
+    with_gpus = f" with {gpus} {kind}GPUs" if gpus else ""
+    with_accounting = "with" if plan.cluster.slurm.accounting else "without"
+    return (
+        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_gpus} in "
+        f"{_count(len(plan.cluster.partitions), 'partition')}, {with_accounting} accounting"
+    )
+
+
+def _changes(plan: LocalPlan) -> list[str]:
+    back = [name for name in plan.boot if name not in plan.add_nodes]
+    other_hosts = [name for name in plan.remove_hosts if name not in plan.remove_nodes]
+    dead = [f"{name} on {host}" for host, name in plan.start]
+    lines = [
+        (plan.add_nodes, f"adds {_named('node', plan.add_nodes)}"),
+        (plan.remove_nodes, f"drains and removes {_named('node', plan.remove_nodes)}"),
+        (plan.remove_partitions, f"removes {_named('partition', plan.remove_partitions)}"),
+        (other_hosts, f"removes {_named('host', other_hosts)}"),
+        (back, f"boots {_named('host', back)}"),
+        (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
+        (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
+        (plan.accounting, "updates accounts, users and QOS"),
+        (plan.reservations and plan.cluster.reservations, "updates reservations"),
+    ]
+    return [line for condition, line in lines if condition]
+
+
+def _restarts(plan: LocalPlan) -> str:
+    names = [name.partition(":")[0] for _, name in plan.restart]
+    counts = [f"{names.count(name)} {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+    return f"restarts {' and '.join(counts)}; running jobs go on" if counts else "restarts nothing"
+
+
+def _jobs(plan: LocalPlan) -> str:
+    if plan.wait_for:
+        return f"waits for {_named('job', plan.wait_for)} to end first; ends no job"
+    return "ends no job"
+
+
+def _named(noun: str, names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    return f"{_count(len(names), noun)} ({shown})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

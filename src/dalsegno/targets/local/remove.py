@@ -1,0 +1,23 @@
+"""Taking single hosts away from a cluster that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dalsegno.system.files import remove_tree
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import end
+from dalsegno.system.processes import Runner
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.sweep import remove_cgroup
+
+
+def remove_hosts(runner: Runner, folder: Folder, names: Sequence[str]) -> None:
+    """End each host's first process, and so all of it; its cable goes with it."""
+    living = [process for name in names if (process := host_process(folder.host(name))) is not None]
+    end(living)
+    for name in names:
+        for cgroup in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}/{name}"):
+            remove_cgroup(cgroup)
+        remove_tree(folder.host(name))

@@ -1,0 +1,96 @@
+"""The daemons of a local cluster: how each is started, and on what its restart depends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.hosts import Service, revision
+from dalsegno.system.machine import Machine, program
+from dalsegno.system.procfs import MARK
+from dalsegno.targets.local.folder import Folder
+
+NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def slurm_env(folder: Folder) -> dict[str, str]:
+    """What a shell needs to speak to this cluster, beside its own environment."""
+    return {"SLURM_CONF": str(folder.slurm_conf)}
+
+
+def daemon_env(folder: Folder) -> dict[str, str]:
+    return {"PATH": f"{folder.bin}:{NODE_PATH}", "LC_ALL": "C.UTF-8", MARK: str(folder.root), **slurm_env(folder)}
+
+
+class Services:
+    """Makes service definitions; `structure` names all that a running Slurm daemon cannot take up by `reconfigure`."""
+
+    def __init__(self, cluster: Cluster, folder: Folder, machine: Machine, structure: str) -> None:
+        self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
+
+    def head(self) -> list[Service]:
+        """In the order in which they need each other."""
+        database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
+        rest = [self.slurmrestd()] if self.cluster.slurm.rest else []
+        return [self.munged(), *database, self.slurmctld(self.cluster.head), *rest]
+
+    def munged(self) -> Service:
+        run, secret = self.folder.run, self.folder.secret
+        # --force: munged refuses folders that others may not enter, such as a home of mode 0750; only the socket's
+        # own folder matters, and that one is ours.
+        return self._service(
+            "munged",
+            [
+                "--foreground", "--force", f"--socket={self.folder.munge_socket}", f"--key-file={self.folder.munge_key}",
+                f"--pid-file={run / 'munged.pid'}", f"--seed-file={secret / 'munge.seed'}",
+                f"--log-file={self.folder.log(self.cluster.head, 'munge-log')}", "--num-threads=4",
+            ],
+        )  # fmt: skip
+
+    def mariadbd(self) -> Service:
+        """Reached only through a socket in a 0700 folder: no network, hence no passwords to keep."""
+        secret = self.folder.secret
+        return self._service(
+            "mariadbd",
+            [
+                "--no-defaults", f"--user={self.machine.user}", f"--datadir={self.folder.database}",
+                f"--socket={self.folder.database_socket}", f"--pid-file={secret / 'db.pid'}",
+                f"--init-file={self.folder.etc / 'database.sql'}", f"--tmpdir={secret}",
+                "--skip-networking", "--skip-grant-tables", "--skip-log-bin", "--performance-schema=OFF",
+                "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=64M", "--innodb-lock-wait-timeout=900",
+                "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=16M",
+            ],
+        )  # fmt: skip
+
+    def slurmdbd(self) -> Service:
+        return self._service("slurmdbd", ["-D"], {"MYSQL_UNIX_PORT": str(self.folder.database_socket)})
+
+    def slurmctld(self, host: str) -> Service:
+        return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
+
+    def slurmrestd(self) -> Service:
+        """slurmrestd refuses to run as root or SlurmUser, so as root it becomes `nobody`; its socket is open to all,
+        and asks each caller's own rights (rest_auth/local)."""
+        as_root = ["-u", "nobody", "-g", "nogroup"] if self.machine.is_root else []
+        return self._service("slurmrestd", [*as_root, "-a", "rest_auth/local", f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"])
+
+    def slurmd(self, node: str, log_host: str) -> Service:
+        argv = ["-D", "-N", node, "-f", str(self.folder.slurm_conf)]
+        name = "slurmd" if node == log_host else f"slurmd:{node}"
+        return self._service(name, argv, host=log_host, depends=[self.structure], log=self.folder.log(node, "slurmd"), binary="slurmd")
+
+    def _service(
+        self,
+        name: str,
+        args: Sequence[str],
+        env: dict[str, str] | None = None,
+        *,
+        host: str = "",
+        depends: Sequence[str] = (),
+        log: object = None,
+        binary: str = "",
+    ) -> Service:
+        argv = (program(binary or name) or (binary or name), *args)
+        full = {**daemon_env(self.folder), **(env or {})}
+        path = str(log or self.folder.log(host or self.cluster.head, name))
+        return Service(name, argv, full, path, revision(argv, sorted(full.items()), *depends))

@@ -1,0 +1,58 @@
+"""A user's way in: the cluster's environment in any shell, and entering its hosts as root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from dalsegno.errors import TargetError, UsageError
+from dalsegno.system.hosts import host_process
+from dalsegno.system.machine import program
+from dalsegno.system.procfs import Process
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import VIRTUAL
+from dalsegno.targets.local.services import slurm_env
+from dalsegno.targets.local.store import State, read_applied, read_state
+
+# Inside another mount namespace the working folder is lost: go back to it by name, then become the command.
+GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
+
+
+def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set: Slurm's file, the cluster's name, and its commands in front of the PATH."""
+    rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part and part != str(folder.bin)]
+    return {**slurm_env(folder), "DALSEGNO_CLUSTER": folder.name, "PATH": os.pathsep.join([str(folder.bin), *rest])}
+
+
+def enter(
+    folder: Folder, command: Sequence[str], env: Mapping[str, str], cwd: str, *, host: str | None = None, user: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """As root on virtual hosts: inside the login node, the head or the named host. Else: here, with the environment."""
+    state = read_state(folder)
+    inner = list(command) or [env.get("SHELL") or "/bin/bash"]
+    full = {**env, **user_env(folder, env)}
+    virtual = state is not None and state.placement.hosts == VIRTUAL
+    if not (virtual and os.geteuid() == 0):
+        if host or user:
+            raise UsageError("only root can enter a host or become another user, and only on virtual hosts", hint="use sudo")
+        return inner, full
+    process = _host(folder, host, state)
+    if process is None:
+        if host:
+            raise TargetError(f"host {host} of {folder.name} is not running", hint="`dalsegno status` shows what is, `dalsegno up` boots it")
+        return inner, full  # a half-made cluster still has its files, and Slurm's commands their own errors
+    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
+    argv = [
+        program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--uts", "--ipc", "--pid",
+        *(["--net"] if host else []), "--", *become, "/bin/sh", "-c", GO, "sh", cwd, *inner,
+    ]  # fmt: skip
+    return argv, {**full, **({"USER": user, "LOGNAME": user, "HOME": str(folder.homes / user)} if user else {})}
+
+
+def _host(folder: Folder, name: str | None, state: State | None) -> Process | None:
+    applied = read_applied(folder)
+    known = list(state.placement.addresses) if state else []
+    if name is not None and name not in known:
+        raise UsageError(f"{folder.name} has no host `{name}`", hint=f"it has: {', '.join(known[:12])}")
+    chosen = name or (applied.logins[0] if applied and applied.logins else applied.head if applied else "head")
+    return host_process(folder.host(chosen))

@@ -1,0 +1,130 @@
+"""A local cluster as it is: what its hosts say of their daemons, and what Slurm says of nodes and jobs."""
+
+from __future__ import annotations
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.targets.local._stopgap import JobInfo, NodeInfo, SlurmClient
+from dalsegno.spec.facts import Cluster, Node
+from dalsegno.system.files import read_json
+from dalsegno.system.hosts import ServiceFact, host_process, service_facts
+from dalsegno.targets.base import DaemonStatus, JobStatus, NodeStatus, Status
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.observe import host_folders
+from dalsegno.targets.local.placement import LOOPBACK, Placement
+from dalsegno.targets.local.store import UP, State, read_applied, read_state
+
+ADVICE = {
+    "making": "it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it",
+    "removing": "its removal was interrupted: `dalsegno down` finishes it",
+}
+
+
+def read_status(folder: Folder, slurm: SlurmClient) -> Status:
+    """Never raises for a cluster that is broken: telling that is what it is for."""
+    state = read_state(folder)
+    applied = read_applied(folder)
+    if state is None:
+        return Status(folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",))
+    daemons = _daemons(folder)
+    nodes, jobs, silence = _ask(slurm)
+    problems = [*([ADVICE[state.phase]] if state.phase in ADVICE else []), *silence, *_dead(daemons)]
+    return Status(
+        folder.name,
+        "local",
+        _phase(state, problems),
+        nodes=_nodes(applied, nodes, state.placement),
+        daemons=daemons,
+        jobs=tuple(_job(job) for job in jobs),
+        problems=tuple(problems),
+        facts=_facts(state, applied),
+    )
+
+
+def read_summary(folder: Folder) -> dict[str, str | int]:
+    state, applied = read_state(folder), read_applied(folder)
+    phase = "up" if state and state.phase == UP else "half-made" if state else "gone"
+    if phase == "up" and applied and host_process(folder.host(applied.head)) is None:
+        phase = "stopped"
+    return {"target": "local", "phase": phase, "nodes": len(applied.nodes) if applied else 0}
+
+
+def _phase(state: State, problems: list[str]) -> str:
+    if state.phase != UP:
+        return "half-made" if state.phase == "making" else "half-removed"
+    return "degraded" if problems else "up"
+
+
+def _facts(state: State, applied: Cluster | None) -> dict[str, str]:
+    accounting = {"accounting": "on" if applied.slurm.accounting else "off"} if applied else {}
+    return {"Slurm": state.slurm_version.split()[-1], "hosts": state.placement.hosts, **accounting}
+
+
+def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], list[JobInfo], list[str]]:
+    """Slurm's word, or the fact that it has none."""
+    try:
+        return list(slurm.nodes()), list(slurm.jobs()), []
+    except DalsegnoError as error:
+        return [], [], [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
+
+
+def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
+    """What every host's plan names, and whether it runs. The head comes first."""
+    found = []
+    for path in host_folders(folder):
+        plan = read_json(path / "plan.json")
+        services = plan.get("services") if isinstance(plan, dict) else None
+        facts = service_facts(path)
+        alive = host_process(path) is not None
+        for service in services if isinstance(services, list) else []:
+            name = str(service["name"]) if isinstance(service, dict) else ""
+            found.append(_daemon(path.name, name, facts.get(name), alive))
+        if not services and not alive and isinstance(plan, dict):
+            found.append(DaemonStatus(path.name, "host", running=False, detail="(off)"))
+    return tuple(sorted(found, key=lambda daemon: (daemon.name == "slurmd", daemon.host)))
+
+
+def _daemon(host: str, name: str, fact: ServiceFact | None, alive: bool) -> DaemonStatus:
+    kind, _, node = name.partition(":")
+    detail = ""
+    if not alive:
+        detail = "(host is off)"
+    elif fact and fact.exit_code is not None:
+        detail = f"(ended with code {fact.exit_code})"
+    return DaemonStatus(node or host, kind, running=fact is not None and fact.running, detail=detail)
+
+
+def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
+    dead = [f"{daemon.name} on {daemon.host} {daemon.detail}".strip() for daemon in daemons if not daemon.running]
+    if not dead:
+        return []
+    more = f" and {len(dead) - 4} more" if len(dead) > 4 else ""
+    return [f"not running: {', '.join(dead[:4])}{more}; `dalsegno up` starts what is missing"]
+
+
+def _nodes(applied: Cluster | None, seen: list[NodeInfo], placement: Placement) -> tuple[NodeStatus, ...]:
+    """The nodes of the file, with what Slurm says of each; also those that only one of the two knows."""
+    known = {node.name: node for node in applied.nodes} if applied else {}
+    info = {node.name: node for node in seen}
+    return tuple(_node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info]))
+
+
+def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement) -> NodeStatus:
+    port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
+    return NodeStatus(
+        name,
+        state=info.state_text if info else "unknown",
+        reason=info.reason if info else "",
+        partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
+        gpus=info.gpus if info else fact.gpus if fact else 0,
+        gpus_used=info.gpus_used if info else 0,
+        gpu_type=fact.gpu_type if fact else "",
+        address=placement.addresses.get(name, "") + port,
+        spare=fact.spare if fact else False,
+    )
+
+
+def _job(job: JobInfo) -> JobStatus:
+    return JobStatus(
+        id=str(job.id), name=job.name, user=job.user, partition=job.partition, state=job.state.name, nodes=job.nodes,
+        gpus=job.gpus, elapsed=job.elapsed, reason=job.reason,
+    )  # fmt: skip

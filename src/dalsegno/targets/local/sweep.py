@@ -1,0 +1,93 @@
+"""Taking a local cluster away, however much of it there is: processes, links, cgroups, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.system.files import remove_tree
+from dalsegno.system.network import link_names, run_ip
+from dalsegno.system.procfs import MARK, Process, descendants, end, environment, find, start_ticks
+from dalsegno.system.processes import Runner
+from dalsegno.targets.local.folder import Folder
+
+LINK_GONE_S = 5.0
+
+
+def sweep(runner: Runner, folder: Folder) -> bool:
+    """Remove everything of the cluster; False if there was nothing. Works from the folder's path alone."""
+    found = folder.root.exists()
+    found |= end_processes(folder)
+    if os.geteuid() == 0:
+        found |= remove_links(runner, folder)
+        found |= remove_cgroups(folder)
+    remove_tree(folder.root)
+    return found
+
+
+def end_processes(folder: Folder) -> bool:
+    """Kill all that carries the cluster's mark and what it launched, until nothing is left.
+
+    Twice around at least: a daemon may have forked while we were reading. Killing a virtual host's first process
+    takes all its others with it.
+    """
+    found = False
+    for _ in range(20):
+        processes = _with_children(find(lambda pid: _is_ours(pid, folder)))
+        if not processes:
+            return found
+        found = True
+        end(processes)
+    raise TargetError(f"processes of {folder.name} do not end: {[process.pid for process in processes]}")
+
+
+def _is_ours(pid: int, folder: Folder) -> bool:
+    """Started by us, or by Slurm as a task of a job here (also one that left its step's session and parents)."""
+    env = environment(pid)
+    if f"{MARK}={folder.root}".encode() in env:
+        return True
+    return f"SLURM_CONF={folder.slurm_conf}".encode() in env and any(item.startswith(b"SLURMD_NODENAME=") for item in env)
+
+
+def _with_children(processes: list[Process]) -> list[Process]:
+    """Job steps have the user's environment, not ours: they are found below the slurmstepd that has it."""
+    own = {process.pid for process in processes}
+    below = {child for pid in own for child in descendants(pid)} - own - {os.getpid()}
+    return processes + [Process(pid, start) for pid in below if (start := start_ticks(pid)) is not None]
+
+
+def remove_links(runner: Runner, folder: Folder) -> bool:
+    """The machine's end of the cable goes with the switch; wait for it, or pull it."""
+    prefix = f"ds{folder.id}"
+    until = time.monotonic() + LINK_GONE_S
+    found = False
+    while mine := [name for name in link_names(runner) if name.startswith(prefix)]:
+        found = True
+        if time.monotonic() > until:
+            run_ip(runner, [f"link del {name}" for name in mine])
+        time.sleep(0.01)
+    return found
+
+
+def remove_cgroups(folder: Folder) -> bool:
+    """Ours in every v1 hierarchy, deepest first; a folder is free a moment after its last process died."""
+    found = False
+    for root in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}"):
+        found = True
+        remove_cgroup(root)
+    return found
+
+
+def remove_cgroup(root: Path) -> None:
+    for path in sorted((path for path in [root, *root.rglob("*")] if path.is_dir()), reverse=True):
+        for _ in range(200):
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    path.rmdir()
+                except OSError:
+                    time.sleep(0.01)
+                    continue
+            break

@@ -1,0 +1,117 @@
+"""The local target: looks, plans, applies, tells, removes. The parts do the work; this joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.targets.local._stopgap import SlurmClient
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
+from dalsegno.system.network import first_free_run, link_names, used_networks
+from dalsegno.system.processes import LocalRunner, Runner
+from dalsegno.targets.base import Plan, Say, Status
+from dalsegno.targets.local.apply import Site, apply
+from dalsegno.targets.local.desired import desired
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.observe import observe
+from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, Free, place
+from dalsegno.targets.local.plan import LocalPlan, make_plan
+from dalsegno.targets.local.services import slurm_env
+from dalsegno.targets.local.shell import enter, user_env
+from dalsegno.targets.local.status import read_status, read_summary
+from dalsegno.targets.local.store import REMOVING, State, read_state, read_state_leniently, write_state
+from dalsegno.targets.local.sweep import sweep
+
+ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
+
+
+class LocalTarget:
+    """One cluster in one state folder."""
+
+    def __init__(self, folder: Path, cache: Path, runner: Runner | None = None) -> None:
+        self.folder = Folder(folder)
+        self.cache = cache
+        self.runner = runner or LocalRunner()
+        self.slurm = SlurmClient(self.runner, slurm_env(self.folder))
+
+    @cached_property
+    def machine(self) -> Machine:
+        return look(self.runner)
+
+    def plan(self, cluster: Cluster) -> LocalPlan:
+        self.folder.check()
+        self._check_packages(cluster)
+        state = self._state()
+        before = state.placement if state else None
+        placement = place(cluster, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
+        wanted = desired(cluster, self.folder, placement, self.machine, self._people())
+        return make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not isinstance(plan, LocalPlan):
+            raise TypeError(f"not a plan of the local target: {plan!r}")
+        state = self._state()
+        if state is None:
+            sweep(self.runner, self.folder)  # what an earlier cluster of this name may have left without its folder
+        site = Site(self.runner, self.folder, self.machine, self.cache, self.slurm, self._people()[0], say)
+        apply(site, plan, state)
+
+    def destroy(self, say: Say) -> bool:
+        state = read_state_leniently(self.folder)
+        if state is not None:
+            write_state(self.folder, replace(state, phase=REMOVING))
+        return sweep(self.runner, self.folder)
+
+    def status(self) -> Status:
+        return read_status(self.folder, self.slurm)
+
+    def summary(self) -> dict[str, str | int]:
+        """The line of `ls`: cheap, asks no daemon."""
+        return read_summary(self.folder)
+
+    def user_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What puts this cluster into a shell that has `env`."""
+        return user_env(self.folder, env)
+
+    def shell(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str, host: str | None, user: str | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """What to become for a shell, or one command, on the cluster."""
+        return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    def _state(self) -> State | None:
+        """The state to go on from; a `down` that was cut short is finished first."""
+        state = read_state(self.folder)
+        if state is not None and state.phase == REMOVING:
+            sweep(self.runner, self.folder)
+            return None
+        return state
+
+    def _check_packages(self, cluster: Cluster) -> None:
+        programs = [*ALWAYS, *(ACCOUNTING if cluster.slurm.accounting else ()), *(["slurmrestd"] if cluster.slurm.rest else [])]
+        if self.machine.is_root:
+            programs += ["ip", "nsenter"]
+        missing = missing_packages(tuple(programs))
+        if missing:
+            lacking = ", ".join(name for name in programs if DAEMONS[name] in missing)
+            raise TargetError(
+                f"this machine lacks {lacking}",
+                hint=f"`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends {' '.join(missing)}",
+            )
+
+    def _free(self) -> Free:
+        if not self.machine.is_root:
+            return Free(port_run=_port_run)
+        return Free(used_networks(self.runner), frozenset(link_names(self.runner)), _port_run)
+
+    def _people(self) -> tuple[str, str]:
+        return Path("/etc/passwd").read_text(), Path("/etc/group").read_text()
+
+
+def _port_run(count: int, taken: set[int]) -> int | None:
+    return first_free_run(count, FIRST_PORT, LAST_PORT, taken)

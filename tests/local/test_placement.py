@@ -1,0 +1,126 @@
+"""Where hosts go on this machine, and that they stay there."""
+
+import ipaddress
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm
+from dalsegno.system.machine import Machine
+from dalsegno.targets.local.placement import Free, choose_hosts, place
+
+ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, "/sys/fs/cgroup/freezer", ())
+USER = replace(ROOT, user="ada", is_root=False, namespaces=False, freezer="")
+
+
+def cluster(count: int = 2, gpus: int = 0, **more: object) -> Cluster:
+    nodes = tuple(Node(f"train-{i}", cpus=2, memory_mib=1000, gpus=gpus) for i in range(1, count + 1))
+    return Cluster("demo", "local", nodes, (Partition("train", tuple(n.name for n in nodes)),), **more)  # type: ignore[arg-type]
+
+
+def put(wanted: Cluster, machine: Machine = ROOT, before: object = None, free: Free | None = None):  # type: ignore[no-untyped-def]
+    return place(wanted, machine, "00000000", before, free or Free(), "/state/dev")  # type: ignore[arg-type]
+
+
+def test_root_gets_virtual_hosts_each_with_its_own_address():
+    placed = put(cluster(2))
+    assert placed.hosts == "virtual"
+    assert placed.addresses == {"head": "10.192.0.2", "train-1": "10.192.0.3", "train-2": "10.192.0.4"}
+
+
+def test_a_plain_user_gets_loopback_ports_in_a_row():
+    placed = put(cluster(2), USER)
+    assert placed.hosts == "loopback"
+    assert placed.ports == {"slurmctld": 17000, "slurmdbd": 17001, "train-1": 17002, "train-2": 17003}
+
+
+def test_root_without_the_right_to_namespaces_falls_back_to_loopback():
+    assert choose_hosts(cluster(), replace(ROOT, namespaces=False)) == "loopback"
+
+
+def test_virtual_hosts_that_cannot_be_had_are_refused_with_the_reason():
+    with pytest.raises(TargetError, match="they need root"):
+        put(cluster(local=Local(hosts="virtual")), USER)
+    with pytest.raises(TargetError, match="does not permit namespaces"):
+        put(cluster(local=Local(hosts="virtual")), replace(ROOT, namespaces=False))
+
+
+def test_a_node_added_later_moves_no_one():
+    first = put(cluster(2))
+    second = put(cluster(4), before=first)
+    assert {name: second.addresses[name] for name in first.addresses} == first.addresses
+    assert len(set(second.addresses.values())) == 5
+
+
+def test_the_address_of_a_removed_node_is_given_out_again():
+    first = put(cluster(3))
+    second = put(cluster(2), before=first)
+    third = put(cluster(3), before=second)
+    assert third.addresses == first.addresses
+
+
+def test_a_subnet_in_use_is_avoided():
+    used = [ipaddress.IPv4Network("10.192.0.0/16")]
+    assert put(cluster(), free=Free(networks=used)).subnet == "10.193.0.0/20"
+
+
+def test_a_link_name_in_use_is_avoided():
+    assert put(cluster(), free=Free(links=frozenset({"ds00000000"}))).link == "ds000000001"
+
+
+def test_ports_keep_to_what_is_free_and_existing_nodes_keep_theirs():
+    asked = []
+
+    def port_run(count: int, taken: set[int]) -> int:
+        asked.append((count, sorted(taken)))
+        return 20000
+
+    first = put(cluster(1), USER, free=Free(port_run=port_run))
+    second = put(cluster(2), USER, before=first, free=Free(port_run=lambda count, taken: 21000))
+    assert asked == [(3, [])]
+    assert second.ports == {**first.ports, "train-2": 21000}
+
+
+def test_no_ports_left_is_said():
+    with pytest.raises(TargetError, match="no 3 free ports in a row"):
+        put(cluster(1), USER, free=Free(port_run=lambda count, taken: None))
+
+
+def test_a_running_cluster_does_not_change_its_kind_of_hosts():
+    first = put(cluster())
+    with pytest.raises(TargetError, match="cannot move to loopback"):
+        put(cluster(local=Local(hosts="loopback")), before=first)
+
+
+def test_a_backup_controller_needs_virtual_hosts():
+    wanted = cluster(slurm=Slurm(backup_controller=True))
+    assert "head-backup" in put(wanted).addresses
+    with pytest.raises(TargetError, match="backup controller"):
+        put(wanted, USER)
+
+
+def test_simulated_gpus_are_files_of_the_cluster():
+    placed = put(cluster(1, gpus=2))
+    assert placed.gpus_simulated
+    assert placed.gpu_files["train-1"] == ("/state/dev/nvidia0", "/state/dev/nvidia1")
+
+
+def test_real_gpus_are_dealt_out_in_order():
+    machine = replace(ROOT, gpu_files=tuple(f"/dev/nvidia{i}" for i in range(4)))
+    placed = put(cluster(2, gpus=2), machine)
+    assert not placed.gpus_simulated
+    assert placed.gpu_files == {"train-1": ("/dev/nvidia0", "/dev/nvidia1"), "train-2": ("/dev/nvidia2", "/dev/nvidia3")}
+
+
+def test_too_few_real_gpus_are_simulated_unless_real_ones_were_asked_for():
+    machine = replace(ROOT, gpu_files=("/dev/nvidia0",))
+    assert put(cluster(2, gpus=2), machine).gpus_simulated
+    with pytest.raises(TargetError, match="asks for 4 GPUs, this machine has 1"):
+        put(cluster(2, gpus=2, local=Local(gpus="real")), machine)
+
+
+def test_more_hosts_than_a_bridge_takes_are_refused_with_the_way_out():
+    with pytest.raises(TargetError) as caught:
+        put(cluster(1000))
+    assert "loopback" in caught.value.hint

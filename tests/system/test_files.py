@@ -1,0 +1,54 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.system.files import locked, read_json, remove_tree, write_atomic, write_if_changed, write_in_place
+
+
+def test_a_file_is_written_with_just_the_rights_asked_for(tmp_path: Path):
+    write_atomic(tmp_path / "secret", "x", 0o600)
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_a_full_disk_names_the_file_and_the_way_out():
+    with pytest.raises(DalsegnoError, match="no space left to write /dev/full"):
+        write_in_place(Path("/dev/full"), "text")
+
+
+def test_only_a_change_is_written(tmp_path: Path):
+    assert write_if_changed(tmp_path / "a", "1")
+    assert not write_if_changed(tmp_path / "a", "1")
+
+
+def test_writing_in_place_keeps_the_file_and_cuts_the_rest(tmp_path: Path):
+    path = tmp_path / "hosts"
+    path.write_text("a long text")
+    inode = path.stat().st_ino
+    write_in_place(path, "short")
+    assert (path.read_text(), path.stat().st_ino) == ("short", inode)
+
+
+def test_a_damaged_file_of_ours_is_an_error_that_says_what_to_do(tmp_path: Path):
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(DalsegnoError) as caught:
+        read_json(tmp_path / "state.json")
+    assert "damaged" in caught.value.what and "down" in caught.value.hint
+    assert read_json(tmp_path / "missing.json") is None
+
+
+def test_a_second_holder_of_a_lock_is_told_at_once(tmp_path: Path):
+    with locked(tmp_path / "lock", "cluster demo"):
+        with pytest.raises(DalsegnoError, match="another `dalsegno` is working on cluster demo"):
+            with locked(tmp_path / "lock", "cluster demo"):
+                pass
+    with locked(tmp_path / "lock", "cluster demo"):
+        pass
+
+
+def test_removing_what_is_gone_is_fine(tmp_path: Path):
+    remove_tree(tmp_path / "nothing")

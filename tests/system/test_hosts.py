@@ -1,0 +1,126 @@
+"""A host's first process: keeps its services, reaps the rest. Here without namespaces, so that any user can run it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.hosts import HostPlan, Service, boot, host_process, reload, service_facts, write_plan
+from dalsegno.system.processes import LocalRunner
+from dalsegno.system.procfs import MARK, Process, descendants, end, marked, send, start_ticks
+
+
+def service(name: str, folder: Path, *argv: str, revision: str = "1", hold: bool = False) -> Service:
+    return Service(name, argv, {MARK: str(folder), "PATH": os.defpath}, str(folder / f"{name}.log"), revision, hold)
+
+
+def plan(folder: Path, *services: Service) -> HostPlan:
+    return HostPlan("box", str(folder), str(folder / "init.log"), isolate=False, services=services)
+
+
+def eventually(true: Callable[[], object], timeout_s: float = 10.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    end(marked(str(tmp_path)))
+
+
+def start(folder: Path, *services: Service) -> Process:
+    write_plan(plan(folder, *services))
+    return boot(LocalRunner(), [plan(folder, *services)], str(folder))["box"]
+
+
+def change(folder: Path, *services: Service) -> None:
+    write_plan(plan(folder, *services))
+    reload(folder)
+
+
+def running(folder: Path, name: str) -> bool:
+    fact = service_facts(folder).get(name)
+    return fact is not None and fact.running
+
+
+def test_services_run_and_their_output_is_kept(folder: Path):
+    start(folder, service("talk", folder, "/bin/sh", "-c", "echo hello; exec sleep 60"))
+    eventually(lambda: "hello" in (folder / "talk.log").read_text())
+    assert running(folder, "talk")
+
+
+def test_a_service_that_ends_is_reported_with_its_code_and_not_restarted(folder: Path):
+    start(folder, service("fails", folder, "/bin/sh", "-c", "exit 3"))
+    eventually(lambda: service_facts(folder)["fails"].exit_code == 3)
+    assert not running(folder, "fails")
+
+
+def test_a_program_that_is_not_there_is_reported(folder: Path):
+    start(folder, service("ghost", folder, "/no/such/program"))
+    eventually(lambda: "ghost" in service_facts(folder))
+    assert "No such file" in service_facts(folder)["ghost"].error
+
+
+def test_another_revision_restarts_only_that_service(folder: Path):
+    start(folder, service("a", folder, "/bin/sleep", "60"), service("b", folder, "/bin/sleep", "60"))
+    eventually(lambda: running(folder, "b"))
+    before = set(descendants(host_process(folder).pid))  # type: ignore[union-attr]
+    change(folder, service("a", folder, "/bin/sleep", "61", revision="2"), service("b", folder, "/bin/sleep", "60"))
+    eventually(lambda: service_facts(folder)["a"].revision == "2" and running(folder, "a"))
+    after = set(descendants(host_process(folder).pid))  # type: ignore[union-attr]
+    assert len(before & after) == 1 and len(after) == 2
+
+
+def test_a_service_on_hold_is_left_as_it_is(folder: Path):
+    start(folder, service("on", folder, "/bin/sleep", "60"), service("off", folder, "/bin/sleep", "60", hold=True))
+    eventually(lambda: running(folder, "on"))
+    change(
+        folder,
+        service("on", folder, "/bin/sleep", "60", revision="2", hold=True),
+        service("off", folder, "/bin/sleep", "60", hold=True),
+        service("new", folder, "/bin/sleep", "60"),
+    )
+    eventually(lambda: running(folder, "new"))
+    assert service_facts(folder)["on"].revision == "1" and running(folder, "on") and not running(folder, "off")
+
+
+def test_a_service_no_longer_named_is_stopped(folder: Path):
+    start(folder, service("a", folder, "/bin/sleep", "60"))
+    eventually(lambda: running(folder, "a"))
+    change(folder)
+    eventually(lambda: "a" not in service_facts(folder))
+    assert descendants(host_process(folder).pid) == []  # type: ignore[union-attr]
+
+
+def test_orphans_are_adopted_and_reaped(folder: Path):
+    host = start(folder, service("leaver", folder, "/bin/sh", "-c", "(sleep 0.2; echo gone) & exit 0"))
+    eventually(lambda: "gone" in (folder / "leaver.log").read_text())
+    eventually(lambda: descendants(host.pid) == [])
+
+
+def test_a_terminated_host_takes_its_services_along(folder: Path):
+    host = start(folder, service("a", folder, "/bin/sleep", "60"))
+    eventually(lambda: running(folder, "a"))
+    send(host, signal.SIGTERM)
+    eventually(lambda: not host.alive())
+    assert marked(str(folder)) == [] and not running(folder, "a")
+
+
+def test_a_damaged_plan_changes_nothing(folder: Path):
+    start(folder, service("a", folder, "/bin/sleep", "60"))
+    eventually(lambda: running(folder, "a"))
+    (folder / "plan.json").write_text("{")
+    reload(folder)
+    eventually(lambda: "plan not read again" in (folder / "init.log").read_text())
+    assert running(folder, "a")
+
+
+def test_a_process_is_not_mistaken_for_a_later_one_with_its_pid():
+    here = Process(os.getpid(), start_ticks(os.getpid()) or 0)
+    assert here.alive() and not Process(here.pid, here.start + 1).alive()
