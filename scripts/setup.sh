@@ -62,25 +62,20 @@ setup_command() { # dalsegno setup [--dev] [--torch]
 # ---- which commands need Slurm on this machine
 
 makes_local_cluster() { # the command line's arguments
-    local command='' previous='' arg
-    for arg; do
-        case $arg in -h | --help) return 1 ;; esac
-        if [ -z "$command" ] && [ "${arg#-}" = "$arg" ] && [ "$previous" != --cluster ]; then command=$arg; fi
-        previous=$arg
-    done
-    case $command in
+    case " $* " in *" -h "* | *" --help "*) return 1 ;; esac
+    case ${1-} in
         demo) return 0 ;;
-        up) ! names_remote_target "$@" cluster.yaml ;;
+        up) ! names_remote_target "${@:2}" cluster.yaml ;;
         *) return 1 ;;
     esac
 }
 
-names_remote_target() { # true when one of the arguments is a cluster file for another target
-    local file line
+names_remote_target() { # true when the first argument that is a file is a cluster file for another target
+    local file line remote='^target:[[:space:]"'\'']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$)'
     for file; do
-        case $file in *.yaml | *.yml) [ -f "$file" ] || continue ;; *) continue ;; esac
+        [ -f "$file" ] || continue
         while IFS= read -r line || [ -n "$line" ]; do
-            [[ $line =~ ^target:[[:space:]\"\']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$) ]] && return 0
+            [[ $line =~ $remote ]] && return 0
         done <"$file"
         return 1
     done
@@ -154,17 +149,19 @@ complete_venv() { # complete_venv core|dev
     local package=.
     [ "$1" = core ] || package=".[$1]"
     venv_ready "$1" && return # another call finished it while this one waited
+    [ -w "$VENV" ] || { [ ! -e "$VENV" ] && [ -w "$ROOT" ]; } ||
+        fail "$VENV is not complete, and you may not write there" "run \`./dalsegno setup\` as the owner of the folder"
     if ! venv_usable; then
         find_python || no_python
         say "making .venv with $PYTHON"
         quietly "$PYTHON" -m venv --clear "$VENV" || fail "could not make $VENV"
     fi
-    [ -w "$VENV" ] || fail "$VENV is out of date and belongs to another user" "run \`./dalsegno setup\` as its owner"
     say "installing Python packages into .venv"
+    rm -f "$VENV"/dalsegno-*.stamp # pip may be stopped with the old version gone and the new one not there yet
     cd "$ROOT" || exit 1
     quietly "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input -e "$package" ||
         fail "pip could not install what Dal Segno needs" "the lines above are pip's; try again when they are mended"
-    write_stamp core && write_stamp "$1" || fail "could not write into $VENV"
+    { write_stamp core && write_stamp "$1"; } || fail "could not write into $VENV"
 }
 
 owner_of() { "$VENV/bin/python" -c 'import os, sys; s = os.stat(sys.argv[1]); print(f"{s.st_uid}:{s.st_gid}")' "$1"; }
@@ -224,6 +221,6 @@ find_python() {
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
 no_python() {
-    fail "Dal Segno needs Python 3.10 or newer, and none was found" \
+    fail "Dal Segno needs Python 3.10 or newer, and ${DALSEGNO_PYTHON:-nothing found here} is not" \
         "install one (Debian 12, Ubuntu 22.04 and later: apt-get install python3 python3-venv), or name it: DALSEGNO_PYTHON=/path/to/python3 ./dalsegno …"
 }

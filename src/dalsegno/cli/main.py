@@ -63,7 +63,7 @@ def cli() -> None:
 def main() -> None:
     """The one catch: an error becomes words and an exit code, never a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="dalsegno", standalone_mode=False)
         sys.stdout.flush()
     except (DalsegnoError, click.ClickException) as error:
         code = _explain(error)

@@ -62,7 +62,17 @@ def _show_queue(status: Status) -> None:
         return
     headers = ["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "GPUS", "TIME", "REASON"]
     rows = [
-        [job.id, job.name, job.user, job.partition, job.state, job.nodes or "-", str(job.gpus or "-"), job.elapsed, job.reason]
+        [job.id, job.name, job.user, job.partition, job.state, job.nodes or "-", str(job.gpus or "-"), _clock(job.elapsed_s), job.reason]
         for job in status.jobs
     ]
     out.table(headers, rows)
+
+
+def _clock(seconds: int) -> str:
+    """As squeue writes a time: 1-02:03:04, 2:03:04, 0:05."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{secs:02}"
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"

@@ -20,7 +20,7 @@ class HostlistError(DalsegnoError):
 
 
 def expand(text: str) -> list[str]:
-    """All names, in the order written: `n[1-2],x` → n1, n2, x."""
+    """All names, in the order written: `n[1-2],x` → n1, n2, x. The last bracket of a name runs fastest."""
     names: list[str] = []
     for word in _words(text):
         pieces = [_choices(piece, word) for piece in _pieces(word)]
@@ -91,6 +91,8 @@ def _pieces(word: str) -> list[re.Match[str]]:
     pieces = list(_PIECE.finditer(word))
     if "".join(piece[0] for piece in pieces) != word:
         raise HostlistError(f"host list {word[:80]!r} has a blank inside a name", hint="separate names by commas")
+    if len(pieces) > 1 and pieces[-1][1] is None:
+        raise HostlistError(f"host list {word[:80]!r} goes on after its last bracket", hint="end names with the bracket")
     return pieces
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dalsegno.errors import DalsegnoError
 
 _T = TypeVar("_T")
+_KNOWN: dict[type[object], dict[str, Any]] = {}
 
 
 def facts_to_json(facts: object) -> dict[str, Any]:
@@ -67,13 +67,14 @@ def _broken(kind: type, why: str) -> DalsegnoError:
     return DalsegnoError(f"a saved {kind.__name__.lower()} cannot be read: {why}", hint="was the file edited by hand?")
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
+def _hints(kind: type[object]) -> dict[str, Any]:
+    """Fields and their types; working them out is slow, and a cluster has a thousand nodes."""
+    if kind not in _KNOWN:
+        found = get_type_hints(kind)
+        _KNOWN[kind] = {each.name: found[each.name] for each in fields(cast("Any", kind))}
+    return _KNOWN[kind]
 
 
-@cache
-def _required(kind: type) -> frozenset[str]:
-    found = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
-    return frozenset(found)
+def _required(kind: type[object]) -> set[str]:
+    everything = fields(cast("Any", kind))
+    return {each.name for each in everything if each.default is MISSING and each.default_factory is MISSING}

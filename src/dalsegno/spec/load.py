@@ -27,6 +27,9 @@ def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
     document = read_document(text, filename)
     if not isinstance(document.data, Table):
         raise SpecError([_not_a_mapping(document)])
+    # `x-…` at the top is the user's own: a place for anchors.
+    for key in [key for key in document.data if key.startswith("x-")]:
+        del document.data[key]
     salvaged = salvage(document)
     if salvaged.spec is not None:
         run_checks(salvaged.spec, Report(document, salvaged.cut))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from dalsegno.spec.aws import HyperPod, ParallelCluster
@@ -15,10 +13,8 @@ from dalsegno.spec.people import Account, User
 from dalsegno.spec.section import Section
 from dalsegno.spec.slurm import Reservation, Slurm
 from dalsegno.spec.storage import Storage
+from dalsegno.spec.target_names import Target
 from dalsegno.spec.upkeep import Containers, Health, Modules, Monitoring
-
-Target = Literal["local", "ssh", "parallelcluster", "hyperpod", "oci"]
-TARGETS: tuple[Target, ...] = ("local", "ssh", "parallelcluster", "hyperpod", "oci")
 
 
 class ClusterSpec(Section):

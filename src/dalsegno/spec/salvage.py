@@ -6,7 +6,9 @@ have looked at it stays silent rather than complain about what the user did in f
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,6 +21,7 @@ from dalsegno.spec.model import ClusterSpec
 
 _ROUNDS = 20  # each round cuts at least one thing; nesting is shallow
 _STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
+_MEANT = re.compile(r"did you mean `(\w+)`\?")
 _Loc = tuple[int | str, ...]
 
 
@@ -38,47 +41,38 @@ def salvage(document: Document) -> Salvaged:
             result.spec = ClusterSpec.model_validate(document.data)
             return result
         except ValidationError as refused:
-            _cut_all(_without_misspelt(refused.errors(include_url=False), document.data), document, result.cut)
+            _cut_all(refused.errors(include_url=False), document, result.cut)
     return result
 
 
 def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[Path]) -> None:
-    doomed: dict[tuple[int, str | int], tuple[Any, str | int]] = {}
-    for error in errors:
+    doomed: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
+    # Unknown keys first: they tell which missing ones are only misspelt.
+    for error in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         loc = _clean(error["loc"])
-        if not _is_blank(loc, error, document.data):
+        blank = _is_blank(loc, error, document.data)
+        if not blank:
             _note(error, loc, document, cut)
         container, key = _cut_point(loc, error["type"] == "missing", document.data)
-        doomed[id(container), key] = (container, key)
+        doomed[id(container), key] = (container, key, blank)
     # From the back, so that earlier indices of the same list stay true.
-    for container, key in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
-        _remove(container, key)
-
-
-def _without_misspelt(errors: list[ErrorDetails], data: Any) -> list[ErrorDetails]:
-    """`nme: train` is one mistake: do not complain of the missing `name` as well."""
-    meant = {
-        (_clean(error["loc"])[:-1], word_fault(error, _clean(error["loc"]), data, ClusterSpec)[1])
-        for error in errors
-        if error["type"] == "extra_forbidden"
-    }
-    return [
-        error
-        for error in errors
-        if error["type"] != "missing" or (error["loc"][:-1], f"did you mean `{error['loc'][-1]}`?") not in meant
-    ]
+    for container, key, blank in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
+        _remove(container, key, stand_in=not blank)
 
 
 def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[Path]) -> None:
     path = _place_of(loc, document.data)
     missing = error["type"] == "missing"
-    # A required value that was there, but faulty, has been complained of already.
+    what, hint = word_fault(error, loc, document.data, ClusterSpec)
+    # A required value that was there, but faulty or under another name, has been complained of already.
     if not (missing and path in cut):
-        what, hint = word_fault(error, loc, document.data, ClusterSpec)
         document.problems.append(Problem(what, document.where(path), hint))
     cut.add(path)
     if missing:
         cut.add(_place_of(loc[:-1], document.data))
+    meant = _MEANT.fullmatch(hint) if error["type"] == "extra_forbidden" else None
+    if meant and meant[1] not in _value_at(loc[:-1], document.data):
+        cut.add((*path[:-1], meant[1]))
 
 
 def _clean(loc: _Loc) -> _Loc:
@@ -102,14 +96,15 @@ def _step(value: Any, step: str | int) -> Any:
         return None
 
 
+def _value_at(loc: _Loc, data: Any) -> Any:
+    return reduce(_step, loc, data)
+
+
 def _is_blank(loc: _Loc, error: ErrorDetails, data: Any) -> bool:
     """`key:` with nothing after it, which is as good as not there. (An unknown key is wrong, blank or not.)"""
     if error["type"] in ("missing", "extra_forbidden") or error["input"] is not None:
         return False
-    parent = data
-    for step in loc[:-1]:
-        parent = _step(parent, step)
-    return isinstance(parent, dict)
+    return isinstance(_value_at(loc[:-1], data), dict)
 
 
 def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
@@ -124,10 +119,10 @@ def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
     return best
 
 
-def _remove(container: Any, key: str | int) -> None:
+def _remove(container: Any, key: str | int, stand_in: bool) -> None:
     if isinstance(container, list):
         del container[int(key)]
         return
     container.pop(key, None)
-    if container.path == () and key in _STAND_INS:
+    if stand_in and container.path == () and key in _STAND_INS:
         container[key] = _STAND_INS[str(key)]

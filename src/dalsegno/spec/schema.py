@@ -14,4 +14,5 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "Dal Segno cluster file",
+        "patternProperties": {"^x-": {"description": "Your own; a place for anchors."}},
     }

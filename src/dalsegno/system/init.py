@@ -221,7 +221,14 @@ class Host:
         except (OSError, ValueError) as error:
             sys.stderr.write(f"plan not read again: {error}\n")
             return
+        self.reconnect()
         self.reconcile()
+
+    def reconnect(self):
+        """After the switch was replaced there is a new cable, and it has no address yet."""
+        names = [name for _, name in socket.if_nameindex()] if self.plan["address"] else []
+        if self.plan["interface"] in names:
+            give_address(self.plan["interface"], self.plan["address"])
 
     def reconcile(self):
         wanted = {service["name"]: service for service in self.plan["services"]}

@@ -54,7 +54,7 @@ class JobStatus:
     state: str
     nodes: str
     gpus: int
-    elapsed: str
+    elapsed_s: int
     reason: str = ""
 
 

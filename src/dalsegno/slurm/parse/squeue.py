@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
-from dalsegno.slurm.hostlist import HostlistError, expand
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.parse.jobs import array_task, node_names, unix_status
 from dalsegno.slurm.parse.text import (
     duration_s,
     epoch,
@@ -17,7 +15,7 @@ from dalsegno.slurm.parse.text import (
     records,
 )
 from dalsegno.slurm.parse.tres import gpus_in_tres, memory_mib, parse_tres
-from dalsegno.slurm.states import JobState, parse_job_state
+from dalsegno.slurm.states import parse_job_state
 
 # What users write comes last.
 _FIELDS = (
@@ -53,41 +51,6 @@ _FIELDS = (
 JOBS_ARGV = ("squeue", "--all", "--noheader", "--Format", long_format(_FIELDS))
 
 
-@dataclass(frozen=True)
-class JobInfo:
-    """A job as Slurm sees it. Times are seconds since 1970; of a job that waits, `gpus` and `cpus` are what it asks."""
-
-    id: int
-    name: str
-    user: str
-    state: JobState
-    account: str = ""
-    qos: str = ""
-    partition: str = ""
-    reason: str = ""
-    nodes: tuple[str, ...] = ()
-    node_count: int = 0
-    cpus: int = 0
-    gpus: int = 0
-    memory_mib: int = 0
-    priority: int = 0
-    array_id: int | None = None
-    array_task: str = ""  # "3", or "4-9" for those that have not started
-    het_id: int | None = None
-    het_offset: int | None = None
-    submitted_at: int | None = None
-    started_at: int | None = None  # expected, while it waits
-    ends_at: int | None = None
-    elapsed_s: int = 0
-    time_limit_s: int | None = None  # None: no limit
-    exit_code: int = 0
-    exit_signal: int = 0
-    restarts: int = 0
-    reservation: str = ""
-    batch_host: str = ""
-    comment: str = ""
-
-
 def parse_jobs(text: str) -> list[JobInfo]:
     """The answer to JOBS_ARGV."""
     return [_job(dict(zip(_FIELDS, row, strict=True))) for row in records("squeue", text, len(_FIELDS))]
@@ -97,8 +60,9 @@ def _job(facts: dict[str, str]) -> JobInfo:
     job_id = optional_integer(facts["JobID"])
     if job_id is None:
         raise malformed("squeue", facts["JobID"])
+    task = array_task(facts["ArrayTaskID"])
     tres = facts["tres-alloc"]
-    code, signal = exit_status(facts["exit_code"])
+    code, signal = unix_status(facts["exit_code"])
     return JobInfo(
         id=job_id,
         name=facts["Name"],
@@ -108,13 +72,16 @@ def _job(facts: dict[str, str]) -> JobInfo:
         qos=known(facts["QOS"]),
         partition=facts["Partition"],
         reason=known(facts["Reason"]),
-        nodes=node_names(facts["NodeList"]),
+        nodes=node_names("squeue", facts["NodeList"]),
         node_count=integer(facts["NumNodes"]),
         cpus=integer(facts["NumCPUs"]),
         gpus=gpus_in_tres(tres),
         memory_mib=memory_mib(parse_tres(tres).get("mem", "")),
         priority=integer(facts["PriorityLong"]),
-        **_family(facts),
+        array_id=optional_integer(facts["ArrayJobID"]) if task else None,
+        array_task=task,
+        het_id=optional_integer(facts["HetJobID"]),
+        het_offset=optional_integer(facts["HetJobOffset"]),
         submitted_at=epoch(facts["SubmitTime"]),
         started_at=epoch(facts["StartTime"]),
         ends_at=epoch(facts["EndTime"]),
@@ -127,7 +94,3 @@ def _job(facts: dict[str, str]) -> JobInfo:
         batch_host=known(facts["BatchHost"]),
         comment=known(facts["Comment"]),
     )
-
-
-def _family(facts: dict[str, str]) -> dict[str, object]:
-    raise NotImplementedError

@@ -33,7 +33,7 @@ def quoted(value: str) -> str:
     """The value as Slurm's parser reads it back. It has no way to write a quote or a line end inside one."""
     bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
     if '"' in bare or "\n" in bare or bare.endswith("\\"):
-        raise DalsegnoError(f"Slurm's files cannot hold the value {value!r}", hint="leave out quotes, line ends and a last backslash")
+        raise DalsegnoError(f"Slurm's files cannot hold the value {value!r}", hint="leave out quotes and line ends")
     escaped = bare.replace("#", "\\#")
     return f'"{escaped}"' if bare != value or any(letter.isspace() for letter in bare) else escaped
 

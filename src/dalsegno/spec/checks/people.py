@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.policy import known_qos
 from dalsegno.spec.checks.report import Report
-from dalsegno.spec.layout import find_cycle
+from dalsegno.spec.cycles import find_cycle
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.people import User
 from dalsegno.spec.section import Section

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from dalsegno.spec.checks.report import Report
-from dalsegno.spec.model import TARGETS, ClusterSpec
+from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
+from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.target_names import TARGETS
 from dalsegno.spec.unknown_keys import required_keys
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
@@ -19,6 +23,7 @@ def check_targets(spec: ClusterSpec, report: Report) -> None:
     _controller(spec, report)
     _node_names(spec, report)
     _logins(spec, report)
+    _subnet(spec, report)
 
 
 def _blocks(spec: ClusterSpec, report: Report) -> None:
@@ -50,3 +55,15 @@ def _logins(spec: ClusterSpec, report: Report) -> None:
     if login.names and "count" in login.model_fields_set and login.count != len(login.names):
         what = f"`login.count` is {login.count}, but {len(login.names)} login nodes are named"
         report.add(login, "count", what, "leave `count` out", reads=("names",))
+
+
+def _subnet(spec: ClusterSpec, report: Report) -> None:
+    """The virtual hosts must fit: nodes, logins, head, backup, and the bridge itself."""
+    if spec.local is None or not spec.local.subnet or not report.whole("partitions"):
+        return
+    nodes = sum(len(own_nodes(each)) + len(own_spares(each)) for each in spec.partitions)
+    wanted = nodes + len(login_nodes(spec)) + 3
+    there = ipaddress.IPv4Network(spec.local.subnet).num_addresses - 2
+    if wanted > there:
+        what = f"`local.subnet` {spec.local.subnet} has {there} addresses, but {wanted} are needed"
+        report.add(spec.local, "subnet", what, "choose a larger one, or leave it out")

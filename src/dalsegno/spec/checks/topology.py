@@ -5,7 +5,8 @@ from __future__ import annotations
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.partitions import nodes_known
 from dalsegno.spec.checks.report import Report
-from dalsegno.spec.layout import find_cycle, own_nodes, own_spares
+from dalsegno.spec.cycles import find_cycle
+from dalsegno.spec.layout import own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.slurm import Switch, Topology
 

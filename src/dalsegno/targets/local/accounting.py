@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dalsegno.targets.local._stopgap import SlurmClient
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 
 
 def register_cluster(slurm: SlurmClient, name: str) -> None:
-    slurm.sacctmgr("add", "cluster", name)
+    slurm.sacctmgr(["add", "cluster", name])
 
 
 def update_people(slurm: SlurmClient, cluster: Cluster, address: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import TargetError
-from dalsegno.targets.local._stopgap import SlurmClient
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.hostlist import compress
-from dalsegno.system.hosts import HostPlan, boot, host_process, write_plan
+from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
@@ -91,9 +91,11 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
         switch = host_process(site.folder.host(SWITCH))
         if switch is None:
             raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
-        alone = SWITCH in booted  # a new switch: everyone needs a new cable
-        reach = _living(site, plan) if alone else {name: process.pid for name, process in booted.items()}
+        # A new switch: everyone needs a new cable.
+        reach = _living(site, plan) if SWITCH in booted else {name: process.pid for name, process in booted.items()}
         plug_in(site.runner, plan.placement, switch.pid, {name: pid for name, pid in reach.items() if name != SWITCH})
+        for name in reach.keys() - booted.keys():
+            reload(site.folder.host(name))  # it has a new cable: have it take up its address again
 
 
 def _living(site: Site, plan: LocalPlan) -> dict[str, int]:

@@ -51,4 +51,6 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
 
 
 def _host_cable(port: str, pid: int) -> list[str]:
-    return [f"link add {port} type veth peer name eth0 netns {pid}", f"link set {port} master {BRIDGE} up"]
+    mac = f"02:00:{':'.join(port[1:].zfill(8)[i : i + 2] for i in range(0, 8, 2))}"
+    # Always the same hardware address: a host that comes back is reached at once, not after its neighbours' ARP entries age.
+    return [f"link add {port} type veth peer name eth0 address {mac} netns {pid}", f"link set {port} master {BRIDGE} up"]

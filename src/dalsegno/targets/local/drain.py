@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 
 from dalsegno.errors import TargetError
-from dalsegno.targets.local._stopgap import NodeFlag, NodeInfo, NodeState, SlurmClient
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.hostlist import compress
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import NodeState
 from dalsegno.targets.base import Say
 from dalsegno.targets.local.daemons import log_tail
 from dalsegno.targets.local.folder import Folder
@@ -23,9 +25,9 @@ AWAY = ("not responding", "node unexpectedly rebooted", "none")
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, say: Say) -> None:
     """Let nothing new onto what is to go, and wait for what runs there; Ctrl-C stops the waiting, not the jobs."""
     for partition in plan.remove_partitions:
-        slurm.update_partition(partition, state="DRAIN")
-    for node in plan.remove_nodes:
-        slurm.drain(node, REMOVAL_REASON)
+        slurm.update(PartitionName=partition, State="DRAIN")
+    if plan.remove_nodes:
+        slurm.drain(plan.remove_nodes, REMOVAL_REASON)
     said: list[str] = []
     while jobs := [
         job.id for job in running_jobs(slurm)
@@ -52,13 +54,13 @@ def _missing(slurm: SlurmClient, plan: LocalPlan, wanted: set[str]) -> set[str]:
 
 
 def is_registered(node: NodeInfo) -> bool:
-    return node.state not in (NodeState.UNKNOWN, NodeState.FUTURE) and NodeFlag.NOT_RESPONDING not in node.flags
+    return node.state not in (NodeState.UNKNOWN, NodeState.FUTURE) and node.responding
 
 
 def _is_back(node: NodeInfo) -> bool:
-    """Down for no other reason than that it was away, and answering again."""
-    away = node.reason.lower().startswith(AWAY) or not node.reason
-    return node.state is NodeState.DOWN and away and NodeFlag.NOT_RESPONDING not in node.flags
+    """Out of service only because it was away or because an `up` was about to remove it, and answering."""
+    away = node.down and (not node.reason or node.reason.lower().startswith(AWAY))
+    return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 
 
 def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> None:

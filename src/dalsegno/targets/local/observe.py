@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.local._stopgap import SlurmClient
-from dalsegno.slurm.hostlist import expand
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.targets.local.desired import Desired
@@ -26,7 +25,14 @@ def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmCl
         files={name: text for name in wanted.files if (text := read_text(folder.root / name)) is not None},
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
-        jobs=running_jobs(slurm),
+        jobs=running_jobs(slurm) if controller_runs(folder) else (),
+    )
+
+
+def controller_runs(folder: Folder) -> bool:
+    """Whether a slurmctld is there to be asked: Slurm's commands wait half a minute for one that is not."""
+    return any(
+        (fact := service_facts(path).get("slurmctld")) is not None and fact.running for path in host_folders(folder)
     )
 
 
@@ -40,4 +46,4 @@ def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
         jobs = slurm.jobs()
     except DalsegnoError:
         return ()
-    return tuple(RunningJob(str(job.id), job.partition, frozenset(expand(job.nodes))) for job in jobs if not job.state.ended)
+    return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in jobs if not job.state.ended)

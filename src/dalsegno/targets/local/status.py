@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.local._stopgap import JobInfo, NodeInfo, SlurmClient
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.hostlist import compress
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, host_process, service_facts
 from dalsegno.targets.base import DaemonStatus, JobStatus, NodeStatus, Status
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.observe import host_folders
+from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.store import UP, State, read_applied, read_state
 
@@ -26,7 +29,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
     if state is None:
         return Status(folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",))
     daemons = _daemons(folder)
-    nodes, jobs, silence = _ask(slurm)
+    nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], [], [])
     problems = [*([ADVICE[state.phase]] if state.phase in ADVICE else []), *silence, *_dead(daemons)]
     return Status(
         folder.name,
@@ -62,7 +65,7 @@ def _facts(state: State, applied: Cluster | None) -> dict[str, str]:
 def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], list[JobInfo], list[str]]:
     """Slurm's word, or the fact that it has none."""
     try:
-        return list(slurm.nodes()), list(slurm.jobs()), []
+        return slurm.nodes(), slurm.jobs(), []
     except DalsegnoError as error:
         return [], [], [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
 
@@ -112,7 +115,7 @@ def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster 
     port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
     return NodeStatus(
         name,
-        state=info.state_text if info else "unknown",
+        state=info.state_text.lower() if info else "unknown",
         reason=info.reason if info else "",
         partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
         gpus=info.gpus if info else fact.gpus if fact else 0,
@@ -125,6 +128,6 @@ def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster 
 
 def _job(job: JobInfo) -> JobStatus:
     return JobStatus(
-        id=str(job.id), name=job.name, user=job.user, partition=job.partition, state=job.state.name, nodes=job.nodes,
-        gpus=job.gpus, elapsed=job.elapsed, reason=job.reason,
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state.name,
+        nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dalsegno.errors import TargetError
-from dalsegno.targets.local._stopgap import SlurmClient
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
 from dalsegno.system.network import first_free_run, link_names, used_networks
@@ -20,7 +20,7 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, Free, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
-from dalsegno.targets.local.services import slurm_env
+from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.store import REMOVING, State, read_state, read_state_leniently, write_state
@@ -37,7 +37,7 @@ class LocalTarget:
         self.folder = Folder(folder)
         self.cache = cache
         self.runner = runner or LocalRunner()
-        self.slurm = SlurmClient(self.runner, slurm_env(self.folder))
+        self.slurm = SlurmClient(self.runner, {"PATH": NODE_PATH, **slurm_env(self.folder)})
 
     @cached_property
     def machine(self) -> Machine:

@@ -4,6 +4,7 @@
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -63,6 +64,7 @@ def main():
     parser.add_argument("--format", default="csv")
     parser.add_argument("-i", "--id", default="")
     args = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nvidia-smi | head` ends quietly
     gpus = read_gpus()
     if gpus is None:
         sys.exit("nvidia-smi (simulated): this machine is no compute node; try `srun --gpus=1 nvidia-smi`")

@@ -8,7 +8,7 @@ from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.partition import Partition
 from dalsegno.spec.people import User
-from dalsegno.spec.resolve_slurm import resolve_slurm
+from dalsegno.spec.resolving_slurm import resolve_slurm
 from dalsegno.spec.sizes import size_of
 from dalsegno.spec.slurm import Reservation
 from dalsegno.spec.storage import Storage
@@ -16,15 +16,14 @@ from dalsegno.spec.storage import Storage
 
 def resolve(spec: ClusterSpec) -> facts.Cluster:
     """The facts of a cluster file that has been checked."""
-    nodes = tuple(node for partition in spec.partitions for node in _nodes(partition, spec.target))
     return facts.Cluster(
         name=spec.name,
         target=spec.target,
-        nodes=nodes,
+        nodes=tuple(node for partition in spec.partitions for node in _nodes(partition, spec.target)),
         partitions=_partitions(spec),
         head=spec.head.name,
         logins=tuple(login_nodes(spec)),
-        slurm=resolve_slurm(spec, nodes),
+        slurm=resolve_slurm(spec),
         accounts=_accounts(spec),
         users=_users(spec),
         reservations=tuple(_reservation(each) for each in spec.reservations),

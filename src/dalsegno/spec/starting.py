@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
+from dalsegno.spec.target_names import TARGETS
 
 _FOLDER = Path(__file__).parent / "starters"
-TARGETS = ("local", "ssh", "parallelcluster", "hyperpod", "oci")
 
 
 def starter(target: str = "local", name: str = "demo") -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from dalsegno.spec import facts
+from dalsegno.spec.layout import own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.partition import Partition
 from dalsegno.spec.slurm import Preemption, Priority, Qos, Slurm, Topology
 
 
-def resolve_slurm(spec: ClusterSpec, nodes: Sequence[facts.Node]) -> facts.Slurm:
+def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
     """Cluster-wide Slurm policy."""
     slurm = spec.slurm
     preemption = _preemption(slurm)
@@ -24,7 +25,7 @@ def resolve_slurm(spec: ClusterSpec, nodes: Sequence[facts.Node]) -> facts.Slurm
         preempt_by=preemption.by if preemption else "",
         preempt_mode=preemption.mode if preemption else "",
         preempt_exempt_time_s=preemption.exempt_time if preemption else None,
-        topology=_topology(slurm.topology, nodes),
+        topology=_topology(slurm.topology, spec.partitions),
         qos=tuple(_qos(each) for each in slurm.qos),
         slurmd_timeout_s=slurm.slurmd_timeout,
         extra=dict(slurm.extra),
@@ -70,19 +71,19 @@ def _qos(qos: Qos) -> facts.Qos:
     )
 
 
-def _topology(topology: Topology | None, nodes: Sequence[facts.Node]) -> tuple[facts.Switch, ...]:
+def _topology(topology: Topology | None, partitions: Sequence[Partition]) -> tuple[facts.Switch, ...]:
     if topology is None:
         return ()
     if topology.nodes_per_switch:
-        return _built(nodes, topology.nodes_per_switch)
+        return _built(partitions, topology.nodes_per_switch)
     return tuple(facts.Switch(each.name, tuple(each.nodes), tuple(each.switches)) for each in topology.switches)
 
 
-def _built(nodes: Sequence[facts.Node], per_switch: int) -> tuple[facts.Switch, ...]:
-    """Leaf after leaf in the order of the nodes; machines of two partitions never share one. A spine above."""
+def _built(partitions: Sequence[Partition], per_switch: int) -> tuple[facts.Switch, ...]:
+    """Leaf after leaf in the order of the nodes, those of two partitions apart; a spine above."""
     leaves: list[facts.Switch] = []
-    for _, group in groupby(nodes, key=lambda node: node.name.rpartition("-")[0]):
-        names = [node.name for node in group]
+    for partition in partitions:
+        names = own_nodes(partition) + own_spares(partition)
         for at in range(0, len(names), per_switch):
             leaves.append(facts.Switch(f"leaf-{len(leaves) + 1}", nodes=tuple(names[at : at + per_switch])))
     spine = facts.Switch("spine", switches=tuple(leaf.name for leaf in leaves))

@@ -1,0 +1,36 @@
+"""`dalsegno init`: a commented starter file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import file_argument
+from dalsegno.errors import DalsegnoError, UsageError
+
+
+@click.command()
+@file_argument
+@click.option("--target", default="local", show_default=True, help="local, ssh, parallelcluster, hyperpod or oci.")
+@click.option("--name", default="demo", show_default=True, help="Name of the cluster.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+def command(file: str, target: str, name: str, force: bool) -> None:
+    """Write a commented starter file to FILE (default: cluster.yaml) and check it."""
+    from dalsegno.spec import parse_spec, starter
+    from dalsegno.system.files import write_atomic
+
+    path = Path(file)
+    if path.is_dir():
+        raise DalsegnoError("that is a folder", where=file, hint=f"name a file in it: `{path / 'cluster.yaml'}`")
+    if path.exists() and not force:
+        raise DalsegnoError("there is a file already", where=file, hint="`--force` overwrites it")
+    text = starter(target, name)
+    # A name that will not do is refused before anything is written.
+    if parse_spec(text, file).name != name:
+        raise UsageError(f"a cluster cannot be called `{name}`", hint="use lowercase letters, digits, `-` and `_`")
+    write_atomic(path, text)
+    said = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
+    out.talk(f"wrote {file}; next: `dalsegno validate{said}`, then `dalsegno up{said}`")

@@ -1,0 +1,19 @@
+"""`dalsegno schema`: the cluster file's JSON schema."""
+
+from __future__ import annotations
+
+import click
+
+from dalsegno.cli import out
+
+
+@click.command()
+def command() -> None:
+    """Print the JSON schema of the cluster file, for editors.
+
+    With the YAML language server, put this on top of the file:
+    "# yaml-language-server: $schema=cluster.schema.json".
+    """
+    from dalsegno.spec import json_schema
+
+    out.as_json(json_schema())

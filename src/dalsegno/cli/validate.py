@@ -1,0 +1,63 @@
+"""`dalsegno validate`: everything that is wrong with a cluster file, at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import file_argument, json_option
+from dalsegno.errors import SpecError
+
+if TYPE_CHECKING:
+    from dalsegno.spec.facts import Cluster
+
+
+@click.command()
+@file_argument
+@json_option
+def command(file: str, json_: bool) -> None:
+    """Check the cluster file FILE (default: cluster.yaml). Exits 1 if anything is wrong with it."""
+    from dalsegno.spec import load_spec, resolve
+
+    try:
+        cluster = resolve(load_spec(file))
+    except SpecError as error:
+        if not json_:
+            raise
+        out.as_json(_faulty(file, error))
+        raise SystemExit(1) from None
+    if json_:
+        out.as_json({"file": file, "valid": True, "problems": [], **_counts(cluster)})
+    else:
+        out.data(_summary(file, cluster))
+
+
+def _faulty(file: str, error: SpecError) -> dict[str, object]:
+    problems = [{"what": each.what, "where": each.where, "hint": each.hint} for each in error.problems]
+    return {"file": file, "valid": False, "problems": problems}
+
+
+def _counts(cluster: Cluster) -> dict[str, object]:
+    return {
+        "name": cluster.name,
+        "target": cluster.target,
+        "nodes": sum(not node.spare for node in cluster.nodes),
+        "spares": sum(node.spare for node in cluster.nodes),
+        "partitions": len(cluster.partitions),
+        "gpus": sum(node.gpus for node in cluster.nodes if not node.spare),
+    }
+
+
+def _summary(file: str, cluster: Cluster) -> str:
+    counts = _counts(cluster)
+    spares = f" and {_plural(counts['spares'], 'spare')}" if counts["spares"] else ""
+    gpus = f", {_plural(counts['gpus'], 'GPU')}" if counts["gpus"] else ""
+    where = f"{cluster.name} on {cluster.target}"
+    nodes = f"{_plural(counts['nodes'], 'node')}{spares} in {_plural(counts['partitions'], 'partition')}"
+    return f"{file} is fine: {where}, {nodes}{gpus}"
+
+
+def _plural(count: object, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,217 @@
+"""Ask Slurm and tell it, through its own commands. A query that fails raises; it never looks like an empty cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from dalsegno.errors import CommandFailed, NotThere
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.names import free_text, job_id, node_list
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.parse.config import CONFIG_ARGV, parse_config
+from dalsegno.slurm.parse.job import JOB_ARGV, parse_job
+from dalsegno.slurm.parse.nodes import NODES_ARGV, parse_nodes
+from dalsegno.slurm.parse.ping import PING_ARGV, ControllerPing, parse_ping
+from dalsegno.slurm.parse.sacct import HISTORY_ARGV, parse_history
+from dalsegno.slurm.parse.sdiag import DIAG_ARGV, Diagnostics, parse_diag
+from dalsegno.slurm.parse.sinfo import PARTITIONS_ARGV, PartitionInfo, parse_partitions
+from dalsegno.slurm.parse.squeue import JOBS_ARGV, parse_jobs
+from dalsegno.slurm.parse.submit import parse_submitted
+from dalsegno.slurm.parse.text import TIME_ENV
+from dalsegno.slurm.sacctmgr import NOTHING_TO_DO, failures, script
+from dalsegno.slurm.version import Version
+from dalsegno.system.processes import Completed, Runner
+
+# Variables that would change what the commands answer.
+_FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+
+
+class SlurmClient:
+    """One cluster's Slurm. `env` is the whole environment its commands get, SLURM_CONF and PATH among it.
+
+    `prefix` goes before every command: how to get to where Slurm is spoken (`nsenter …`).
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        env: Mapping[str, str],
+        *,
+        prefix: Sequence[str] = (),
+        bin_dir: str = "",
+        timeout_s: float = 30,
+    ) -> None:
+        self._runner = runner
+        self._env = {key: value for key, value in env.items() if not key.startswith(_FOREIGN)}
+        self._prefix = tuple(prefix)
+        self._bin_dir = bin_dir
+        self._timeout_s = timeout_s
+
+    # Questions
+
+    def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
+        """All nodes, or those named."""
+        wanted = (node_list(names),) if names else ()
+        return parse_nodes(self._ask((*NODES_ARGV, *wanted)))
+
+    def node(self, name: str) -> NodeInfo:
+        done = self._run((*NODES_ARGV, node_list(name)))
+        if "not found" in done.stdout + done.stderr:
+            raise NotThere(f"there is no node {name}", hint="`sinfo -N` lists them")
+        return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
+
+    def jobs(self, *, ended: bool = False) -> list[JobInfo]:
+        """The queue; with `ended`, also what ended in the last minutes and Slurm still remembers."""
+        return parse_jobs(self._ask((*JOBS_ARGV, *(("--states=all",) if ended else ()))))
+
+    def job(self, job: int | str) -> JobInfo:
+        """One job, waiting, running, or ended some minutes ago."""
+        done = self._run((*JOB_ARGV, job_id(job)))
+        if "Invalid job id" in done.stderr:
+            raise NotThere(f"Slurm knows no job {job}", hint="`sacct -j` finds those that ended long ago")
+        found = parse_job(done.checked(hint=_hint(done)).stdout)
+        if not found:
+            raise NotThere(f"Slurm knows no job {job}")
+        return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
+
+    def partitions(self) -> list[PartitionInfo]:
+        return parse_partitions(self._ask(PARTITIONS_ARGV))
+
+    def history(self, *, since_s: int | None = None, jobs: Iterable[int | str] = ()) -> list[JobInfo]:
+        """Jobs from the accounting database: since a time (seconds since 1970), or those named; today's otherwise."""
+        ids = ",".join(job_id(job) for job in jobs)
+        since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
+        return parse_history(self._ask((*HISTORY_ARGV, *since, *((f"--jobs={ids}",) if ids else ()))))
+
+    def config(self) -> dict[str, str]:
+        """The settings slurmctld runs with."""
+        return parse_config(self._ask(CONFIG_ARGV))
+
+    def diag(self) -> Diagnostics:
+        return parse_diag(self._ask(DIAG_ARGV))
+
+    def ping(self) -> list[ControllerPing]:
+        """Which controllers answer. Quick also when none does, where every other question takes 9 seconds to fail."""
+        done = self._run(PING_ARGV)
+        return parse_ping(done.stdout) if "Slurmctld(" in done.stdout else parse_ping(done.checked().stdout)
+
+    def version(self) -> Version:
+        """The version of the commands; needs no running cluster."""
+        return Version.parse(self._ask(("sinfo", "--version")))
+
+    # Jobs
+
+    def submit(self, script: str | None = None, args: Sequence[str] = ()) -> int:
+        """Hand a script's text, or a command line for sbatch (`["--nodes=2", "train.sh"]`), to Slurm; gives the id."""
+        done = self._run(("sbatch", "--parsable", *args), stdin=script, env=self._env)
+        return parse_submitted(done.checked(hint=_hint(done)).stdout)
+
+    def cancel(self, *jobs: int | str, signal: str = "") -> None:
+        """End jobs (or signal them). One that is over or gone is fine."""
+        wanted = [job_id(job) for job in jobs]
+        if wanted:
+            self._tell(("scancel", *((f"--signal={signal}",) if signal else ()), *wanted), fine=_GONE)
+
+    def hold(self, *jobs: int | str) -> None:
+        self._tell(("scontrol", "hold", *map(job_id, jobs)))
+
+    def release(self, *jobs: int | str) -> None:
+        self._tell(("scontrol", "release", *map(job_id, jobs)))
+
+    def requeue(self, *jobs: int | str) -> None:
+        self._tell(("scontrol", "requeue", ",".join(map(job_id, jobs))))
+
+    # Nodes
+
+    def drain(self, nodes: str | Iterable[str], reason: str) -> None:
+        """Let nodes finish what they run and take nothing new."""
+        self.update(NodeName=node_list(nodes), State="DRAIN", Reason=free_text(reason))
+
+    def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
+        """Give nodes up at once: Slurm takes their jobs away from them without waiting for SlurmdTimeout."""
+        self.update(NodeName=node_list(nodes), State="DOWN", Reason=free_text(reason))
+
+    def resume(self, nodes: str | Iterable[str]) -> None:
+        """Take nodes back into service. Those that are in service already are fine."""
+        names = [nodes] if isinstance(nodes, str) else list(nodes)
+        done = self._run(("scontrol", "update", f"NodeName={node_list(names)}", "State=RESUME"))
+        # Slurm answers this for nodes in service, and for nodes not heard of since slurmctld started (and clears
+        # their drain all the same). Which it was, the nodes themselves tell.
+        if "Invalid node state" in done.stderr:
+            out = [node.name for node in self.nodes(names) if node.draining or node.down]
+            if not out:
+                return
+        done.checked(hint=_hint(done))
+
+    def update(self, **settings: str) -> None:
+        """`scontrol update Key=Value …`: of nodes, jobs, partitions, reservations."""
+        self._tell(("scontrol", "update", *(f"{key}={value}" for key, value in settings.items())))
+
+    def reconfigure(self) -> None:
+        """Have all daemons read their files again."""
+        self._tell(("scontrol", "reconfigure"))
+
+    def scontrol(self, *words: str) -> str:
+        """Any other scontrol command; gives its answer."""
+        return self._ask(("scontrol", *words))
+
+    # Accounting
+
+    def sacctmgr(self, words: Sequence[str]) -> str:
+        """One sacctmgr command, without its questions. What is already so is fine."""
+        done = self._run(("sacctmgr", "--immediate", *words))
+        if done.exit_code == 1 and any(said in done.stdout for said in NOTHING_TO_DO):
+            return done.stdout
+        return done.checked(hint=_hint(done)).stdout
+
+    def sacctmgr_all(self, commands: Sequence[Sequence[str]]) -> None:
+        """Many sacctmgr commands in one call, and all faults told at once."""
+        if not commands:
+            return
+        done = self._run(("sacctmgr", "--immediate"), stdin=script(commands), timeout_s=self._timeout_s + len(commands))
+        faults = failures(commands, done.stdout, done.stderr)
+        if faults:
+            raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_hint(done))
+
+    def _ask(self, argv: tuple[str, ...]) -> str:
+        done = self._run(argv)
+        return done.checked(hint=_hint(done)).stdout
+
+    def _tell(self, argv: tuple[str, ...], fine: tuple[str, ...] = ()) -> None:
+        done = self._run(argv)
+        if not any(said in done.stderr for said in fine):
+            done.checked(hint=_hint(done))
+
+    def _run(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        program = f"{self._bin_dir}/{argv[0]}" if self._bin_dir else argv[0]
+        return self._runner.run(
+            (*self._prefix, program, *argv[1:]),
+            stdin=stdin,
+            env={**self._env, **TIME_ENV} if env is None else env,
+            timeout_s=timeout_s or self._timeout_s,
+        )
+
+
+_GONE = ("Invalid job id", "already completing or completed", "already finished")
+
+_HINTS = {
+    "Unable to contact slurm controller": "slurmctld does not answer: `dalsegno status` shows the daemons",
+    "Zero Bytes were transmitted": "slurmctld broke the connection off: its log says why",
+    "Connection refused": "slurmdbd does not answer: `dalsegno status` shows the daemons",
+    "accounting storage is disabled": "this cluster keeps no accounting: set `slurm: {accounting: true}`",
+    "authentication": "munge does not agree on both sides: is munged running with the cluster's key?",
+    "Invalid credential": "munge does not agree on both sides: is munged running with the cluster's key?",
+    "no answer within": "Slurm is overloaded or hangs: `sdiag` and slurmctld's log tell more",
+}
+
+
+def _hint(done: Completed) -> str:
+    said = done.stderr + done.stdout
+    return next((hint for sign, hint in _HINTS.items() if sign in said), "")

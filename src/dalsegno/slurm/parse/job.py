@@ -1,0 +1,74 @@
+"""`scontrol show job`: everything about one job, also for some minutes after its end."""
+
+from __future__ import annotations
+
+import re
+
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.parse.jobs import array_task, colon_status, node_names
+from dalsegno.slurm.parse.text import duration_s, epoch, integer, known, malformed, optional_integer, pairs
+from dalsegno.slurm.parse.tres import gpus_in_tres, memory_mib, parse_tres
+from dalsegno.slurm.states import parse_job_state
+
+JOB_ARGV = ("scontrol", "--all", "--oneliner", "show", "job")
+
+_COMMAND = "scontrol show job"
+
+
+def parse_job(text: str) -> list[JobInfo]:
+    """The answer to JOB_ARGV and an id: one job, or all tasks of an array, or all parts of a heterogeneous job."""
+    if not text.strip() or text.startswith("No jobs in the system"):
+        return []
+    starts = [match.start() for match in re.finditer(r"^JobId=", text, re.MULTILINE)]
+    if not starts or text[: starts[0]].strip():
+        raise malformed(_COMMAND, text)
+    ends = [*starts[1:], len(text)]
+    return [_job(pairs(text[start:end])) for start, end in zip(starts, ends, strict=True)]
+
+
+def _job(facts: dict[str, str]) -> JobInfo:
+    job_id = optional_integer(facts.get("JobId", ""))
+    if job_id is None or "JobState" not in facts:
+        raise malformed(_COMMAND, f"JobId={facts.get('JobId', '')}")
+
+    def fact(name: str) -> str:
+        return known(facts.get(name, ""))
+
+    code, signal = colon_status(fact("ExitCode"))
+    # 24.05 renamed TRES and told asked from given.
+    tres = fact("TRES") or fact("AllocTRES") or fact("ReqTRES")
+    return JobInfo(
+        id=job_id,
+        name=facts.get("JobName", ""),
+        user=re.sub(r"\(\d+\)$", "", fact("UserId")),
+        state=parse_job_state(facts["JobState"]),
+        account=fact("Account"),
+        qos=fact("QOS"),
+        partition=fact("Partition"),
+        reason=fact("Reason"),
+        nodes=node_names(_COMMAND, fact("NodeList")),
+        node_count=integer(fact("NumNodes")),
+        cpus=integer(fact("NumCPUs")),
+        gpus=gpus_in_tres(tres),
+        memory_mib=memory_mib(parse_tres(tres).get("mem", "")),
+        priority=integer(fact("Priority")),
+        array_id=optional_integer(fact("ArrayJobId")),
+        array_task=array_task(fact("ArrayTaskId")),
+        het_id=optional_integer(fact("HetJobId")),
+        het_offset=optional_integer(fact("HetJobOffset")),
+        submitted_at=epoch(fact("SubmitTime")),
+        started_at=epoch(fact("StartTime")),
+        ends_at=epoch(fact("EndTime")),
+        elapsed_s=duration_s(fact("RunTime")) or 0,
+        time_limit_s=duration_s(fact("TimeLimit")),
+        exit_code=code,
+        exit_signal=signal,
+        restarts=integer(fact("Restarts")),
+        reservation=fact("Reservation"),
+        batch_host=fact("BatchHost"),
+        comment=fact("Comment"),
+        work_dir=fact("WorkDir"),
+        command=fact("Command"),
+        stdout=fact("StdOut"),
+        stderr=fact("StdErr"),
+    )

@@ -1,0 +1,168 @@
+"""sacctmgr's words that bring the accounting database to what the cluster file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dalsegno.slurm.accounts_info import AccountsInfo
+from dalsegno.slurm.render.lines import number, tres
+from dalsegno.spec.facts import Account, Cluster, Qos, User
+
+Command = list[str]
+Wanted = dict[str, str]
+
+_LIFTED = {"Priority": "0", "Preempt": "", "PreemptMode": "cluster", "QOS": "", "DefaultQOS": "", "UsageFactor": "1"}
+
+
+def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> list[Command]:
+    """The words after `sacctmgr`, in the order they must be said; none where all is as wanted.
+
+    Only adds and changes: who is no longer in the file stays in the database, with the history that is theirs.
+    """
+    there = found or AccountsInfo()
+    return [
+        *_qos_commands(cluster.slurm.qos, there),
+        *_root_commands(cluster, there),
+        *_account_commands(_parents_first(cluster.accounts), there),
+        *_user_commands(cluster.users, there),
+    ]
+
+
+def _qos_commands(wanted: Iterable[Qos], found: AccountsInfo) -> list[Command]:
+    """All names first: a QOS may preempt one that comes after it."""
+    new = [qos.name for qos in wanted if qos.name not in found.qos]
+    adds = [["add", "qos", ",".join(new)]] if new else []
+    changes = [(qos.name, _changes(_qos(qos), found.qos.get(qos.name, {}))) for qos in wanted]
+    return adds + [["modify", "qos", "where", f"name={name}", "set", *words] for name, words in changes if words]
+
+
+def _qos(qos: Qos) -> Wanted:
+    return {
+        "Priority": number(qos.priority),
+        "Preempt": ",".join(sorted(qos.preempts)),
+        "PreemptMode": qos.preempt_mode.lower(),
+        "MaxWall": number(qos.max_time_min),
+        "MaxTRESPerUser": tres(qos.max_tres_per_user),
+        "MaxJobsPerUser": number(qos.max_jobs_per_user),
+        "GrpTRES": tres(qos.group_tres),
+        "UsageFactor": number(qos.usage_factor),
+    }
+
+
+def _root_commands(cluster: Cluster, found: AccountsInfo) -> list[Command]:
+    """Every QOS is open to everyone whose account names none: accounts inherit from root."""
+    if not cluster.slurm.qos:
+        return []
+    names = sorted({"normal", *(qos.name for qos in cluster.slurm.qos)})
+    words = _changes({"QOS": ",".join(names)}, found.accounts.get("root", {}))
+    return [["modify", "account", "where", "name=root", "set", *words]] if words else []
+
+
+def _account_commands(wanted: Iterable[Account], found: AccountsInfo) -> list[Command]:
+    commands: list[Command] = []
+    for account in wanted:
+        there = found.accounts.get(account.name)
+        words = _changes(_account(account), there or {})
+        if there is None:
+            about = [f"Description={account.description}"] if account.description else []
+            commands.append(["add", "account", account.name, f"parent={account.parent}", *about, *words])
+        else:
+            moved = [f"parent={account.parent}"] if there.get("ParentName") != account.parent else []
+            commands += _modify("account", account.name, moved + words)
+    return commands
+
+
+def _account(account: Account) -> Wanted:
+    return {
+        "Fairshare": str(account.fair_share),
+        "QOS": ",".join(sorted(account.qos)),
+        "GrpTRES": tres(account.group_tres),
+    }
+
+
+def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
+    """People who are alike and new are added by one command."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    changes: list[Command] = []
+    for user in wanted:
+        missing = [account for account in user.accounts if (user.name, account) not in found.members]
+        if missing:
+            groups.setdefault(tuple(_added(user, missing, found)), []).append(user.name)
+        changes += _user_changes(user, found)
+    return [["add", "user", ",".join(names), *words] for words, names in groups.items()] + changes
+
+
+def _added(user: User, accounts: list[str], found: AccountsInfo) -> list[str]:
+    person = [] if user.name in found.users else [f"DefaultAccount={user.default_account}", *_admin(user)]
+    return [f"Account={','.join(accounts)}", *person, *_changes(_member(user), {})]
+
+
+def _admin(user: User) -> list[str]:
+    return ["AdminLevel=Administrator"] if user.admin else []
+
+
+def _member(user: User) -> Wanted:
+    return {
+        "Fairshare": str(user.fair_share),
+        "QOS": ",".join(sorted(user.qos)),
+        "DefaultQOS": user.default_qos,
+    }
+
+
+def _user_changes(user: User, found: AccountsInfo) -> list[Command]:
+    there = found.users.get(user.name)
+    commands: list[Command] = []
+    for account in user.accounts:
+        if (user.name, account) in found.members:
+            words = _changes(_member(user), found.members[user.name, account])
+            commands += _modify("user", user.name, words, f"account={account}")
+    if there is None:
+        return commands
+    level = "Administrator" if user.admin else "None"
+    person = _changes({"DefaultAccount": user.default_account, "AdminLevel": level}, there)
+    return commands + _modify("user", user.name, person)
+
+
+def _modify(kind: str, name: str, words: list[str], *where: str) -> list[Command]:
+    return [["modify", kind, "where", f"name={name}", *where, "set", *words]] if words else []
+
+
+def _changes(wanted: Wanted, found: Mapping[str, str]) -> list[str]:
+    """`Key=Value` for what differs; a limit that is wanted no more is lifted."""
+    differing = {key: value for key, value in wanted.items() if not _same(key, value, found.get(key, ""))}
+    return [f"{key}={value or _LIFTED.get(key, '-1')}" for key, value in differing.items()]
+
+
+def _same(key: str, wanted: str, found: str) -> bool:
+    return _plain(key, wanted) == _plain(key, found)
+
+
+def _plain(key: str, value: str) -> object:
+    """A value without its spelling: `00:10:00` and `10` minutes, `b,a` and `a,b`, `1.000000` and `1`."""
+    if key == "MaxWall":
+        return _minutes(value)
+    if key == "UsageFactor":
+        return float(value or 1)
+    lowered = value.lower()
+    if lowered == _LIFTED.get(key, ""):
+        return frozenset[str]()
+    return frozenset(lowered.split(",")) - {""}
+
+
+def _minutes(value: str) -> int | None:
+    from dalsegno.slurm.parse.text import duration_s
+
+    if ":" not in value and "-" not in value:
+        return int(value) if value else None
+    seconds = duration_s(value)
+    return None if seconds is None else seconds // 60
+
+
+def _parents_first(accounts: Iterable[Account]) -> list[Account]:
+    waiting = {account.name: account for account in accounts}
+    ordered: list[Account] = []
+    while waiting:
+        ready = [account for account in waiting.values() if account.parent not in waiting]
+        for account in ready or list(waiting.values()):  # a circle: sacctmgr will say so
+            ordered.append(waiting.pop(account.name))
+    return ordered

@@ -1,0 +1,161 @@
+"""One real cluster for all tests here, made through the command line as a user would, and checked for leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+SHARED = """
+name: shared
+target: local
+login: {count: 1}
+partitions:
+  - {name: train, nodes: 3, instance: p5.48xlarge, default: true, time_limit: 2h}
+  - {name: lab, nodes: 1, gpus: 4, gpu_type: h100, cpus: 8, memory: 8G}
+  - {name: debug, nodes_from: train, nodes: 2, time_limit: 10m, priority: 10}
+slurm:
+  qos:
+    - {name: low, priority: 10}
+    - {name: medium, priority: 50}
+    - {name: high, priority: 100}
+  priority: {calc_period: 1m}
+accounts:
+  - {name: ada}
+  - {name: bob}
+  - {name: cem}
+users:
+  - {name: ada, accounts: [ada], qos: [normal, low, medium, high]}
+  - {name: bob, accounts: [bob], qos: [normal, low, medium, high]}
+  - {name: cem, accounts: [cem], qos: [normal, low, medium, high]}
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`dalsegno` as a command, with a home of its own; optionally as another user of the machine."""
+
+    home: Path
+    uid: int = 0
+
+    def argv(self, *args: str) -> list[str]:
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if self.uid != os.geteuid() else []
+        return [*become, sys.executable, "-m", "dalsegno", *args]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "DALSEGNO_HOME": str(self.home), "PYTHONPATH": str(SOURCE), "HOME": str(self.home)}
+
+    def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
+        done = subprocess.run(
+            self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True, timeout=timeout_s, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> str:
+        answer = self.run(*args, cwd=cwd, timeout_s=timeout_s)
+        assert answer.code == 0, f"dalsegno {' '.join(args)} -> {answer.code}\n{answer.out}\n{answer.err}"
+        return answer.out
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv(*args), env=self.env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def file(self, text: str, name: str = "cluster.yaml") -> str:
+        path = self.home / name
+        path.write_text(text)
+        return str(path)
+
+    def status(self, name: str) -> dict[str, object]:
+        value: dict[str, object] = json.loads(self.ok("status", "--json", "-c", name))
+        return value
+
+
+def eventually(true: Callable[[], object], timeout_s: float = 30.0, every_s: float = 0.1) -> None:
+    """Wait for something that must happen; what is waited for is the condition, never a fixed time."""
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(every_s)
+
+
+def leftovers(home: Path) -> list[str]:
+    """Everything on the machine that still belongs to clusters of this home."""
+    from dalsegno.system.procfs import environment, find
+    from dalsegno.targets.local.folder import Folder
+
+    mark = str(home).encode()
+    processes = find(lambda pid: any(entry.startswith((b"DALSEGNO_MARK=" + mark, b"SLURM_CONF=" + mark)) for entry in environment(pid)))
+    ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "half", "pair")]
+    links = [name for name in os.listdir("/sys/class/net") if any(name.startswith(f"ds{one}") for one in ids)]
+    cgroups = [str(path) for one in ids for path in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{one}")]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{home}/clusters" in line]
+    folders = [str(path) for path in (home / "clusters").glob("*")]
+    return [*(f"process {process.pid}" for process in processes), *links, *cgroups, *mounts, *folders]
+
+
+def make_home(prefix: str) -> Path:
+    home = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # short: sockets live below it
+    home.chmod(0o755)
+    return home
+
+
+def end_all(cli: Cli) -> None:
+    for folder in (cli.home / "clusters").glob("*"):
+        cli.ok("down", folder.name)
+
+
+@pytest.fixture(scope="session")
+def cache() -> Iterator[Path]:
+    """MariaDB's empty database is made once for all homes."""
+    folder = make_home("ds-cache-")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cli(cache: Path) -> Iterator[Cli]:
+    """A home for one test; whatever it leaves is taken down and told of."""
+    home = make_home("ds-")
+    (home / "cache").symlink_to(cache)
+    cli = Cli(home, os.geteuid())
+    yield cli
+    end_all(cli)
+    left = leftovers(home)
+    shutil.rmtree(home, ignore_errors=True)
+    assert left == []
+
+
+@pytest.fixture(scope="session")
+def shared(cache: Path) -> Iterator[Cli]:
+    """The cluster that tests share; they leave it as they found it."""
+    home = make_home("ds-")
+    (home / "cache").symlink_to(cache)
+    cli = Cli(home, os.geteuid())
+    cli.ok("up", cli.file(SHARED))
+    yield cli
+    end_all(cli)
+    left = leftovers(home)
+    shutil.rmtree(home, ignore_errors=True)
+    assert left == []

@@ -1,0 +1,205 @@
+"""A cluster comes, changes and goes, and can be interrupted anywhere on the way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cluster.conftest import Cli, eventually, leftovers
+
+SMALL = """
+name: one
+target: local
+partitions:
+  - {{name: train, nodes: {nodes}, gpus: 2}}
+slurm: {{accounting: {accounting}}}
+"""
+
+
+def small(nodes: int = 2, accounting: bool = False, name: str = "one") -> str:
+    return SMALL.format(nodes=nodes, accounting=str(accounting).lower()).replace("name: one", f"name: {name}")
+
+
+def idle_nodes(cli: Cli, name: str = "one") -> int:
+    return cli.ok("shell", "-c", name, "--", "sinfo", "-h", "-N", "-t", "idle").count("\n")
+
+
+def test_up_makes_all_nodes_idle_and_up_again_does_nothing(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    assert idle_nodes(cli) == 2
+    again = cli.run("up")
+    assert (again.code, again.err.strip()) == (0, "nothing to do: the cluster is as the file says")
+    assert cli.status("one")["phase"] == "up"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("when", ["booting", "starting accounting", "starting slurmctld", "slurmd", "waiting"])
+def test_up_interrupted_at_any_step_is_finished_by_up(cli: Cli, when: str, how: signal.Signals):
+    cli.file(small(2, accounting=True))
+    interrupt(cli, when, how)
+    assert cli.status("one")["phase"] == "half-made"
+    cli.ok("up")
+    assert idle_nodes(cli) == 2
+    assert cli.ok("shell", "--", "srun", "-N2", "hostname").split().__len__() == 2
+
+
+@pytest.mark.parametrize("when", ["preparing", "booting", "starting accounting", "slurmd"])
+def test_down_removes_what_a_killed_up_left(cli: Cli, when: str):
+    cli.file(small(2, accounting=True))
+    interrupt(cli, when, signal.SIGKILL)
+    cli.ok("down", "one")
+    assert leftovers(cli.home) == []
+
+
+def interrupt(cli: Cli, when: str, how: signal.Signals) -> None:
+    """Start `up` and end it the moment it says that it has come to this step."""
+    process = cli.start("up")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if when in line:
+            process.send_signal(how)
+            break
+    else:
+        raise AssertionError(f"up never said {when!r}")
+    process.stdout.read()
+    assert process.wait() in (-how, 130)
+
+
+def test_down_of_a_cluster_that_is_gone_succeeds(cli: Cli):
+    answer = cli.run("down", "one")
+    assert (answer.code, answer.err.strip()) == (0, "there was no cluster one: nothing to take down")
+    assert cli.run("down").code == 0
+
+
+def test_down_finds_a_cluster_whose_folder_was_deleted(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    shutil.rmtree(cli.home / "clusters/one")
+    cli.ok("down", "one")
+    assert leftovers(cli.home) == []
+
+
+def test_two_clusters_with_equal_node_names_do_not_meet(cli: Cli):
+    cli.ok("up", cli.file(small(2, name="one")))
+    cli.ok("up", cli.file(small(2, name="two")))
+    for name in ("one", "two"):
+        cli.ok("shell", "-c", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 100")
+    for name in ("one", "two"):
+        eventually(lambda name=name: cli.ok("shell", "-c", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING")
+    assert cli.run("status").code == 2  # which of the two?
+    cli.ok("shell", "-c", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
+    eventually(lambda: cli.ok("shell", "-c", "one", "--", "squeue", "-h") == "")
+    cli.ok("down", "one")
+    assert cli.ok("shell", "-c", "two", "--", "squeue", "-h", "-o", "%j %T").strip() == "two RUNNING"
+    assert cli.ok("shell", "-c", "two", "--", "srun", "--overlap", "--jobid=1", "-N2", "-n2", "pgrep", "-c", "sleep").split() == ["1", "1"]
+
+
+def test_nodes_are_added_under_a_running_job(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    cli.ok("shell", "--", "sbatch", "-N2", "-o", str(cli.home / "job.out"), "--wrap", "srun sleep 3; echo done $SLURM_RESTART_COUNT")
+    eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    plan = cli.ok("plan", cli.file(small(4)))
+    assert plan.splitlines() == [
+        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs go on", "ends no job",
+    ]  # fmt: skip
+    cli.ok("up")
+    assert cli.ok("shell", "--", "srun", "-N2", "-w", "train-[3-4]", "hostname").split().__len__() == 2
+    assert "train-4" in cli.ok("shell", "--node", "train-1", "--", "cat", "/etc/hosts")
+    eventually(lambda: (cli.home / "job.out").exists() and (cli.home / "job.out").read_text() == "done\n")
+
+
+def test_a_busy_node_is_drained_before_it_is_removed(cli: Cli):
+    cli.ok("up", cli.file(small(3)))
+    cli.ok("shell", "--", "sbatch", "-w", "train-3", "-o", str(cli.home / "job.out"), "--wrap", "sleep 3; echo done")
+    eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    cli.file(small(2))
+    assert "waits for 1 job (1) to end first; ends no job" in cli.ok("plan")
+    cli.ok("up")
+    assert (cli.home / "job.out").read_text() == "done\n"
+    assert idle_nodes(cli) == 2
+    assert not (cli.home / "clusters/one/hosts/train-3").exists()
+
+
+def test_a_changed_limit_restarts_nothing(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    cli.file(small(2).replace("gpus: 2", "gpus: 2, time_limit: 30m"))
+    assert cli.ok("plan").splitlines() == [
+        "changes Slurm's settings in place (scontrol reconfigure)", "restarts nothing", "ends no job",
+    ]  # fmt: skip
+    cli.ok("up")
+    assert cli.ok("shell", "--", "sinfo", "-h", "-o", "%l").split() == ["30:00"]
+
+
+def test_a_daemon_that_dies_at_start_is_named_with_the_end_of_its_log(cli: Cli):
+    cli.file(small(1).replace("accounting: false", "accounting: false, extra: {SelectType: select/nonsense}"))
+    answer = cli.run("up")
+    assert answer.code == 1
+    assert "slurmctld on head ended with code 1; the end of its log:" in answer.err
+    assert "select/nonsense" in answer.err and "hint: " in answer.err and "Traceback" not in answer.err
+    status = cli.status("one")
+    assert status["phase"] == "half-made" and any("slurmctld on head" in str(line) for line in status["problems"])  # type: ignore[attr-defined]
+    cli.ok("up", cli.file(small(1)))
+    assert idle_nodes(cli) == 1
+
+
+def test_a_dead_host_is_told_of_and_brought_back_by_up(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    kill_host(cli, "train-2")
+    assert any("train-2" in str(line) for line in cli.status("one")["problems"])  # type: ignore[attr-defined]
+    cli.ok("up")
+    assert idle_nodes(cli) == 2
+
+
+def test_a_dead_head_comes_back_with_its_jobs(cli: Cli):
+    cli.ok("up", cli.file(small(2, accounting=True)))
+    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 60")
+    eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    running_since, saved = time.time(), cli.home / "clusters/one/slurmctld/job_state"
+    eventually(lambda: saved.exists() and saved.stat().st_mtime > running_since)  # Slurm saves every few seconds
+    kill_host(cli, "head")
+    assert cli.status("one")["phase"] == "degraded"
+    cli.ok("up")
+    assert "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T")
+
+
+def test_a_dead_switch_is_replaced_and_everyone_is_connected_again(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    kill_host(cli, "switch")
+    cli.ok("up")
+    assert cli.ok("shell", "--", "srun", "-N2", "hostname").split().__len__() == 2
+
+
+def kill_host(cli: Cli, host: str) -> None:
+    from dalsegno.system.hosts import host_process
+    from dalsegno.system.procfs import end
+
+    process = host_process(cli.home / "clusters/one/hosts" / host)
+    assert process is not None
+    assert end([process]) == []
+
+
+def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
+    cli.file(small(2, accounting=True))
+    first = cli.start("up")
+    assert first.stdout is not None and "creates one" in first.stdout.readline()
+    second = cli.run("up")
+    assert second.code == 1 and "another `dalsegno` is working on cluster one" in second.err
+    first.stdout.read()
+    assert first.wait() == 0
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(cli: Cli):
+    """On a file system of 2 MB: no room for the database."""
+    disk = cli.home / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=755", "none", str(disk)], check=True)
+    full = Cli(disk, os.geteuid())
+    try:
+        answer = full.run("up", cli.file(small(1, accounting=True)), cwd=cli.home)
+        assert answer.code == 1 and "space" in answer.err and "Traceback" not in answer.err
+        full.ok("down", "one", cwd=cli.home)
+        assert leftovers(disk) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,36 @@
+"""What all tests share: the golden-file comparison, and the mark and time limit of tests on the real cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+CLUSTER_TIMEOUT_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything below tests/cluster is a cluster test, without saying so in each file."""
+    for item in items:
+        if TESTS / "cluster" in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """`golden("slurm/minimal.conf", text)` compares with tests/golden; UPDATE_GOLDEN=1 writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = TESTS / "golden" / name
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no {path.relative_to(TESTS.parent)}; write it with UPDATE_GOLDEN=1 ./test"
+        assert text == path.read_text()
+
+    return compare

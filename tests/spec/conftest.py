@@ -1,0 +1,32 @@
+"""Reading faulty cluster files in a line."""
+
+from collections.abc import Callable
+from textwrap import dedent
+
+import pytest
+
+from dalsegno.errors import SpecError
+from dalsegno.spec import parse_spec, resolve
+from dalsegno.spec.facts import Cluster
+
+Faults = Callable[[str], list[tuple[int, str, str]]]
+
+
+@pytest.fixture
+def faults() -> Faults:
+    """All problems of a cluster file as (line, what, hint); [] for a good one."""
+
+    def read(text: str) -> list[tuple[int, str, str]]:
+        try:
+            resolve(parse_spec(dedent(text).lstrip("\n"), "c.yaml"))
+        except SpecError as error:
+            return [(int(each.where.removeprefix("c.yaml:")), each.what, each.hint) for each in error.problems]
+        return []
+
+    return read
+
+
+@pytest.fixture
+def cluster() -> Callable[[str], Cluster]:
+    """A good cluster file, resolved."""
+    return lambda text: resolve(parse_spec(dedent(text)))

@@ -1,0 +1,420 @@
+"""Values that are each fine and together impossible: the message, the line, the hint."""
+
+import pytest
+
+LOCAL = "name: demo\ntarget: local\n"
+TRAIN = "partitions:\n  - {name: train, nodes: 4}\n"
+
+
+def one(faults, text):
+    (fault,) = faults(text)
+    return fault
+
+
+# --- machines ---------------------------------------------------------------------------------------------------------
+
+MACHINES = {
+    "instance: p5.4xlarge, gpus: 8": (
+        "partition `train` asks for 8 gpus per node, but `p5.4xlarge` has 1",
+        "use `p5.48xlarge` (8 x H100), or set `gpus: 1`",
+    ),
+    "instance: p5.48xlarge, gpus: 3": (
+        "partition `train` asks for 3 gpus per node, but `p5.48xlarge` has 8",
+        "set `gpus: 8`",
+    ),
+    "instance: m5.large, gpus: 8": (
+        "partition `train` asks for 8 gpus per node, but `m5.large` has none",
+        "leave `gpus` out, or use a type that has some, such as `p5.48xlarge` (8 x H100)",
+    ),
+    "instance: p5.48xlarge, gpu_type: a100": (
+        "partition `train` asks for gpu type `a100`, but `p5.48xlarge` has h100",
+        "leave `gpu_type` out; the catalog knows",
+    ),
+    "instance: m5.large, cpus: 4": (
+        "partition `train` asks for 4 cpus, but `m5.large` has 2",
+        "leave `cpus` out; the catalog knows",
+    ),
+    "instance: m5.large, memory: 64G": (
+        "partition `train` asks for 64 GiB, but `m5.large` has 8 GiB",
+        "leave `memory` out; the catalog knows",
+    ),
+    "instance: p5.48xlarg": (
+        "partition `train` asks for the instance type `p5.48xlarg`, which the catalog does not have",
+        "did you mean `p5.48xlarge`?",
+    ),
+    "instance: quux": (
+        "partition `train` asks for the instance type `quux`, which the catalog does not have",
+        "for a type that is not in the catalog give `cpus` and `memory` as well",
+    ),
+    "instance: VM.Standard.E4.Flex": (
+        "partition `train` needs `cpus` and `memory`: `VM.Standard.E4.Flex` comes in any size",
+        "add for example `cpus: 16` and `memory: 128G`",
+    ),
+    "instance: VM.Standard.E4.Flex, cpus: 999, memory: 64G": (
+        "partition `train` asks for 999 cpus, but `VM.Standard.E4.Flex` has at most 228",
+        "write at most 228",
+    ),
+    "instance: BM.GPU.B200.8, memory: 2T": (
+        "partition `train` needs `cpus`: `BM.GPU.B200.8` has no such figures in the catalog yet",
+        "add for example `cpus: 16` and `memory: 128G`",
+    ),
+    "gpu_type: h100": ("partition `train` has a `gpu_type` but no `gpus`", "say how many each node has: `gpus: 8`"),
+    "gpus: 8, gpu_type: nvidia_h100": (
+        "partition `train` asks for the gpu type `nvidia_h100`, which nobody makes",
+        "did you mean `h100`?",
+    ),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_machine_that_cannot_be(faults, machine):
+    text = f"{LOCAL}partitions:\n  - {{name: train, nodes: 4, {machine}}}\n"
+    assert one(faults, text) == (4, *MACHINES[machine])
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        "instance: p5.48xlarge, gpus: 8, gpu_type: h100, cpus: 192, memory: 2048 GiB",
+        "instance: x9.mega, cpus: 4, memory: 4G",
+        "gpus: 4, gpu_type: h800",
+        "instance: trn1.32xlarge, gpus: 16",
+        "instance: VM.Standard.E5.Flex, cpus: 8, memory: 64G",
+        "instance: ml.p5.48xlarge",
+    ],
+)
+def test_a_machine_that_can_be(faults, machine):
+    assert faults(f"{LOCAL}partitions:\n  - {{name: train, nodes: 4, {machine}}}\n") == []
+
+
+def test_the_head_node_is_a_machine_too(faults):
+    assert one(faults, LOCAL + TRAIN + "head: {instance: m5.larg}\n") == (
+        5,
+        "the head node asks for the instance type `m5.larg`, which the catalog does not have",
+        "did you mean `m5.large`?",
+    )
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+PARTITIONS = {
+    "- {name: a}": (4, "partition `a` has no nodes", "add `nodes: 4`, or `nodes_from:` with another partition's name"),
+    "- {name: a, nodes: 2}\n  - {name: a, nodes: 2}": [
+        (5, "partition `a` is there twice, first on line 4", "give one of them another name"),
+    ],
+    "- {name: a, nodes: 2}\n  - {name: b, nodes_from: aa}": (
+        5,
+        "partition `b` takes its nodes from `aa`, which is no partition",
+        "did you mean `a`?",
+    ),
+    "- {name: a, nodes_from: a}": (4, "partition `a` takes its nodes from itself", "let one of them have `nodes`"),
+    "- {name: a, nodes_from: b}\n  - {name: b, nodes_from: [a]}": (
+        4,
+        "partitions `a`, `b` take their nodes from each other in a circle",
+        "let one of them have `nodes`",
+    ),
+    "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, spares: 1}": (
+        5,
+        "partition `b` cannot have spares: its machines are those of `a`",
+        "give `a` the spares",
+    ),
+    "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, cpus: 4}": (
+        5,
+        "partition `b` cannot set `cpus`: its machines are those of `a`",
+        "set it in `a`",
+    ),
+    "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, nodes: 3}": (
+        5,
+        "partition `b` takes 3 nodes from `a`, which has 2",
+        "write at most `nodes: 2`, or leave it out for all",
+    ),
+    "- {name: a, nodes: 2}\n  - {name: b, nodes_from: a, nodes: a-1}": (
+        5,
+        "partition `b` names nodes and takes them from `a` as well",
+        "with `nodes_from`, `nodes` is how many of them",
+    ),
+    "- {name: a, nodes: 2, default: true}\n  - {name: b, nodes: 1, default: true}": (
+        5,
+        "partitions `a` and `b` are both default",
+        "keep `default: true` in one",
+    ),
+    "- {name: a, nodes: 2, max_nodes: 3}": (
+        4,
+        "`max_nodes` of partition `a` is 3, but it has 2 nodes",
+        "write at most 2, or leave it out",
+    ),
+    "- {name: a, nodes: 2, spares: 4, min_nodes: 3}": (
+        4,
+        "`min_nodes` of partition `a` is 3, but it has 2 nodes",
+        "write at most 2, or leave it out",
+    ),
+    "- {name: a, nodes: 4, min_nodes: 3, max_nodes: 2}": (
+        4,
+        "`min_nodes` of partition `a` (3) is over its `max_nodes` (2)",
+        "no job would fit",
+    ),
+    "- {name: a, nodes: 2, time_limit: 1h, default_time: 2h}": (
+        4,
+        "`default_time` of partition `a` (120 min) is over its `time_limit` (60 min)",
+        "make it shorter, or leave it out",
+    ),
+    "- {name: a, nodes: 'g[1-2]', spares: 1}": (
+        4,
+        "partition `a` names its nodes, but not its spares",
+        "name them too: `spares: gpu[65-66]`",
+    ),
+    "- {name: a, nodes: 2, spares: g3}": (
+        4,
+        "partition `a` names its spares, but not its nodes",
+        "write how many: `spares: 1`",
+    ),
+    "- {name: a, nodes: 'g[1-3]'}\n  - {name: b, nodes: 'g[3-4]'}": (
+        5,
+        "node `g3` of partition `b` is also in partition `a`",
+        "to share machines write `nodes_from: a` instead of `nodes`",
+    ),
+    "- {name: GPU, nodes: 1}\n  - {name: gpu, nodes: 1}": (
+        5,
+        "node `gpu-1` of partition `gpu` is also in partition `GPU`",
+        "to share machines write `nodes_from: GPU` instead of `nodes`",
+    ),
+    "- {name: a, nodes: [g1, g1]}": (4, "partition `a` names the node `g1` twice", "keep one"),
+    "- {name: a, nodes: head}": (
+        4,
+        "node `head` of partition `a` has the name of the head node",
+        "give the partition or the machine another name",
+    ),
+    "- {name: a, nodes: 2, preempt_mode: cancel}": (
+        4,
+        "partition `a` has a `preempt_mode`, but nothing preempts on this cluster",
+        "add `slurm: {preemption: {by: partition}}`",
+    ),
+    "- {name: a, nodes: 2, allow_accounts: ml}": (
+        4,
+        "partition `a` allows the account `ml`, which is not there",
+        "add it: `accounts: [{name: ml}]`",
+    ),
+    "- {name: a, nodes: 2, allow_qos: [normal, hihg]}": (
+        4,
+        "partition `a` allows the qos `hihg`, which is not there",
+        "add it: `slurm: {qos: [{name: hihg}]}`",
+    ),
+    "- {name: a, nodes: 2, extra: {maxtime: 5}}": (
+        4,
+        "`extra` of partition `a` sets `maxtime`, which we write ourselves",
+        "use `time_limit`",
+    ),
+}
+
+
+@pytest.mark.parametrize("partitions", PARTITIONS)
+def test_partitions_that_cannot_be(faults, partitions):
+    wanted = PARTITIONS[partitions]
+    assert faults(f"{LOCAL}partitions:\n  {partitions}\n") == (wanted if isinstance(wanted, list) else [wanted])
+
+
+def test_no_partition_at_all(faults):
+    hint = "add `partitions: [{name: train, nodes: 4}]`"
+    assert one(faults, LOCAL + "partitions: []\n") == (3, "there is no partition", hint)
+
+
+def test_a_login_node_and_a_partition_called_login(faults):
+    assert one(faults, LOCAL + "partitions: [{name: login, nodes: 1}]\nlogin: {count: 1}\n") == (
+        3,
+        "node `login-1` of partition `login` has the name of a login node",
+        "give the partition or the machine another name",
+    )
+
+
+def test_more_nodes_than_slurm_takes(faults):
+    text = LOCAL + "partitions: [{name: a, nodes: 65536}, {name: b, nodes: 2}]\n"
+    assert one(faults, text) == (3, "the cluster has 65,538 nodes", "Slurm takes at most 65,536")
+
+
+# --- policy, people, topology, reservations, storage: one more block below a good file --------------------------------
+
+BLOCKS = {
+    "slurm: {qos: [{name: high, preempts: lwo}, {name: low}]}": (
+        "qos `high` preempts `lwo`, which is no QOS",
+        "did you mean `low`?",
+    ),
+    "slurm: {qos: [{name: high, preempts: high}]}": ("qos `high` preempts itself", "name another QOS"),
+    "slurm: {qos: [{name: a, preempts: b}, {name: b}], preemption: {by: partition}}": (
+        "qos `a` preempts others, but preemption goes by partition",
+        "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out",
+    ),
+    "slurm: {qos: [{name: a}, {name: a}]}": (
+        "qos `a` is there twice, first on line 5",
+        "give one of them another name",
+    ),
+    "slurm: {extra: {ClusterName: x}}": ("`slurm.extra` sets `ClusterName`, which we write ourselves", "use `name`"),
+    "slurm: {extra: {slurmctldhost: x}}": (
+        "`slurm.extra` sets `slurmctldhost`, which we write ourselves",
+        "use `slurm.backup_controller`",
+    ),
+    "slurm: {extra: {NodeName: x}}": ("`slurm.extra` sets `NodeName`, which we write ourselves", "use `partitions`"),
+    "slurm: {extra: {SlurmUser: x}}": ("`slurm.extra` sets `SlurmUser`, which we write ourselves", "leave it out"),
+    "slurm: {extra: {PriorityWeightAge: 5}}": (
+        "`slurm.extra` sets `PriorityWeightAge`, which we write ourselves",
+        "use `slurm.priority.age`",
+    ),
+    "slurm: {extra: {MaxArraySize: 5, maxarraysize: 6}}": (
+        "`slurm.extra` sets `MaxArraySize` and `maxarraysize`, which Slurm reads as the same",
+        "keep one",
+    ),
+    "slurm: {accounting: false, enforce: limits}": (
+        "`slurm.enforce` needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {accounting: false, qos: [{name: a}]}": (
+        "`slurm.qos` needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {accounting: false, priority: {fair_share: 5}}": (
+        "`slurm.priority.fair_share` needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {accounting: false, preemption: {by: qos}}": (
+        "preemption by QOS needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {accounting: false}\naccounts: [{name: ml}]": (
+        "`accounts` needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {accounting: false}\nusers: [{name: ann, fair_share: 3}]": (
+        "`fair_share` of user `ann` needs accounting, which is off",
+        "set `slurm: {accounting: true}`, or leave it out",
+    ),
+    "slurm: {topology: {}}": (
+        "`slurm.topology` needs either `nodes_per_switch` or `switches`",
+        "keep one of the two",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-3]'}]}}": (
+        "no switch holds `train-4`",
+        "put every node on a leaf switch",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-5]'}]}}": (
+        "switch `s` holds the node `train-5`, which is not there",
+        "did you mean `train-4`?",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, nodes: train-4}]}}": (
+        "node `train-4` is on switch `s` and on `t`",
+        "keep it on one",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: top, switches: [s, r]}]}}": (
+        "switch `top` is above `r`, which is no switch",
+        "add it",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: top}]}}": (
+        "switch `top` must name either nodes or switches",
+        "a leaf has `nodes`, any other has `switches`",
+    ),
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, switches: u}, {name: u, switches: t}]}}": (
+        "switches `t`, `u` are above each other in a circle",
+        "make it a tree",
+    ),
+    "accounts: [{name: a, parent: b}]": (
+        "account `a` is below the account `b`, which is not there",
+        "add it: `accounts: [{name: b}]`",
+    ),
+    "accounts: [{name: a, parent: b}, {name: b, parent: a}]": (
+        "accounts `a`, `b` are each other's parents",
+        "let one be below `root`",
+    ),
+    "accounts: [{name: ml, qos: hi}]": (
+        "account `ml` uses the qos `hi`, which is not there",
+        "add it: `slurm: {qos: [{name: hi}]}`",
+    ),
+    "accounts: [{name: ml}, {name: ml}]": (
+        "account `ml` is there twice, first on line 5",
+        "give one of them another name",
+    ),
+    "users: [{name: ann, accounts: ml}]": (
+        "user `ann` is in the account `ml`, which is not there",
+        "add it: `accounts: [{name: ml}]`",
+    ),
+    "accounts: [{name: ml}]\nusers: [{name: ann, accounts: ml, default_account: root}]": (
+        "`default_account` of user `ann` is `root`, which is not among their accounts",
+        "add it to `accounts` of `ann`",
+    ),
+    "users: [{name: ann, qos: [normal], default_qos: high}]": (
+        "`default_qos` of user `ann` is `high`, which is not among their QOS",
+        "add it to `qos` of `ann`",
+    ),
+    "users: [{name: ann, uid: 2000}, {name: bob, uid: 2000}]": (
+        "users `ann` and `bob` have the same uid 2000",
+        "give one of them another uid, or leave it out",
+    ),
+    "users: [{name: ann}, {name: ann}]": (
+        "user `ann` is there twice, first on line 5",
+        "give one of them another name",
+    ),
+    "reservations: [{name: r, nodes: train-5, users: root}]": (
+        "reservation `r` is of the node `train-5`, which is not there",
+        "did you mean `train-4`?",
+    ),
+    "reservations: [{name: r, partition: trai, node_count: 1, users: root}]": (
+        "reservation `r` is in `trai`, which is no partition",
+        "did you mean `train`?",
+    ),
+    "reservations: [{name: r, partition: train, node_count: 9, users: root}]": (
+        "reservation `r` is of 9 nodes, but there are 4",
+        "write at most 4",
+    ),
+    "reservations: [{name: r, users: root}]": (
+        "reservation `r` must have either `nodes` or `node_count`",
+        "name the nodes, or say how many",
+    ),
+    "reservations: [{name: r, nodes: train-1}]": (
+        "reservation `r` is for nobody",
+        "add `users: [root]` or `accounts:`",
+    ),
+    "reservations: [{name: r, nodes: train-1, accounts: ml}]": (
+        "reservation `r` is for the account `ml`, which is not there",
+        "add it: `accounts: [{name: ml}]`",
+    ),
+    "storage: [{name: a, mount: /a}, {name: a, mount: /b}]": (
+        "storage `a` is there twice, first on line 5",
+        "give one of them another name",
+    ),
+    "storage: [{name: a, mount: /fsx}, {name: b, mount: /fsx/b}]": (
+        "the mounts `/fsx` of `a` and `/fsx/b` of `b` overlap",
+        "keep them side by side",
+    ),
+    "storage: [{name: a, mount: /usr}]": (
+        "storage `a` would be mounted over the system's own `/usr`",
+        "choose a place of its own, such as `/fsx` or `/shared`",
+    ),
+    "storage: [{name: a, mount: /etc/slurm}]": (
+        "storage `a` would be mounted over the system's own `/etc/slurm`",
+        "choose a place of its own, such as `/fsx` or `/shared`",
+    ),
+    "storage: [{name: a, mount: /fsx/../etc}]": (
+        "storage `a` is mounted at `/fsx/../etc`",
+        "write it straight: `/etc`",
+    ),
+    "storage: [{name: a, mount: /fsx, type: lustre}]": (
+        "storage `a` is of type `lustre`, which target `local` does not have",
+        "use `folder`",
+    ),
+    "storage: [{name: a, mount: /a, home: true}, {name: b, mount: /b, home: true}]": (
+        "storage `a` and `b` both hold people's homes",
+        "keep `home: true` in one",
+    ),
+    "ssh: {user: ubuntu}": (
+        "there is a `ssh:` block, but the target is `local`",
+        "remove it, or set `target: ssh`",
+    ),
+    "login: {count: 3, names: [l1, l2]}": ("`login.count` is 3, but 2 login nodes are named", "leave `count` out"),
+    "local: {subnet: 10.0.0.0/29}": (
+        "`local.subnet` 10.0.0.0/29 has 6 addresses, but 7 are needed",
+        "choose a larger one, or leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_that_cannot_be(faults, block):
+    last_line = 5 + block.count("\n")
+    assert one(faults, f"{LOCAL}{TRAIN}{block}\n") == (last_line, *BLOCKS[block])

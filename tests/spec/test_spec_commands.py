@@ -1,0 +1,89 @@
+"""The commands `init`, `validate` and `schema`."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dalsegno.cli.init import command as init
+from dalsegno.cli.schema import command as schema
+from dalsegno.cli.validate import command as validate
+from dalsegno.errors import DalsegnoError, SpecError, UsageError
+from dalsegno.spec.target_names import TARGETS
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(command, *words):
+        done = CliRunner().invoke(command, list(words))
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_init_then_validate_is_green(run, target):
+    assert run(init, "--target", target, "--name", "mine").exit_code == 0
+    done = run(validate)
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"cluster.yaml is fine: mine on {target}, ")
+
+
+def test_validate_says_in_a_line_what_it_is(run, tmp_path):
+    text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
+    (tmp_path / "c.yaml").write_text(text)
+    assert run(validate, "c.yaml").stdout == (
+        "c.yaml is fine: demo on local, 4 nodes and 1 spare in 1 partition, 32 GPUs\n"
+    )
+
+
+def test_validate_raises_all_problems_for_the_one_printer(run, tmp_path):
+    (tmp_path / "c.yaml").write_text("name: A\ntarget: b\npartitions: []\n")
+    with pytest.raises(SpecError) as caught:
+        run(validate, "c.yaml")
+    assert [problem.where for problem in caught.value.problems] == ["c.yaml:1", "c.yaml:2", "c.yaml:3"]
+
+
+def test_validate_as_json(run, tmp_path):
+    run(init, "c.yaml")
+    good = json.loads(run(validate, "c.yaml", "--json").stdout)
+    assert (good["valid"], good["nodes"], good["problems"]) == (True, 4, [])
+    (tmp_path / "c.yaml").write_text("name: A\ntarget: local\npartitions: [{name: t, nodes: 1}]\n")
+    done = run(validate, "c.yaml", "--json")
+    bad = json.loads(done.stdout)
+    assert (done.exit_code, bad["valid"], bad["problems"][0]["where"]) == (1, False, "c.yaml:1")
+
+
+def test_init_does_not_overwrite(run, tmp_path):
+    run(init)
+    with pytest.raises(DalsegnoError, match="there is a file already"):
+        run(init)
+    assert run(init, "--force", "--name", "other").exit_code == 0
+    assert "name: other" in (tmp_path / "cluster.yaml").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
+
+
+@pytest.mark.parametrize("name", ["Bad Name", "a # b", "x\ntarget: ssh", "", "'q'"])
+def test_init_refuses_a_name_that_will_not_do(run, tmp_path, name):
+    with pytest.raises(DalsegnoError):
+        run(init, "--name", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_of_an_unknown_target(run):
+    with pytest.raises(UsageError, match="there is no target `aws`"):
+        run(init, "--target", "aws")
+
+
+def test_init_into_a_folder_names_a_file_in_it(run, tmp_path):
+    with pytest.raises(DalsegnoError) as caught:
+        run(init, ".")
+    assert caught.value.hint == "name a file in it: `cluster.yaml`"
+
+
+def test_schema_is_json(run):
+    assert json.loads(run(schema).stdout)["title"] == "Dal Segno cluster file"

@@ -1,0 +1,71 @@
+"""Facts to JSON and back."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.spec import facts_from_json, facts_to_json
+from dalsegno.spec.facts import Cluster, Node, Qos
+
+TEXT = """
+name: demo
+target: local
+partitions:
+  - {name: train, nodes: 3, spares: 1, instance: p5.48xlarge, extra: {GraceTime: 5}}
+  - {name: debug, nodes_from: train, time_limit: 1h}
+slurm:
+  qos: [{name: high, preempts: low, max_tres_per_user: {gres/gpu: 8}, usage_factor: 0.5}, {name: low}]
+  topology: {nodes_per_switch: 2}
+users: [{name: ann}]
+"""
+
+
+def test_a_cluster_comes_back_as_it_was(cluster):
+    found = cluster(TEXT)
+    text = json.dumps(facts_to_json(found))
+    assert facts_from_json(Cluster, json.loads(text)) == found
+
+
+def test_state_of_another_version_still_reads():
+    assert facts_from_json(Node, {"name": "n", "cpus": 1, "memory_mib": 2, "colour": "red"}) == Node("n", 1, 2)
+
+
+def test_a_whole_number_will_do_for_a_fraction():
+    assert facts_from_json(Qos, {"name": "a", "usage_factor": 2}).usage_factor == 2.0
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"name": "n"}, {"name": 3, "cpus": 1, "memory_mib": 2}, {"name": "n", "cpus": "1", "memory_mib": 2}]
+)
+def test_what_is_no_node(data):
+    with pytest.raises(DalsegnoError, match="a saved node cannot be read"):
+        facts_from_json(Node, data)
+
+
+def test_any_dataclass_will_do():
+    @dataclass(frozen=True)
+    class Mark:
+        step: int = 0
+        ratio: float = 0.0
+
+    assert facts_to_json(Mark(3, 0.5)) == {"step": 3, "ratio": 0.5}
+
+
+def test_facts_cost_no_pydantic():
+    code = "import sys, dalsegno.spec.facts, dalsegno.spec.facts_json; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_names_of_the_room_are_there_however_they_are_asked_for():
+    import dalsegno.spec as spec
+
+    for name in spec.__all__:
+        assert callable(getattr(spec, name))
+        assert callable(getattr(spec, name)), "a module must not hide it the second time"
+    with pytest.raises(AttributeError):
+        _ = spec.nothing

@@ -1,0 +1,151 @@
+"""From text to values: what YAML is taken, what is refused, and on which line."""
+
+import pytest
+
+from dalsegno.errors import SpecError
+from dalsegno.spec import load_spec, parse_spec
+from dalsegno.spec.document import read_document
+from dalsegno.spec.tree import MAX_DEPTH
+
+SMALLEST = "name: demo\ntarget: local\npartitions: [{name: train, nodes: 4}]\n"
+
+
+def only_problem(text):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "c.yaml")
+    (problem,) = caught.value.problems
+    return problem.where, problem.what
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-3", -3),
+        ("1_000", 1000),
+        ("0.5", 0.5),
+        ("1e3", 1000.0),
+        ("yes", True),
+        ("Off", False),
+        ("~", None),
+        ("", None),
+        ("'1'", "1"),
+        ("!!str 1", "1"),
+        ("010", "010"),
+        ("0x10", "0x10"),
+        ("1:30:00", "1:30:00"),
+        ("2030-01-01", "2030-01-01"),
+        (".inf", ".inf"),
+        ("1-00:00:00", "1-00:00:00"),
+        ("é", "é"),
+    ],
+)
+def test_a_scalar_is_what_a_person_would_take_it_for(text, value):
+    assert read_document(f"a: {text}", "c.yaml").data == {"a": value}
+
+
+def test_every_value_knows_its_line():
+    lines = read_document("a: 1\nb:\n  - x\n  - c: 2\n", "c.yaml").lines
+    assert lines == {(): 1, ("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
+
+
+def test_anchors_aliases_and_merges():
+    text = "x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\nz: {<<: [*x, {c: 4}]}\n"
+    assert read_document(text, "c.yaml").data == {
+        "x": {"a": 1, "b": 2},
+        "y": {"a": 1, "b": 3},
+        "z": {"a": 1, "b": 2, "c": 4},
+    }
+
+
+def test_keys_that_begin_with_x_are_the_users_own():
+    text = "x-node: &node {cpus: 4, memory: 4G}\n" + SMALLEST.replace("{name", "{<<: *node, name")
+    assert parse_spec(text).partitions[0].cpus == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("", "c.yaml", "the file is empty"),
+        ("# nothing\n", "c.yaml", "the file is empty"),
+        ("- a\n", "c.yaml:1", "a cluster file is a mapping with `name`, `target` and `partitions`"),
+        ("\nhello\n", "c.yaml:2", "a cluster file is a mapping with `name`, `target` and `partitions`"),
+        ("a: *b\n", "c.yaml:1", "alias `*b` has no anchor `&b` before it"),
+        ("a: &a [*a]\n", "c.yaml:1", "alias `*a` stands inside the very thing it names"),
+        ("a: 1\n---\nb: 2\n", "c.yaml:2", "there is a second YAML document"),
+        ("a: 1\nb: \x07\n", "c.yaml:2", "there is a character that YAML does not allow"),
+        ("[" * 1000 + "]" * 1000, "c.yaml:1", f"the file is nested more than {MAX_DEPTH} levels deep"),
+        ("- " * 10000, "c.yaml:1", f"the file is nested more than {MAX_DEPTH} levels deep"),
+    ],
+)
+def test_what_is_no_cluster_file(text, where, what):
+    assert only_problem(text) == (where, what)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("a: [1\nb: 2", 2), ("a:\n\t- b", 2), ("a: b: c", 1), ('a: "x', 1), ("a: 1\n b: 2", 2), ("%", 1)]
+)
+def test_broken_yaml_names_the_line(text, line):
+    where, what = only_problem(text)
+    assert what.startswith("not valid YAML: ")
+    assert where in (f"c.yaml:{line}", f"c.yaml:{line + 1}")
+
+
+def test_a_billion_laughs_are_not_laughed():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    assert only_problem("\n".join(lines)) == ("c.yaml:5", "the file unfolds to more than 100,000 values")
+
+
+def test_aliases_cannot_make_it_deeper_either():
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 60)]
+    assert only_problem("\n".join(lines))[1] == f"the file is nested more than {MAX_DEPTH} levels deep"
+
+
+@pytest.mark.parametrize(
+    ("addition", "line", "what"),
+    [
+        ("name: other", 4, "`name` is given twice, first on line 1"),
+        ("? [a]\n: 1", 4, "a key must be a name, not a list, a mapping or nothing"),
+        ("? \n: 1", 4, "a key must be a name, not a list, a mapping or nothing"),
+        ("head: {cpus: 9999999999999999999999999999999999999}", 4, "the number 999999999999… is too large"),
+        (
+            "head: {name: !!python/name:os.system mgmt}",
+            4,
+            "the tag `tag:yaml.org,2002:python/name:os.system` means nothing here",
+        ),
+        ("head: {<<: 3}", 4, "`<<` must name a mapping, or a list of them"),
+    ],
+)
+def test_lesser_faults_have_their_line(addition, line, what):
+    assert only_problem(SMALLEST + addition) == (f"c.yaml:{line}", what)
+
+
+def test_a_number_as_a_key_is_just_an_unknown_key():
+    assert only_problem(SMALLEST + "1: x") == ("c.yaml:4", "the cluster file has no setting `1`")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / "no.yaml")
+    assert caught.value.what == "there is no such file"
+    assert caught.value.hint == "`dalsegno init` writes a starter file"
+
+
+def test_a_folder_a_binary_and_a_huge_file(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\x7fELF\x02\xff\xfe\x00")
+    (tmp_path / "huge").write_bytes(b"#" * 2_000_000)
+    for name, what in (
+        (".", "that is a folder, not a file"),
+        ("binary", "that is not a text file (UTF-8)"),
+        ("huge", "the file is larger than 1 MiB"),
+        ("a\0b", "the file cannot be read: embedded null byte"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            load_spec(str(tmp_path / name))
+        assert caught.value.what == what
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
+    assert load_spec(tmp_path / "c.yaml").name == "demo"

@@ -1,0 +1,305 @@
+"""The rooms and their doors: imports point down, only `system/` starts processes, only `cli/` prints.
+
+The rules read source text, so each one is also tried on a tiny bad example.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = "dalsegno"
+SRC = Path(__file__).parent.parent / "src" / PACKAGE
+
+# ---- the table: what each room may import, beside itself
+
+LAYER_1 = ("errors", "system", "hardware")
+UP_TO_2 = (*LAYER_1, "spec")
+UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
+UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
+UP_TO_5 = (*UP_TO_4, "bench", "setup")
+UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train")
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "train": (),
+    "system": ("errors",),
+    "hardware": ("errors",),
+    "spec": ("errors", "hardware"),
+    "slurm": UP_TO_2,
+    "containers": UP_TO_2,
+    "health": UP_TO_2,
+    "users": UP_TO_3,
+    "launch": (*UP_TO_3, "train.contract"),
+    "jobs": (*UP_TO_4, "train.contract"),
+    "bench": ("errors", "hardware", "spec", "jobs"),
+    "setup": UP_TO_4,
+    "targets": UP_TO_5,
+    "observe": UP_TO_5,
+    "recovery": (*UP_TO_4, "targets.base"),
+    "cluster": UP_TO_7,
+    "cli": (*UP_TO_7, "cluster"),
+    "__init__": (),
+    "__main__": ("cli",),
+}
+
+# ---- the doors: which files may do what is closed to all others, and why
+
+STARTING_A_PROCESS = re.compile(
+    r"(subprocess|multiprocessing|pty)(\.\w+)*"
+    r"|os\.(fork|forkpty|system|popen|posix_spawnp?|exec[lv]\w*|spawn\w+)"
+    r"|asyncio\.(create_subprocess_\w+|subprocess(\.\w+)*)"
+    r"|concurrent\.futures\.(process(\.\w+)*|ProcessPoolExecutor)"
+)
+MAY_START_PROCESSES = {
+    "system/": "the one door to the world",
+    "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
+}
+
+PRINTING = re.compile(
+    r"print|click\.(echo\w*|secho)|rich\.(print\w*|get_console|console\.Console)"
+    r"|sys\.(__)?std(out|err)(__)?\.(write|writelines|buffer)(\.\w+)*"
+)
+MAY_PRINT = {
+    "cli/": "the one printer",
+    "system/init.py": "a stand-alone program, first process of a virtual host: what it prints is the host's log",
+    "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
+}
+
+# ---- reading sources
+
+
+class Source(NamedTuple):
+    """One module: its dotted name, its file below the package, its syntax tree."""
+
+    module: str
+    file: str
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[0].removesuffix(".py")
+
+
+class Use(NamedTuple):
+    """A full name a module imports or calls: `dalsegno.spec.load_spec`, `os.fork`, `print`."""
+
+    name: str
+    line: int
+
+
+def source(file: str, text: str) -> Source:
+    dotted = f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}"
+    return Source(dotted.removesuffix(".__init__"), file, ast.parse(text))
+
+
+def read_sources() -> list[Source]:
+    return [source(path.relative_to(SRC).as_posix(), path.read_text()) for path in sorted(SRC.rglob("*.py"))]
+
+
+def imports(of: Source) -> Iterator[Use]:
+    """Every import, wherever it stands: in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(of.tree):
+        if isinstance(node, ast.Import):
+            yield from (Use(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(of, node)
+            yield from (Use(f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def calls(of: Source) -> Iterator[Use]:
+    """Every name or attribute, with its first part replaced by what the module imported under that name."""
+    known = dict(_known_names(of))
+    for node in ast.walk(of.tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            first, *rest = ast.unparse(node).split(".")
+            yield Use(".".join([known.get(first, first), *rest]), node.lineno)
+
+
+def _known_names(of: Source) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(of.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{_base(of, node)}.{alias.name}"
+
+
+def _base(of: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    folder = of.module.split(".") if of.file.endswith("__init__.py") else of.module.split(".")[:-1]
+    return ".".join([*folder[: len(folder) + 1 - node.level], *([node.module] if node.module else [])])
+
+
+# ---- the rules: sources in, faults out
+
+
+def wrong_imports(sources: Iterable[Source]) -> list[str]:
+    return [
+        f"{src.file}:{use.line}: `{src.room}` may not import {use.name}"
+        for src in sources
+        for use in imports(src)
+        if use.name.startswith(f"{PACKAGE}.") and not _allowed(src.room, use.name.split(".")[1:])
+    ]
+
+
+def _allowed(room: str, parts: list[str]) -> bool:
+    if parts[0] == room or parts == ["__version__"]:
+        return True
+    return any(parts[: len(door.split("."))] == door.split(".") for door in MAY_IMPORT.get(room, ()))
+
+
+def unknown_rooms(sources: Iterable[Source]) -> list[str]:
+    return [f"{src.file}: no room `{src.room}` in the table" for src in sources if src.room not in MAY_IMPORT]
+
+
+def behind_doors(sources: Iterable[Source], closed: re.Pattern[str], open_to: Mapping[str, str]) -> list[str]:
+    """Uses of what only the files in `open_to` may do."""
+    faults = {
+        f"{src.file}:{use.line}: {use.name}"
+        for src in sources
+        if not src.file.startswith(tuple(open_to))
+        for use in (*imports(src), *calls(src))
+        if closed.fullmatch(use.name)
+    }
+    return sorted(faults)
+
+
+def cycle(sources: Iterable[Source]) -> list[str]:
+    """Modules that import each other in a ring, the first also last; [] if there is none."""
+    graph = _import_graph(list(sources))
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(graph[module]):
+            if found := visit(other, [*path, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
+
+
+def _import_graph(sources: list[Source]) -> dict[str, set[str]]:
+    modules = {src.module for src in sources}
+    return {src.module: {m for use in imports(src) if (m := _module_of(use.name, modules))} for src in sources}
+
+
+def _module_of(name: str, modules: set[str]) -> str:
+    """The module that importing this name loads: `dalsegno.spec` for `dalsegno.spec.load_spec`."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+# ---- the package keeps the rules
+
+
+def test_every_file_is_in_a_room_of_the_table():
+    assert unknown_rooms(read_sources()) == []
+
+
+def test_imports_point_down():
+    assert wrong_imports(read_sources()) == []
+
+
+def test_no_module_imports_itself_by_a_detour():
+    assert cycle(read_sources()) == []
+
+
+def test_only_system_starts_processes():
+    assert behind_doors(read_sources(), STARTING_A_PROCESS, MAY_START_PROCESSES) == []
+
+
+def test_only_the_cli_prints():
+    assert behind_doors(read_sources(), PRINTING, MAY_PRINT) == []
+
+
+def test_the_command_line_starts_without_the_heavy_libraries():
+    heavy = {"pydantic", "rich", "yaml", "torch", "boto3"}
+    code = "import sys, dalsegno.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert heavy & set(said.stdout.split()) == set()
+
+
+# ---- and each rule can fail
+
+
+def test_an_import_that_points_up_is_found_wherever_it_stands():
+    at_the_top = source("spec/model.py", "from dalsegno.slurm.version import Version")
+    in_a_function = source("slurm/client.py", "def f():\n    import dalsegno.targets.base")
+    for_types_only = source(
+        "hardware/catalog.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..spec import Spec"
+    )
+    assert wrong_imports([at_the_top, in_a_function, for_types_only]) == [
+        "spec/model.py:1: `spec` may not import dalsegno.slurm.version.Version",
+        "slurm/client.py:2: `slurm` may not import dalsegno.targets.base",
+        "hardware/catalog.py:3: `hardware` may not import dalsegno.spec.Spec",
+    ]
+
+
+def test_a_door_into_one_module_does_not_open_its_room():
+    contract = source("launch/agent/env.py", "from dalsegno.train.contract import RUN_ID")
+    the_same = source("launch/agent/env.py", "from dalsegno.train import contract")
+    snapshot = source("launch/agent/env.py", "from dalsegno.train import snapshot")
+    assert wrong_imports([contract, the_same]) == []
+    assert wrong_imports([snapshot]) == ["launch/agent/env.py:1: `launch` may not import dalsegno.train.snapshot"]
+
+
+def test_a_room_that_is_not_in_the_table_is_found():
+    assert unknown_rooms([source("utils/text.py", ""), source("helpers.py", "")]) == [
+        "utils/text.py: no room `utils` in the table",
+        "helpers.py: no room `helpers` in the table",
+    ]
+
+
+def test_a_ring_of_imports_is_found_and_a_package_with_its_parts_is_none():
+    a = source("spec/a.py", "from dalsegno.spec.b import x")
+    b = source("spec/b.py", "def f():\n    from . import c")
+    c = source("spec/c.py", "import dalsegno.spec.a")
+    assert cycle([a, b, c]) == ["dalsegno.spec.a", "dalsegno.spec.b", "dalsegno.spec.c", "dalsegno.spec.a"]
+    init = source("spec/__init__.py", "from dalsegno.spec.a import x")
+    assert cycle([init, a, source("spec/b.py", "x = 1")]) == []
+    part_that_asks_its_package = source("spec/b.py", "from dalsegno.spec import x")
+    assert cycle([init, a, part_that_asks_its_package]) != []
+
+
+def test_every_way_to_start_a_process_is_found():
+    ways = [
+        "import subprocess", "from subprocess import run", "import multiprocessing.pool", "import os\nos.fork()",
+        "import os as o\no.execvp('a', [])", "from os import posix_spawn", "import os\nos.system('a')",
+        "import asyncio\nasyncio.create_subprocess_exec('a')", "from concurrent.futures import ProcessPoolExecutor",
+    ]  # fmt: skip
+
+    def found(file: str, text: str) -> list[str]:
+        return behind_doors([source(file, text)], STARTING_A_PROCESS, MAY_START_PROCESSES)
+
+    assert [way for way in ways if not found("slurm/x.py", way)] == []
+    assert found("slurm/x.py", "import os\nos.getpid()\nexecute = 1\nos.path.join('a')") == []
+    assert found("system/x.py", "import subprocess") == []
+
+
+def test_every_way_to_print_is_found():
+    ways = [
+        "print('a')", "import click\nclick.echo('a')", "from click import secho", "import sys\nsys.stdout.write('a')",
+        "from sys import stderr\nstderr.write('a')", "import sys\nsys.stdout.buffer.write(b'a')",
+        "from rich.console import Console", "import rich\nrich.print('a')",
+    ]  # fmt: skip
+
+    def found(file: str, text: str) -> list[str]:
+        return behind_doors([source(file, text)], PRINTING, MAY_PRINT)
+
+    assert [way for way in ways if not found("spec/x.py", way)] == []
+    assert found("spec/x.py", "import sys\npretty = sys.stdout.isatty()\nself.print_it = 1") == []
+    assert found("cli/x.py", "print('a')") == []

@@ -1,0 +1,309 @@
+"""./dalsegno and its set-up, without network: a copy of the scripts, a ready environment, folders instead of /."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.machine import DAEMONS
+
+REPO = Path(__file__).parent.parent
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="installing packages needs root")
+NOT_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="packages are installed on Linux only")
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def clone() -> Iterator[Path]:
+    """The repository at a path with a space, its .venv ready; open to other users, as pytest's own folders are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        clone = Path(os.path.realpath(folder)) / "a clone"
+        clone.mkdir()
+        for name in ("dalsegno", "test", "pyproject.toml"):
+            shutil.copy(REPO / name, clone)
+        shutil.copytree(REPO / "scripts", clone / "scripts")
+        make_ready(clone)
+        yield clone
+
+
+def make_ready(clone: Path) -> None:
+    """What the set-up leaves behind, made from the environment the tests run in."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
+    (packages,) = (clone / ".venv" / "lib").glob("python3*/site-packages")
+    (packages / "clone.pth").write_text("\n".join([str(REPO / "src"), *site.getsitepackages()]))
+    (clone / ".venv/bin/dalsegno").write_text("from dalsegno.cli.main import main\nmain()\n")
+    assert bash(clone, "write_stamp core").returncode == 0
+
+
+def bash(clone: Path, code: str, cwd: Path | None = None, **env: str) -> Done:
+    """Runs shell code with the set-up's functions at hand."""
+    return run(["bash", "-c", f'ROOT=$1; . "$ROOT/scripts/setup.sh"; {code}', "bash", str(clone)], env, cwd)
+
+
+def run(argv: list[str], env: dict[str, str], cwd: Path | None = None, user: int | None = None) -> Done:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DALSEGNO_")}
+    return subprocess.run(
+        argv, env={**clean, **env}, cwd=cwd, user=user, group=user, extra_groups=[] if user else None,
+        capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+# ---- the wrapper
+
+
+def test_a_later_call_goes_straight_to_the_command_line(clone: Path):
+    done = run([str(clone / "dalsegno"), "--help"], {})
+    assert done.stdout.startswith("Usage: dalsegno ")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_module_in_the_current_folder_is_not_taken_for_a_library(clone: Path, tmp_path: Path):
+    (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
+    assert run([str(clone / "dalsegno"), "--version"], {}, cwd=tmp_path).returncode == 0
+
+
+def test_a_link_to_the_wrapper_works(clone: Path, tmp_path: Path):
+    (tmp_path / "ds").symlink_to(clone / "dalsegno")
+    assert run([str(tmp_path / "ds"), "--version"], {}).returncode == 0
+
+
+# ---- the stamp
+
+
+def test_the_environment_is_ready_once_stamped(clone: Path):
+    assert bash(clone, "venv_ready core").returncode == 0
+    assert bash(clone, "venv_ready dev").returncode == 1, "the tests' own dependencies are a second stamp"
+
+
+def test_a_changed_pyproject_asks_for_the_set_up_again(clone: Path):
+    with (clone / "pyproject.toml").open("a") as file:
+        file.write("# one more line\n")
+    assert bash(clone, "venv_ready core").returncode == 1
+
+
+def test_a_moved_folder_asks_for_the_set_up_again(clone: Path):
+    moved = clone.rename(clone.with_name("moved"))
+    assert bash(moved, "venv_ready core").returncode == 1
+
+
+def test_another_interpreter_asks_for_the_set_up_again(clone: Path):
+    (clone / ".venv/bin/python").unlink()
+    shutil.copy("/bin/sh", clone / ".venv/bin/python")
+    assert bash(clone, "venv_ready core").returncode == 1
+
+
+def test_a_stamp_cut_short_does_not_count(clone: Path):
+    stamp = clone / ".venv/dalsegno-core.stamp"
+    stamp.write_text(stamp.read_text()[:-20])
+    assert bash(clone, "venv_ready core").returncode == 1
+
+
+# ---- Python
+
+
+def test_the_named_interpreter_is_taken(clone: Path):
+    done = bash(clone, 'find_python && echo "$PYTHON"', DALSEGNO_PYTHON=sys.executable)
+    assert done.stdout.strip() == sys.executable
+
+
+def test_without_a_new_enough_python_it_says_what_to_install(clone: Path):
+    done = bash(clone, "find_python || no_python", DALSEGNO_PYTHON="/bin/false")
+    assert done.returncode == 1
+    assert "needs Python 3.10 or newer, and /bin/false is not" in done.stderr
+    assert "apt-get install python3 python3-venv" in done.stderr
+
+
+@AS_ROOT
+def test_a_user_who_may_not_write_the_environment_is_told_who_can(clone: Path):
+    (clone / ".venv/dalsegno-core.stamp").unlink()
+    done = run([str(clone / "dalsegno"), "--version"], {}, user=NOBODY)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "run `./dalsegno setup` as the owner of the folder" in done.stderr
+
+
+# ---- system packages
+
+PACKAGES = "slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server iproute2 util-linux"
+
+
+def without_packages(clone: Path, *args: str) -> Done:
+    """A user who is not root, has no sudo, and finds none of the programs."""
+    tools = clone / "tools"
+    tools.mkdir()
+    (tools / "apt-get").symlink_to("/bin/false")
+    env = {"PATH": str(tools), "DALSEGNO_PROBE_PATH": str(clone / "nothing"), "HOME": str(clone)}
+    return run([str(clone / "dalsegno"), *args], env, cwd=clone, user=NOBODY if os.geteuid() == 0 else None)
+
+
+@NOT_LINUX
+@pytest.mark.parametrize("args", [["demo"], ["up"], ["up", "cluster.yaml"], ["setup"]])
+def test_without_root_and_without_packages_it_says_exactly_what_to_install(clone: Path, args: list[str]):
+    done = without_packages(clone, *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"  apt-get update && apt-get install -y --no-install-recommends {PACKAGES}\n" in done.stderr
+
+
+def test_the_packages_are_those_the_local_target_looks_for(clone: Path):
+    pairs = bash(clone, "echo $LOCAL_PROGRAMS").stdout.split()
+    assert dict(pair.split(":") for pair in pairs) == DAEMONS
+
+
+@NOT_LINUX
+def test_packages_of_an_interrupted_set_up_are_asked_for_again(clone: Path, tmp_path: Path):
+    note = tmp_path / "var/lib/dalsegno-setup/packages"
+    note.parent.mkdir(parents=True)
+    note.write_text("munge\nslurmd\n")
+    everything = tmp_path / "bin"
+    everything.mkdir()
+    for program in DAEMONS:
+        (everything / program).symlink_to("/bin/true")
+    env = {"DALSEGNO_PROBE_PATH": str(everything), "DALSEGNO_SYSROOT": str(tmp_path)}
+    assert bash(clone, 'MISSING=; need_local_packages; echo "$MISSING"', **env).stdout == "munge slurmd\n"
+
+
+SSH_FILE = "name: far\ntarget: ssh  # my own hosts\n"
+LOCAL_FILE = "name: near\ntarget: local\nssh: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("needed", "args", "file"),
+    [
+        (True, "demo", ""),
+        (True, "up", ""),
+        (True, "up", LOCAL_FILE),
+        (False, "up", SSH_FILE),
+        (False, "up --help", LOCAL_FILE),
+        (False, "", ""),
+        (False, "--help", ""),
+        (False, "validate", LOCAL_FILE),
+        (False, "logs demo", ""),
+        (False, "up far.yaml", "target: local\n"),
+        (False, "status -c up", ""),
+    ],
+)
+def test_only_making_a_cluster_here_needs_slurm_here(clone: Path, tmp_path: Path, needed: bool, args: str, file: str):
+    (tmp_path / "far.yaml").write_text(SSH_FILE)
+    if file:
+        (tmp_path / "cluster.yaml").write_text(file)
+    assert (bash(clone, f"makes_local_cluster {args}", cwd=tmp_path).returncode == 0) == needed
+
+
+# ---- services are held back, and let go
+
+
+@pytest.fixture
+def sysroot(tmp_path: Path) -> Path:
+    for folder in ("usr/sbin", "var/lib/dpkg", "etc/systemd/system"):
+        (tmp_path / "root" / folder).mkdir(parents=True)
+    return tmp_path / "root"
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def packages_script(sysroot: Path, code: str) -> Done:
+    """Runs shell code with the functions of scripts/install-packages at hand."""
+    return run(["bash", "-c", f'. "{REPO}/scripts/install-packages"; {code}'], {"DALSEGNO_SYSROOT": str(sysroot)})
+
+
+def policy_says(sysroot: Path, service: str) -> int:
+    return run([str(sysroot / "usr/sbin/policy-rc.d"), service, "start"], {}).returncode
+
+
+def test_held_services_are_masked_and_denied_and_no_others(sysroot: Path):
+    assert packages_script(sysroot, "hold_services munge").returncode == 0
+    for unit in ("munge.service", "slurmd.service", "mariadb.service", "mariadb.socket"):
+        assert os.readlink(sysroot / "etc/systemd/system" / unit) == "/dev/null"
+    for service, answer in {"munge": 101, "munge.service": 101, "mariadb.socket": 101, "ssh": 104}.items():
+        assert policy_says(sysroot, service) == answer
+
+
+def test_letting_go_leaves_no_trace_but_the_note(sysroot: Path):
+    packages_script(sysroot, "hold_services munge; release_services")
+    assert files(sysroot) == {"var/lib/dalsegno-setup/services", "var/lib/dalsegno-setup/packages"}
+
+
+def test_a_unit_enabled_meanwhile_is_disabled_and_a_strangers_stays(sysroot: Path):
+    wants = sysroot / "etc/systemd/system/multi-user.target.wants"
+    wants.mkdir()
+    (wants / "munge.service").symlink_to("/lib/systemd/system/munge.service")
+    (wants / "ssh.service").symlink_to("/lib/systemd/system/ssh.service")
+    packages_script(sysroot, "hold_services munge; release_services")
+    assert os.listdir(wants) == ["ssh.service"]
+
+
+def test_a_policy_of_somebody_elses_is_left_alone(sysroot: Path):
+    policy = sysroot / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    packages_script(sysroot, "hold_services munge; release_services")
+    assert policy.read_text() == "#!/bin/sh\nexit 101\n"
+
+
+def test_a_unit_or_mask_of_the_administrators_is_left_alone(sysroot: Path):
+    units = sysroot / "etc/systemd/system"
+    (units / "slurmd.service").write_text("[Service]\n")
+    (units / "munge.service").symlink_to("/dev/null")
+    packages_script(sysroot, "hold_services munge; release_services")
+    assert files(units) == {"slurmd.service", "munge.service"}
+
+
+def install(sysroot: Path, apt: str) -> Done:
+    """The whole of install-packages, with a stand-in for apt-get that does `apt` when it installs."""
+    tools = sysroot.parent / "tools"
+    tools.mkdir(exist_ok=True)
+    for name, code in {"apt-get": f'case " $* " in *simulate*) ;; *" install "*) {apt} ;; esac', "dpkg": ":"}.items():
+        (tools / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tools / name).chmod(0o755)
+    env = {"DALSEGNO_SYSROOT": str(sysroot), "PATH": f"{tools}:{os.environ['PATH']}", "SYSROOT": str(sysroot)}
+    return run([str(REPO / "scripts/install-packages"), "munge"], env)
+
+
+@AS_ROOT
+def test_while_apt_works_services_are_denied_and_afterwards_all_is_as_before(sysroot: Path):
+    done = install(sysroot, '"$SYSROOT/usr/sbin/policy-rc.d" munge start; echo $? >"$SYSROOT/../said"')
+    assert done.returncode == 0, done.stderr
+    assert (sysroot.parent / "said").read_text() == "101\n"
+    assert files(sysroot) == set()
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("apt", "code"), [("exit 100", 1), ("kill -TERM $PPID", 143), ("kill -INT $PPID; kill -INT $$", 130)]
+)
+def test_a_failed_or_interrupted_install_lets_go_and_the_next_one_finishes(sysroot: Path, apt: str, code: int):
+    assert install(sysroot, apt).returncode == code
+    assert files(sysroot) == {"var/lib/dalsegno-setup/services", "var/lib/dalsegno-setup/packages"}
+    assert install(sysroot, ":").returncode == 0
+    assert files(sysroot) == set()
+
+
+@AS_ROOT
+def test_what_a_killed_install_left_behind_is_taken_away_by_the_next(sysroot: Path):
+    install(sysroot, "kill -KILL $PPID")
+    assert "usr/sbin/policy-rc.d" in files(sysroot)
+    assert install(sysroot, ":").returncode == 0
+    assert files(sysroot) == set()
+
+
+# ---- what the scripts promise in words
+
+
+def test_the_documented_variables_are_the_ones_the_scripts_read():
+    texts = [path.read_text() for path in (REPO / "dalsegno", REPO / "test", *(REPO / "scripts").iterdir())]
+    used = {name for text in texts for name in re.findall(r"\$\{(DALSEGNO_\w+)", text)}
+    documented = set(re.findall(r"^# +(DALSEGNO_\w+)", (REPO / "scripts/setup.sh").read_text(), re.MULTILINE))
+    assert used == documented
