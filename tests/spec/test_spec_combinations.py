@@ -310,7 +310,8 @@ BLOCKS = {
         "switch `top` must name either nodes or switches",
         "a leaf has `nodes`, any other has `switches`",
     ),
-    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, switches: u}, {name: u, switches: t}]}}": (
+    "slurm: {topology: {switches: [{name: s, nodes: 'train-[1-4]'}, {name: t, switches: u}, {name: u, switches: t}"
+    "]}}": (
         "switches `t`, `u` are above each other in a circle",
         "make it a tree",
     ),

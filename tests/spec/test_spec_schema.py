@@ -1,6 +1,7 @@
 """The schema for editors, and the starter files."""
 
 import pytest
+import yaml
 
 from dalsegno.errors import UsageError
 from dalsegno.spec import json_schema, parse_spec, starter
@@ -45,8 +46,6 @@ def allows(schema, value):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_starter_of_a_target_is_a_good_file_in_both_eyes(target):
-    import yaml
-
     text = starter(target, "my-cluster")
     spec = parse_spec(text)
     assert (spec.name, spec.target) == ("my-cluster", target)
@@ -55,23 +54,11 @@ def test_the_starter_of_a_target_is_a_good_file_in_both_eyes(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_a_starter_has_in_comments_is_good_too(target):
-    import yaml
-
     text = starter(target)
-    # Whole blocks that are commented out, one after the other, so that they do not contradict each other.
-    lines = [
-        line for line in text.splitlines() if line.startswith("# ") and not line.startswith(("#   dalsegno", "# A "))
-    ]
-    blocks: list[list[str]] = []
-    for line in lines:
-        if not line.startswith("#  "):
-            blocks.append([])
-        blocks[-1].append(line[2:])
-    for block in blocks:
-        addition = "\n".join(block)
-        key = addition.partition(":")[0]
-        if key not in yaml.safe_load(text):
-            parse_spec(f"{text}\n{addition}\n" + ("slurm: {}\n" if False else ""))
+    asides = [part for part in text.split("\n\n") if all(line.startswith("#") for line in part.splitlines())]
+    for aside in asides:
+        block = "\n".join(line[2:] for line in aside.splitlines())
+        parse_spec(f"{text}\n{block}\n")
 
 
 def test_an_unknown_target_is_guessed():

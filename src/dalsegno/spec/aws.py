@@ -103,7 +103,7 @@ class HyperPod(Section):
 
     region: Region = Field(description="AWS region.")
     execution_role: RoleArn = Field(description="IAM role of the instances.")
-    bucket: Annotated[str, shaped(r"sagemaker-[a-z0-9.-]{1,52}[a-z0-9]", "sagemaker-my-bucket")] = Field(
+    bucket: Annotated[str, shaped(r"sagemaker-[a-z0-9.-]{0,52}[a-z0-9]", "sagemaker-my-bucket")] = Field(
         description="S3 bucket for lifecycle scripts; SageMaker wants its name to begin with sagemaker-."
     )
     prefix: Annotated[str, shaped(r"[A-Za-z0-9_./-]{0,200}", "lifecycle/demo")] = Field(

@@ -11,6 +11,7 @@ from dalsegno.spec.checks.report import Report
 from dalsegno.spec.document import Document, Table, read_document
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.salvage import salvage
+from dalsegno.spec.section import one_line
 
 _MAX_BYTES = 1024 * 1024
 _INIT = "`dalsegno init` writes a starter file"
@@ -64,5 +65,6 @@ def _not_a_mapping(document: Document) -> Problem:
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
-    """By line; each once."""
-    return sorted(dict.fromkeys(problems), key=lambda problem: int(problem.where.rpartition(":")[2]))
+    """By line; each once. Whatever the file holds, a message is one line."""
+    clean = (Problem(one_line(each.what), each.where, one_line(each.hint)) for each in problems)
+    return sorted(dict.fromkeys(clean), key=lambda problem: int(problem.where.rpartition(":")[2]))

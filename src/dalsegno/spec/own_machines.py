@@ -69,7 +69,7 @@ class Host(Section):
 class Ssh(Section):
     """Machines that are there already and are reached over SSH."""
 
-    hosts: dict[HostKey, Annotated[Host, BeforeValidator(_address_only)]] = Field(
+    hosts: dict[HostKey, Annotated[Host, BeforeValidator(_address_only, json_schema_input_type=str | Host)]] = Field(
         default={}, description="Node name to address: {head: 10.0.0.1, 'train-[1-4]': '10.0.0.[11-14]'}."
     )
     user: UserName = Field(default="root", description="User to log in as; needs sudo if it is not root.")

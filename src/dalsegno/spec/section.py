@@ -48,5 +48,10 @@ def show(value: object) -> str:
         return "a mapping"
     if isinstance(value, (list, tuple)):
         return "a list"
-    text = "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in str(value)[:60])
+    text = one_line(str(value)[:60])
     return f"`{text}…`" if len(str(value)) > 60 else f"`{text}`"
+
+
+def one_line(text: str) -> str:
+    """Text from a file as it may stand in a terminal: no line breaks, no escape codes."""
+    return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)

@@ -101,7 +101,8 @@ def _model_at(root: type[Section], path: Path) -> type[Section] | None:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    # On Python 3.10 `list[int]` calls itself a type too.
+    if typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     found = (_section_in(part) for part in typing.get_args(annotation))
     return next((section for section in found if section), None)

@@ -57,7 +57,7 @@ class Health(Section):
     max_out: Share = Field(default=0.25, description="Largest share of a partition that we may take out at a time.")
     per_hour: int = Field(default=4, ge=0, le=10000, description="Most nodes of a partition taken out in an hour.")
     reboots: Reboots = Field(default_factory=Reboots, description="Budget of reboots.")
-    checks: dict[CheckName, Annotated[Check, BeforeValidator(_switch)]] = Field(
+    checks: dict[CheckName, Annotated[Check, BeforeValidator(_switch, json_schema_input_type=bool | Check)]] = Field(
         default={}, description="Checks by name: `zombies: off`, or a mapping."
     )
 

@@ -37,7 +37,7 @@ def _split(path: Path, data: Any) -> tuple[str, str]:
         # A plain word in a list (`allow_qos: [high]`) is no thing of its own.
         if isinstance(step, int) and noun and (isinstance(value, Table) or at == 1):
             owner, start = _name(noun, value, step), at + 1
-    return owner, ".".join(str(step) for step in path[start:] if isinstance(step, str))
+    return owner, ".".join(step[:60] for step in path[start:] if isinstance(step, str))
 
 
 def _inside(value: Any, step: str | int) -> Any:

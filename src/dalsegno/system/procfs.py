@@ -85,9 +85,18 @@ def send(process: Process, number: signal.Signals) -> None:
 
 def end(processes: Iterable[Process], timeout_s: float = 10.0) -> list[Process]:
     """Kill at once and wait until they are gone; returns those that are still there."""
+    return _signal_and_wait(processes, signal.SIGKILL, timeout_s)
+
+
+def stop(processes: Iterable[Process], grace_s: float = 5.0) -> list[Process]:
+    """Ask them to end, so that they save what they have to; kill those that have not after the grace."""
+    return end(_signal_and_wait(processes, signal.SIGTERM, grace_s))
+
+
+def _signal_and_wait(processes: Iterable[Process], number: signal.Signals, timeout_s: float) -> list[Process]:
     left = [process for process in processes if process.alive()]
     for process in left:
-        send(process, signal.SIGKILL)
+        send(process, number)
     until = time.monotonic() + timeout_s
     while left and time.monotonic() < until:
         time.sleep(0.005)

@@ -129,12 +129,16 @@ def _modify(kind: str, name: str, words: list[str], *where: str) -> list[Command
 
 def _changes(wanted: Wanted, found: Mapping[str, str]) -> list[str]:
     """`Key=Value` for what differs; a limit that is wanted no more is lifted."""
-    differing = {key: value for key, value in wanted.items() if not _same(key, value, found.get(key, ""))}
-    return [f"{key}={value or _LIFTED.get(key, '-1')}" for key, value in differing.items()]
+    there = {key: found.get(key, "") for key in wanted}
+    differing = [key for key, value in wanted.items() if _plain(key, value) != _plain(key, there[key])]
+    return [f"{key}={_value(key, wanted[key], there[key])}" for key in differing]
 
 
-def _same(key: str, wanted: str, found: str) -> bool:
-    return _plain(key, wanted) == _plain(key, found)
+def _value(key: str, wanted: str, found: str) -> str:
+    if "TRES" in key:  # each resource is lifted by itself
+        gone = {entry.partition("=")[0] for entry in found.split(",")} - {"", *wanted.replace("=", ",").split(",")}
+        return ",".join(filter(None, [wanted, *(f"{name}=-1" for name in sorted(gone))]))
+    return wanted or _LIFTED.get(key, "-1")
 
 
 def _plain(key: str, value: str) -> object:

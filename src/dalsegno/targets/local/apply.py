@@ -14,6 +14,7 @@ from dalsegno.slurm.hostlist import compress
 from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
+from dalsegno.system.procfs import Process
 from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
@@ -22,9 +23,10 @@ from dalsegno.targets.local.daemons import hold_all, port_answers, socket_answer
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.drain import drain_and_wait, wait_for_nodes
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import BACKUP, SWITCH, VIRTUAL
+from dalsegno.targets.local.placement import BACKUP, LOOPBACK, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
+from dalsegno.targets.local.sweep import end_strays
 from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
 
 
@@ -84,6 +86,7 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
         site.say(f"booting {len(missing)} host{'s' * (len(missing) > 1)}")
+        end_strays(site.folder, list(_living(site, plan).values()), loopback=plan.placement.hosts == LOOPBACK)
     for host in missing:
         write_plan(hold_all(host))
     booted = boot(site.runner, missing, str(site.folder.root))
@@ -92,15 +95,15 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
         if switch is None:
             raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
         # A new switch: everyone needs a new cable.
-        reach = _living(site, plan) if SWITCH in booted else {name: process.pid for name, process in booted.items()}
-        plug_in(site.runner, plan.placement, switch.pid, {name: pid for name, pid in reach.items() if name != SWITCH})
+        reach = _living(site, plan) if SWITCH in booted else booted
+        plug_in(site.runner, plan.placement, switch.pid, {name: host.pid for name, host in reach.items() if name != SWITCH})
         for name in reach.keys() - booted.keys():
             reload(site.folder.host(name))  # it has a new cable: have it take up its address again
 
 
-def _living(site: Site, plan: LocalPlan) -> dict[str, int]:
+def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
     found = {name: host_process(site.folder.host(name)) for name in plan.desired.hosts}
-    return {name: process.pid for name, process in found.items() if process is not None}
+    return {name: process for name, process in found.items() if process is not None}
 
 
 def _start_head(site: Site, plan: LocalPlan, state: State) -> State:

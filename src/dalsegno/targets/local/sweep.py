@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.system.files import remove_tree
+from dalsegno.system.hosts import INIT
 from dalsegno.system.network import link_names, run_ip
-from dalsegno.system.procfs import MARK, Process, descendants, end, environment, find, start_ticks
+from dalsegno.system.procfs import MARK, Process, arguments, descendants, end, environment, find, marked, start_ticks, stop
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 
@@ -42,6 +43,20 @@ def end_processes(folder: Folder) -> bool:
         found = True
         end(processes)
     raise TargetError(f"processes of {folder.name} do not end: {[process.pid for process in processes]}")
+
+
+def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
+    """Before hosts are booted: end what a killed `up` or a dead loopback supervisor left that would stand in the way.
+
+    Job steps are spared: the slurmd that comes takes them over.
+    """
+    known = {process.pid for process in hosts}
+    found = [process for process in marked(str(folder.root)) if process.pid not in known]
+    if not loopback:
+        found = [process for process in found if str(INIT) in arguments(process.pid)]
+    elif hosts:
+        return
+    stop(process for process in found if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
 
 
 def _is_ours(pid: int, folder: Folder) -> bool:

@@ -1,0 +1,121 @@
+"""A cluster run wholly by a user without root: processes on loopback ports."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import end
+from dalsegno.targets.local.placement import FIRST_PORT
+from tests.cluster.conftest import SOURCE, Cli, end_all, eventually, leftovers, make_home
+
+NOBODY = 65534
+NEEDED = ("click", "yaml", "_yaml", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
+
+FILE = """
+name: {name}
+target: local
+partitions:
+  - {{name: train, nodes: 3, gpus: 4, gpu_type: a100}}
+slurm: {{accounting: {accounting}}}
+"""
+
+
+@dataclass(frozen=True)
+class Rootless(Cli):
+    """With a copy of the program that this user may read, wherever the checkout lies."""
+
+    def argv(self, *args: str) -> list[str]:
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*become, str(Path(sys.executable).resolve()), "-m", "dalsegno", *args]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "PYTHONPATH": str(self.home / "lib"), "HOME": str(self.home)}
+
+
+def copy_program(target: Path) -> None:
+    shutil.copytree(SOURCE / "dalsegno", target / "dalsegno")
+    for name in NEEDED:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        origin = Path(spec.origin)
+        if origin.name == "__init__.py":
+            shutil.copytree(origin.parent, target / name)
+        else:
+            shutil.copy(origin, target / origin.name)
+
+
+@pytest.fixture(scope="module")
+def user() -> Iterator[Rootless]:
+    home = make_home("ds-")
+    copy_program(home / "lib")
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    os.chown(home, uid, uid)
+    home.chmod(0o700)  # as homes are: munged must not mind
+    cli = Rootless(home, uid)
+    yield cli
+    end_all(cli)
+    left = leftovers(home)
+    shutil.rmtree(home, ignore_errors=True)
+    assert left == []
+
+
+def test_up_work_and_down_without_root(user: Rootless):
+    user.ok("up", user.file(FILE.format(name="one", accounting="true")))
+    assert user.status("one")["phase"] == "up"
+    assert user.ok("shell", "--", "sinfo", "-h", "-o", "%D %T").split() == ["3", "idle"]
+    out = user.ok("shell", "--", "srun", "-N3", "--gpus-per-node=2", "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES")
+    assert sorted(out.splitlines()) == ["train-1 0,1", "train-2 0,1", "train-3 0,1"]
+    assert user.ok("shell", "--", "srun", "nvidia-smi", "-L").count("simulated") == 4
+    eventually(lambda: "COMPLETED" in user.ok("shell", "--", "sacct", "-n", "-X", "-o", "state"))
+    user.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sh -c 'setsid sleep 987 & sleep 987'")
+    eventually(lambda: "RUNNING" in user.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    user.ok("down", "one")
+    assert leftovers(user.home) == []
+
+
+def test_nodes_are_added(user: Rootless):
+    user.ok("up", user.file(FILE.format(name="two", accounting="false")))
+    user.ok("up", user.file(FILE.format(name="two", accounting="false").replace("nodes: 3", "nodes: 5")))
+    assert user.ok("shell", "--", "srun", "-N5", "true") == ""
+    user.ok("down", "two")
+
+
+def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
+    user.ok("up", user.file(FILE.format(name="two", accounting="true")))
+    user.ok("shell", "--", "sbatch", "-N2", "-o", str(user.home / "out"), "--wrap", "srun sleep 6; echo done")
+    eventually(lambda: "RUNNING" in user.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    head = host_process(user.home / "clusters/two/hosts/head")
+    assert head is not None
+    end([head])
+    assert user.status("two")["phase"] == "degraded"
+    user.ok("up")
+    assert user.status("two")["phase"] == "up"
+    eventually(lambda: (user.home / "out").read_text() == "done\n")
+    user.ok("down", "two")
+    assert leftovers(user.home) == []
+
+
+def test_a_taken_port_is_avoided(user: Rootless):
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", FIRST_PORT + 2))
+        sock.listen()
+        user.ok("up", user.file(FILE.format(name="one", accounting="false")))
+        assert user.status("one")["phase"] == "up"
+        user.ok("down", "one")
+
+
+def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):
+    answer = user.run("up", user.file(FILE.format(name="one", accounting="false") + "local: {hosts: virtual}\n"))
+    assert answer.code == 1
+    assert "no virtual hosts here: they need root" in answer.err and "use sudo, or set `local: {hosts: loopback}`" in answer.err

@@ -1,0 +1,218 @@
+"""Slurm's files from facts: whole files against golden ones, and the rules that are easy to break one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.slurm.layout import Host, Layout, NodePlace, Paths
+from dalsegno.slurm.render import (
+    render_cgroup_conf,
+    render_gres_conf,
+    render_slurm_conf,
+    render_slurmdbd_conf,
+    render_topology_conf,
+)
+from dalsegno.slurm.version import Version
+from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
+from tests.slurm.clusters import CLUSTERS, names, nodes
+
+HERE = Version(22, 5, 8)
+RENDERERS = {
+    "slurm.conf": render_slurm_conf,
+    "gres.conf": render_gres_conf,
+    "cgroup.conf": render_cgroup_conf,
+    "topology.conf": render_topology_conf,
+    "slurmdbd.conf": render_slurmdbd_conf,
+}
+GOLDEN = [(cluster, file) for cluster in CLUSTERS for file in RENDERERS if (cluster, file) != ("smallest", "slurmdbd.conf")]
+
+
+@pytest.mark.parametrize(("name", "file"), GOLDEN)
+def test_files_are_as_they_were(name: str, file: str, golden: Callable[[str, str], None]) -> None:
+    cluster, layout = CLUSTERS[name]
+    golden(f"slurm/{name}/{file}", RENDERERS[file](cluster, layout, HERE))
+
+
+def cluster_of(*some: Node, **facts: object) -> Cluster:
+    return Cluster("c", "local", some, (Partition("main", names(some), default=True),), **facts)  # type: ignore[arg-type]
+
+
+def layout_of(places: dict[str, NodePlace] | None = None, **facts: object) -> Layout:
+    return Layout(Paths.under("/s"), (Host("head", "10.0.0.1"),), places or {}, **facts)  # type: ignore[arg-type]
+
+
+def conf(cluster: Cluster, layout: Layout | None = None, slurm: Version = HERE) -> list[str]:
+    return render_slurm_conf(cluster, layout or layout_of(), slurm).splitlines()
+
+
+def starting(lines: list[str], start: str) -> list[str]:
+    return [line for line in lines if line.startswith(start)]
+
+
+def test_256_loopback_nodes_are_one_line() -> None:
+    some = nodes("n", 256)
+    places = {node.name: NodePlace("127.0.0.1", "box", 17000 + at) for at, node in enumerate(some, 1)}
+    (line,) = starting(conf(cluster_of(*some), layout_of(places)), "NodeName")
+    assert line.startswith("NodeName=n[1-256] NodeHostname=box NodeAddr=127.0.0.1 Port=[17001-17256] CPUs=4 ")
+
+
+def test_virtual_hosts_share_a_line_over_their_addresses() -> None:
+    some = nodes("train-", 4)
+    places = {node.name: NodePlace(f"10.1.0.{10 + at}") for at, node in enumerate(some, 1)}
+    (line,) = starting(conf(cluster_of(*some), layout_of(places)), "NodeName")
+    assert line.startswith("NodeName=train-[1-4] NodeAddr=10.1.0.[11-14] Port=6818 ")
+
+
+def test_ports_with_gaps_are_still_one_bracket() -> None:
+    places = {"n1": NodePlace(port=7001), "n2": NodePlace(port=8001)}
+    assert "Port=[7001,8001]" in starting(conf(cluster_of(*nodes("n", 2)), layout_of(places)), "NodeName")[0]
+
+
+def test_nodes_that_differ_get_lines_of_their_own() -> None:
+    lines = starting(conf(cluster_of(*nodes("a", 2), *nodes("b", 2, cpus=8))), "NodeName")
+    assert [line.split()[0] for line in lines] == ["NodeName=a[1-2]", "NodeName=b[1-2]"]
+
+
+def test_a_spare_starts_drained_until_it_is_released() -> None:
+    cluster = cluster_of(Node("n1", 4, 8000), Node("n2", 4, 8000, spare=True))
+    waiting = starting(conf(cluster), "NodeName=n2")[0]
+    assert waiting.endswith("State=DRAIN Reason=dalsegno:spare")
+    (serving,) = starting(conf(cluster, layout_of(released=frozenset({"n2"}))), "NodeName")
+    assert serving.startswith("NodeName=n[1-2]") and serving.endswith("State=UNKNOWN")
+
+
+def test_simulated_nodes_have_sockets_and_real_ones_only_a_cpu_count() -> None:
+    cluster = cluster_of(Node("n1", 96, 8000))
+    assert "CPUs=96 Sockets=2 CoresPerSocket=48" in starting(conf(cluster, layout_of(overrides=True)), "NodeName")[0]
+    assert "Sockets" not in starting(conf(cluster), "NodeName")[0]
+
+
+def test_raw_settings_win_whatever_their_case_and_no_key_stands_twice() -> None:
+    slurm = Slurm(extra={"returntoservice": "2", "SLURMCTLDHOST": "other", "Brandnew": "1"})
+    lines = conf(cluster_of(*nodes("n", 1), slurm=slurm))
+    keys = [line.split("=")[0].lower() for line in lines if "=" in line and not line.startswith(("#", "Node", "Part"))]
+    assert len(keys) == len(set(keys))
+    assert "returntoservice=2" in lines and "SLURMCTLDHOST=other" in lines and "Brandnew=1" in lines
+
+
+def test_raw_records_are_added_to_ours() -> None:
+    slurm = Slurm(extra={"NodeName": "extra[1-2] CPUs=1", "Include": "/etc/slurm/site.conf"})
+    lines = conf(cluster_of(*nodes("n", 1), slurm=slurm))
+    assert "NodeName=extra[1-2] CPUs=1" in lines and "Include /etc/slurm/site.conf" in lines
+    assert len(starting(lines, "NodeName")) == 2
+
+
+def test_a_partition_s_raw_settings_win_too() -> None:
+    partition = Partition("main", ("n1",), extra={"maxtime": "5", "DefMemPerGPU": "100"})
+    cluster = replace(cluster_of(*nodes("n", 1)), partitions=(partition,))
+    (line,) = starting(conf(cluster), "PartitionName")
+    assert "MaxTime=" not in line and "maxtime=5" in line
+    assert "DefMemPerCPU" not in line and "DefMemPerGPU=100" in line
+
+
+def test_a_gpu_brings_its_share_of_cpus_and_memory() -> None:
+    (line,) = starting(conf(cluster_of(*nodes("n", 2, cpus=32, memory_mib=64000, gpus=8))), "PartitionName")
+    assert "DefCpuPerGPU=4 DefMemPerCPU=2000" in line
+
+
+@pytest.mark.parametrize("key", ["DefMemPerNode", "defmempercpu"])
+def test_a_cluster_wide_memory_default_of_the_user_replaces_ours(key: str) -> None:
+    lines = conf(cluster_of(*nodes("n", 1), slurm=Slurm(extra={key: "100"})))
+    assert "DefMem" not in starting(lines, "PartitionName")[0] and f"{key}=100" in lines
+
+
+def test_without_accounting_nothing_points_at_slurmdbd() -> None:
+    assert not starting(conf(cluster_of(*nodes("n", 1), slurm=Slurm(enforce=("limits",)))), "AccountingStorage")
+
+
+def test_a_backup_takes_over_after_5_seconds_and_keeps_off_the_primary_s_pid_file() -> None:
+    layout = replace(layout_of(), controllers=(Host("a"), Host("b")))
+    lines = conf(cluster_of(*nodes("n", 1)), layout)
+    assert ["SlurmctldHost=a", "SlurmctldHost=b"] == starting(lines, "SlurmctldHost")
+    assert "SlurmctldTimeout=5" in lines
+    backup = conf(cluster_of(*nodes("n", 1)), layout.for_backup())
+    differing = set(backup) - set(lines)
+    assert differing == {
+        "SlurmctldPidFile=/s/run/slurmctld-backup.pid",
+        "SlurmctldLogFile=/s/log/slurmctld-backup.log",
+    }
+
+
+def test_paths_with_blanks_are_quoted() -> None:
+    layout = replace(layout_of(), paths=Paths.under("/my files"))
+    lines = conf(cluster_of(*nodes("n", 1)), layout)
+    assert 'AuthInfo="socket=/my files/run/munge.socket"' in lines
+    assert 'SlurmdSpoolDir="/my files/spool/%n"' in lines
+
+
+@pytest.mark.parametrize("value", ['say "hi"', "two\nlines", "ends\\"])
+def test_what_slurm_s_files_cannot_hold_is_refused(value: str) -> None:
+    with pytest.raises(DalsegnoError, match="cannot hold"):
+        conf(cluster_of(*nodes("n", 1), slurm=Slurm(extra={"Foo": value})))
+
+
+def test_a_hash_is_no_comment() -> None:
+    assert "Foo=a\\#b" in conf(cluster_of(*nodes("n", 1), slurm=Slurm(extra={"Foo": "a#b"})))
+
+
+@pytest.mark.parametrize("file", ["/a b/nvidia0", "/a,b/nvidia0", "/a[1]/nvidia0"])
+def test_a_gpu_file_that_slurmd_would_misread_is_refused(file: str) -> None:
+    layout = layout_of({"n1": NodePlace(gpu_files=(file,))})
+    with pytest.raises(DalsegnoError, match="cannot read a GPU's device file"):
+        render_gres_conf(cluster_of(*nodes("n", 1, gpus=1)), layout, HERE)
+
+
+def test_a_gpu_without_its_file_is_refused() -> None:
+    layout = layout_of({"n1": NodePlace(gpu_files=("/dev/nvidia0",))})
+    with pytest.raises(DalsegnoError, match="2 GPUs but 1 device files"):
+        render_gres_conf(cluster_of(*nodes("n", 1, gpus=2)), layout, HERE)
+
+
+def test_real_gpus_are_where_the_driver_puts_them() -> None:
+    text = render_gres_conf(cluster_of(*nodes("n", 2, gpus=8, gpu_type="h100")), layout_of(), HERE)
+    assert "NodeName=n[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-7]" in text
+
+
+@pytest.mark.parametrize(
+    ("slurm", "has", "lacks"),
+    [
+        (Version(21, 8), "CgroupAutomount=no", "IgnoreSystemd"),
+        (Version(22, 5), "IgnoreSystemd=yes", "EnableControllers"),
+        (Version(23, 2), "EnableControllers=yes", "nothing"),
+        (Version(23, 11), "IgnoreSystemd=yes", "CgroupAutomount"),
+        (Version(24, 11), "EnableControllers=yes", "CgroupAutomount"),
+    ],
+)
+def test_cgroup_settings_follow_the_version(slurm: Version, has: str, lacks: str) -> None:
+    cluster, layout = CLUSTERS["everything"]
+    text = render_cgroup_conf(cluster, layout, slurm)
+    assert has in text and lacks not in text
+
+
+def test_slurm_conf_settings_follow_the_version() -> None:
+    cluster, layout = CLUSTERS["everything"]
+    assert "AccountingStoreFlags=job_comment" in conf(cluster, layout, Version(21, 8))
+    assert "AccountingStoreJobComment=YES" in conf(cluster, layout, Version(20, 11))
+
+
+def test_slurmdbd_without_a_place_is_refused() -> None:
+    with pytest.raises(DalsegnoError, match="no place for slurmdbd"):
+        render_slurmdbd_conf(cluster_of(*nodes("n", 1)), layout_of(), HERE)
+
+
+@pytest.mark.parametrize(("mode", "written"), [("", "REQUEUE"), ("SUSPEND", "SUSPEND,GANG"), ("cancel", "CANCEL")])
+def test_preemption_has_a_mode_slurm_accepts(mode: str, written: str) -> None:
+    lines = conf(cluster_of(*nodes("n", 1), slurm=Slurm(preempt_by="partition", preempt_mode=mode)))
+    assert "PreemptType=preempt/partition_prio" in lines and f"PreemptMode={written}" in lines
+
+
+def test_versions_are_ordered_and_read_from_what_slurm_says() -> None:
+    assert Version.parse("slurm-wlm 22.05.8") == (22, 5, 8)
+    assert Version.parse("slurm 24.11.0-0rc1") > Version(23, 11, 10)
+    assert str(Version(22, 5)) == "22.05.0"
+    with pytest.raises(DalsegnoError):
+        Version.parse("slurm")
