@@ -23,7 +23,7 @@ UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
-UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train")
+UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "targets": UP_TO_5,
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, "targets.base"),
+    "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "cli": (*UP_TO_7, "cluster"),
     "__init__": (),

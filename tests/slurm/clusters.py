@@ -123,12 +123,16 @@ def _everything() -> tuple[Cluster, Layout]:
             User("dee", ("research",), "research", admin=True),
         ),
         reservations=(
-            Reservation("upgrade", ("train-1", "train-2"), start="2030-01-01T00:00:00", duration_min=120, flags=("MAINT",)),
+            Reservation(
+                "upgrade", ("train-1", "train-2"), start="2030-01-01T00:00:00", duration_min=120, flags=("MAINT",)
+            ),
             Reservation("class", (), 2, "cpu", users=("ann",), accounts=("vision",)),
         ),
     )
     places = {
-        node.name: NodePlace(f"10.1.0.{10 + at}", gpu_files=tuple(f"/dev/ds/{node.name}/nvidia{g}" for g in range(node.gpus)))
+        node.name: NodePlace(
+            f"10.1.0.{10 + at}", gpu_files=tuple(f"/dev/ds/{node.name}/nvidia{g}" for g in range(node.gpus))
+        )
         for at, node in enumerate(everyone, 1)
     }
     layout = Layout(

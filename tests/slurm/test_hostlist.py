@@ -44,7 +44,8 @@ def test_order_and_repetition_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1", "n1]", "n[[1-2]]", "n[]", "n[a-b]", "n[3-1]", "n[1-2", "n[1]2]", "n[-1]", "a b", "n[1-2]x", "n[1,,2]"]
+    "text",
+    ["n[1", "n1]", "n[[1-2]]", "n[]", "n[a-b]", "n[3-1]", "n[1-2", "n[1]2]", "n[-1]", "a b", "n[1-2]x", "n[1,,2]"],
 )
 def test_what_slurm_could_not_read_is_refused(text: str) -> None:
     with pytest.raises(HostlistError):

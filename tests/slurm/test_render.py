@@ -28,7 +28,9 @@ RENDERERS = {
     "topology.conf": render_topology_conf,
     "slurmdbd.conf": render_slurmdbd_conf,
 }
-GOLDEN = [(cluster, file) for cluster in CLUSTERS for file in RENDERERS if (cluster, file) != ("smallest", "slurmdbd.conf")]
+GOLDEN = [
+    (cluster, file) for cluster in CLUSTERS for file in RENDERERS if (cluster, file) != ("smallest", "slurmdbd.conf")
+]
 
 
 @pytest.mark.parametrize(("name", "file"), GOLDEN)

@@ -118,7 +118,7 @@ AT_THE_TOP = {
         "`start` of reservation `r` cannot be `tomorrow noon`",
         "write `now`, `now+2hours` or `2030-01-31T08:00:00`",
     ),
-    "health: {max_out: 200%}": ("`health.max_out` must be at most 1, not `200%`", ""),
+    "health: {max_out: 200%}": ("`health.max_out` must be a share of the whole, not `200%`", "write `25%` or `0.25`"),
     "health: {checks: {zombies: 3}}": (
         "`health.checks.zombies` must be a mapping, not `3`",
         "write `key: value` lines below it",

@@ -25,6 +25,15 @@ def data(text: str) -> None:
     click.echo(text)
 
 
+def heading(text: str) -> None:
+    talk(click.style(f"\n{text}", bold=True))
+
+
+def step(text: str) -> None:
+    """A line of a story that is being told."""
+    talk(f"  {text}")
+
+
 def as_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.errors import CommandFailed, NotThere
+from dalsegno.slurm.accounts_info import AccountsInfo
 from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.names import free_text, job_id, node_list
+from dalsegno.slurm.names import free_text, job_id, node_list, word
 from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.parse.accounts import ASSOC_ARGV, QOS_ARGV, USER_ARGV, parse_accounts
 from dalsegno.slurm.parse.config import CONFIG_ARGV, parse_config
 from dalsegno.slurm.parse.job import JOB_ARGV, parse_job
 from dalsegno.slurm.parse.nodes import NODES_ARGV, parse_nodes
@@ -93,7 +95,8 @@ class SlurmClient:
     def ping(self) -> list[ControllerPing]:
         """Which controllers answer. Quick also when none does, where every other question takes 9 seconds to fail."""
         done = self._run(PING_ARGV)
-        return parse_ping(done.stdout) if "Slurmctld(" in done.stdout else parse_ping(done.checked().stdout)
+        answered = done if "Slurmctld(" in done.stdout else done.checked(hint=_hint(done))
+        return parse_ping(answered.stdout)
 
     def version(self) -> Version:
         """The version of the commands; needs no running cluster."""
@@ -156,6 +159,11 @@ class SlurmClient:
         return self._ask(("scontrol", *words))
 
     # Accounting
+
+    def accounts(self, cluster: str) -> AccountsInfo:
+        """The QOS, accounts and users in the accounting database, as far as they concern one cluster."""
+        mine = f"cluster={word('cluster', cluster)}"
+        return parse_accounts(self._ask(QOS_ARGV), self._ask((*ASSOC_ARGV, mine)), self._ask(USER_ARGV))
 
     def sacctmgr(self, words: Sequence[str]) -> str:
         """One sacctmgr command, without its questions. What is already so is fine."""

@@ -92,7 +92,9 @@ def _pieces(word: str) -> list[re.Match[str]]:
     if "".join(piece[0] for piece in pieces) != word:
         raise HostlistError(f"host list {word[:80]!r} has a blank inside a name", hint="separate names by commas")
     if len(pieces) > 1 and pieces[-1][1] is None:
-        raise HostlistError(f"host list {word[:80]!r} goes on after its last bracket", hint="end names with the bracket")
+        raise HostlistError(
+            f"host list {word[:80]!r} goes on after its last bracket", hint="end names with the bracket"
+        )
     return pieces
 
 

@@ -10,7 +10,7 @@ from dalsegno.errors import DalsegnoError
 # ("Nothing modified" is not among them: it means that what was to be modified does not exist.)
 NOTHING_TO_DO = ("Nothing new added", "Nothing deleted")
 
-_DONE = ("Adding", "Modified", "Deleting", "Setting", *NOTHING_TO_DO)
+_DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
 _PROMPT = "sacctmgr: "
 
 

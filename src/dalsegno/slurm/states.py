@@ -96,17 +96,24 @@ _ENDED = frozenset(
     }
 )
 
-# sinfo folds a state and a flag into one word.
+# sinfo folds a state and a flag into one word, and has a short and a long one for most.
 _FOLDED = {
     "ALLOC": (NodeState.ALLOCATED, ()),
     "MIX": (NodeState.MIXED, ()),
+    "UNK": (NodeState.UNKNOWN, ()),
+    "FUTR": (NodeState.FUTURE, ()),
+    "N/A": (NodeState.UNKNOWN, ()),
     "DRAINED": (NodeState.IDLE, (NodeFlag.DRAIN,)),
     "DRAINING": (NodeState.ALLOCATED, (NodeFlag.DRAIN,)),
+    "DRNG": (NodeState.ALLOCATED, (NodeFlag.DRAIN,)),
     "COMP": (NodeState.UNKNOWN, (NodeFlag.COMPLETING,)),
     "FAILING": (NodeState.ALLOCATED, (NodeFlag.FAIL,)),
+    "FAILG": (NodeState.ALLOCATED, (NodeFlag.FAIL,)),
     "INVAL": (NodeState.UNKNOWN, (NodeFlag.INVALID_REG,)),
     "MAINT": (NodeState.UNKNOWN, (NodeFlag.MAINTENANCE,)),
+    "PLND": (NodeState.UNKNOWN, (NodeFlag.PLANNED,)),
     "RESV": (NodeState.UNKNOWN, (NodeFlag.RESERVED,)),
+    "BOOT": (NodeState.UNKNOWN, (NodeFlag.REBOOT_REQUESTED,)),
     "REBOOT": (NodeState.UNKNOWN, (NodeFlag.REBOOT_REQUESTED,)),
 }
 

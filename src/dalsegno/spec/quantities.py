@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema
 
 from dalsegno.spec.section import fault, show
 
@@ -115,11 +115,16 @@ def _size_mib(value: object) -> int:
     return size
 
 
-def _share(value: Any) -> Any:
-    """`25%` or 0.25; the range is judged by the field."""
-    if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?\s*%", value):
-        return float(value.rstrip("% ")) / 100
-    return value
+def _share(value: object) -> float:
+    """`25%` or 0.25."""
+    share = -1.0
+    if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d{1,6})?\s*%", value):
+        share = float(value.rstrip("% ")) / 100
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        share = float(value)
+    if not 0 < share <= 1:
+        raise fault(f"must be a share of the whole, not {show(value)}", "write `25%` or `0.25`")
+    return share
 
 
 _TIME_SCHEMA = WithJsonSchema(
@@ -135,7 +140,6 @@ Seconds = Annotated[int, PlainValidator(_seconds), _TIME_SCHEMA]
 SizeMiB = Annotated[int, PlainValidator(_size_mib), _SIZE_SCHEMA]
 Share = Annotated[
     float,
-    BeforeValidator(_share),
-    Field(gt=0, le=1),
+    PlainValidator(_share),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "%$"}], "examples": ["25%", 0.25]}),
 ]

@@ -27,7 +27,7 @@ def _show(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 QOS_ARGV = _show("qos", _QOS)
-ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # only what is set there, not what comes down from parents
+ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # what is set at each, without what comes down from parents
 USER_ARGV = _show("user", _USER)
 
 

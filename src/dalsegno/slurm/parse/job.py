@@ -6,24 +6,30 @@ import re
 
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.parse.jobs import array_task, colon_status, node_names
-from dalsegno.slurm.parse.text import duration_s, epoch, integer, known, malformed, optional_integer, pairs
+from dalsegno.slurm.parse.text import duration_s, epoch, integer, known, malformed, optional_integer, pairs, paragraphs
 from dalsegno.slurm.parse.tres import gpus_in_tres, memory_mib, parse_tres
 from dalsegno.slurm.states import parse_job_state
 
 JOB_ARGV = ("scontrol", "--all", "--oneliner", "show", "job")
 
 _COMMAND = "scontrol show job"
+_OWNER = re.compile(r"\s+(?:HetJobIdSet=\S+\s+)?UserId=\S+\(\d+\) GroupId=")
 
 
 def parse_job(text: str) -> list[JobInfo]:
     """The answer to JOB_ARGV and an id: one job, or all tasks of an array, or all parts of a heterogeneous job."""
     if not text.strip() or text.startswith("No jobs in the system"):
         return []
-    starts = [match.start() for match in re.finditer(r"^JobId=", text, re.MULTILINE)]
-    if not starts or text[: starts[0]].strip():
+    return [_job(_facts(one)) for one in paragraphs(_COMMAND, text, "JobId")]
+
+
+def _facts(text: str) -> dict[str, str]:
+    """The name comes early and may hold anything, `JobState=RUNNING` too: it ends where the owner is told."""
+    owner = _OWNER.search(text)
+    if owner is None:
         raise malformed(_COMMAND, text)
-    ends = [*starts[1:], len(text)]
-    return [_job(pairs(text[start:end])) for start, end in zip(starts, ends, strict=True)]
+    ids, _, name = text[: owner.start()].partition(" JobName=")
+    return {**pairs(text[owner.start() :]), **pairs(ids), "JobName": name}
 
 
 def _job(facts: dict[str, str]) -> JobInfo:

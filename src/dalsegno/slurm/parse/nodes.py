@@ -5,30 +5,27 @@ from __future__ import annotations
 import re
 
 from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.text import epoch, integer, known, malformed, pairs
+from dalsegno.slurm.parse.text import epoch, integer, known, malformed, pairs, paragraphs
 from dalsegno.slurm.parse.tres import gpu_type_in_gres, gpus_in_gres, gpus_in_tres
 from dalsegno.slurm.states import parse_node_state
 
 NODES_ARGV = ("scontrol", "--all", "--details", "--oneliner", "show", "node")
 
+_COMMAND = "scontrol show node"
 _REASON = re.compile(r"(.*?)\s*\[([^\s\[\]@]+)@([^\[\]]*)\]", re.DOTALL)
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
     """The answer to NODES_ARGV: one node a line."""
-    if not text.strip() or text.startswith("No nodes in the system"):
+    if text.startswith("No nodes in the system"):
         return []
-    starts = [match.start() for match in re.finditer(r"^NodeName=", text, re.MULTILINE)]
-    if not starts or text[: starts[0]].strip():
-        raise malformed("scontrol show node", text)
-    ends = [*starts[1:], len(text)]
-    return [_node(text[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return [_node(line) for line in paragraphs(_COMMAND, text, "NodeName")]
 
 
 def _node(line: str) -> NodeInfo:
     facts = pairs(line)
     if not facts.get("NodeName") or "State" not in facts:
-        raise malformed("scontrol show node", line)
+        raise malformed(_COMMAND, line)
     state, flags = parse_node_state(facts["State"])
     reason, user, at = _reason(facts.get("Reason", ""), line)
     gres = known(facts.get("Gres", ""))

@@ -15,7 +15,7 @@ RECORD_END = "\x1e"
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
 
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.\d+)?")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?:\.\d+)?", re.ASCII)
 _EMPTY = frozenset({"", "(null)", "null", "n/a", "none", "unknown", "n/s", "invalid", "not_set", "partition_limit"})
 
 
@@ -47,6 +47,14 @@ def records(command: str, text: str, width: int) -> Iterator[list[str]]:
         yield [field.strip() for field in fields]
 
 
+def paragraphs(command: str, text: str, first_key: str) -> list[str]:
+    """The answers of `scontrol --oneliner`: each begins a line with its first key (a job's name may break lines)."""
+    starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
+    if not starts or text[: starts[0]].strip() or not text.endswith("\n"):
+        raise malformed(command, text)  # not an answer, or one that was cut off
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
 def pairs(text: str) -> dict[str, str]:
     """`Key=Value Key=Value`, where values may hold blanks. The first of a key counts: free text comes last."""
     found: dict[str, str] = {}
@@ -64,12 +72,13 @@ def known(text: str) -> str:
 
 def integer(text: str, default: int = 0) -> int:
     """The leading number of `8`, `8K`, `8.00`, else the default."""
-    found = re.match(r"\s*(-?\d{1,18})", text)
+    found = re.match(r"\s*(-?\d{1,18})", text, re.ASCII)
     return int(found[1]) if found else default
 
 
 def optional_integer(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text.strip(), re.ASCII) else None
+    bare = text.strip()
+    return int(bare) if re.fullmatch(r"-?\d{1,18}", bare, re.ASCII) else None
 
 
 def epoch(text: str) -> int | None:

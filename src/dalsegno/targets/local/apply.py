@@ -109,7 +109,6 @@ def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
 def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     """munge, database, accounting, controller: each when the one before it answers."""
     head = plan.desired.hosts[plan.cluster.head]
-    address = plan.placement.addresses[plan.cluster.head]
     up = ["munged"]
     start_services(head, up)
     wait_until(lambda: socket_answers(site.folder.munge_socket), head, "munged")
@@ -126,8 +125,6 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     if plan.cluster.slurm.rest:
         start_services(head, [*up, "slurmrestd"])
         wait_until(lambda: socket_answers(site.folder.run / "rest/slurmrestd.sock"), head, "slurmrestd")
-    if plan.accounting:
-        update_people(site.slurm, plan.cluster, address)
     return state
 
 
@@ -143,8 +140,10 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
     wait_until(lambda: port_answers(address, plan.placement.ports.get("slurmdbd", 6819)), head, "slurmdbd")
     if not state.registered:
         register_cluster(site.slurm, plan.cluster.name)
-        state = replace(state, registered=True)
-        write_state(site.folder, state)
+    if plan.accounting:
+        update_people(site.slurm, plan.cluster, fresh=plan.fresh)
+    state = replace(state, registered=True)
+    write_state(site.folder, state)
     return state
 
 
@@ -168,4 +167,4 @@ def _settle(site: Site, plan: LocalPlan) -> None:
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder)
     if plan.reservations:
-        update_reservations(site.slurm, plan.cluster)
+        update_reservations(site.slurm, plan.cluster, plan.old_reservations)

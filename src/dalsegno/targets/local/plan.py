@@ -52,6 +52,7 @@ class LocalPlan:
     reconfigure: bool = False
     accounting: bool = False
     reservations: bool = False
+    old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] = ()  # jobs that must end first
 
     @property
@@ -96,7 +97,8 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         restart=restart,
         reconfigure="etc/slurm.conf" in write and not restart,
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
-        reservations=before is None or before.reservations != wanted.reservations,
+        reservations=(before.reservations if before else ()) != wanted.reservations,
+        old_reservations=_reservation_names(before, wanted),
         wait_for=tuple(job.id for job in seen.jobs if job.nodes & set(gone_nodes) or job.partition in gone_partitions),
     )
 
@@ -109,6 +111,12 @@ def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
 
 def _differs(file: File, found: str | None) -> bool:
     return found is None if file.once else found != file.text
+
+
+def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
+    """Those that may be there: of the last file, and of this one, should an earlier `up` have been cut short."""
+    names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
+    return tuple(dict.fromkeys(names))
 
 
 def _people(cluster: Cluster) -> object:

@@ -27,26 +27,35 @@ def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
 def enter(
     folder: Folder, command: Sequence[str], env: Mapping[str, str], cwd: str, *, host: str | None = None, user: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """As root on virtual hosts: inside the login node, the head or the named host. Else: here, with the environment."""
-    state = read_state(folder)
+    """What to become, and with which environment, for a shell or one command on the cluster."""
     inner = list(command) or [env.get("SHELL") or "/bin/bash"]
-    full = {**env, **user_env(folder, env)}
+    person = {"USER": user, "LOGNAME": user, "HOME": str(folder.homes / user)} if user else {}
+    return [*entrance(folder, cwd, host=host, user=user), *inner], {**env, **user_env(folder, env), **person}
+
+
+def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
+    """The words before a command that take it into the login node, the head or the named host.
+
+    None are needed where there is nothing to enter: as a plain user, or on loopback hosts, the environment is enough.
+    """
+    state = read_state(folder)
     virtual = state is not None and state.placement.hosts == VIRTUAL
     if not (virtual and os.geteuid() == 0):
         if host or user:
             raise UsageError("only root can enter a host or become another user, and only on virtual hosts", hint="use sudo")
-        return inner, full
+        return []
     process = _host(folder, host, state)
     if process is None:
-        if host:
-            raise TargetError(f"host {host} of {folder.name} is not running", hint="`dalsegno status` shows what is, `dalsegno up` boots it")
-        return inner, full  # a half-made cluster still has its files, and Slurm's commands their own errors
+        if host or user:
+            raise TargetError(
+                f"host {host or 'head'} of {folder.name} is not running",
+                hint="`dalsegno status` shows what is, `dalsegno up` boots it",
+            )
+        return []  # a half-made cluster still has its files, and Slurm's commands their own errors
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
-    argv = [
-        program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--uts", "--ipc", "--pid",
-        *(["--net"] if host else []), "--", *become, "/bin/sh", "-c", GO, "sh", cwd, *inner,
-    ]  # fmt: skip
-    return argv, {**full, **({"USER": user, "LOGNAME": user, "HOME": str(folder.homes / user)} if user else {})}
+    net = ["--net"] if host else []  # without a host named, the machine's own network stays: pip, git and the like
+    nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--uts", "--ipc", "--pid", *net, "--"]
+    return [*nsenter, *become, "/bin/sh", "-c", GO, "sh", cwd]
 
 
 def _host(folder: Folder, name: str | None, state: State | None) -> Process | None:

@@ -21,7 +21,7 @@ from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, Free, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
-from dalsegno.targets.local.shell import enter, user_env
+from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.store import REMOVING, State, read_state, read_state_leniently, write_state
 from dalsegno.targets.local.sweep import sweep
@@ -37,7 +37,7 @@ class LocalTarget:
         self.folder = Folder(folder)
         self.cache = cache
         self.runner = runner or LocalRunner()
-        self.slurm = SlurmClient(self.runner, {"PATH": NODE_PATH, **slurm_env(self.folder)})
+        self.slurm = self._client()
 
     @cached_property
     def machine(self) -> Machine:
@@ -83,6 +83,17 @@ class LocalTarget:
     ) -> tuple[list[str], dict[str, str]]:
         """What to become for a shell, or one command, on the cluster."""
         return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    def ask(self, *argv: str) -> str:
+        """What a command of Slurm's prints, as it prints it."""
+        return self.runner.run(argv, env={"PATH": NODE_PATH, **slurm_env(self.folder)}, timeout_s=60).checked().stdout
+
+    def slurm_as(self, user: str) -> SlurmClient:
+        """Slurm as one of the cluster's users speaks to it (root, virtual hosts)."""
+        return self._client(entrance(self.folder, "/", user=user))
+
+    def _client(self, prefix: Sequence[str] = ()) -> SlurmClient:
+        return SlurmClient(self.runner, {"PATH": NODE_PATH, **slurm_env(self.folder)}, prefix=prefix)
 
     def _state(self) -> State | None:
         """The state to go on from; a `down` that was cut short is finished first."""

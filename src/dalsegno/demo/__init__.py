@@ -1,0 +1,1 @@
+"""Scenes that show what the product does, on a real cluster; also the acceptance tests."""

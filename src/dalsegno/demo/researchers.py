@@ -1,0 +1,126 @@
+"""Three researchers share four GPUs: priorities, waiting, a refusal, accounting and fair share, by Slurm alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dalsegno.errors import CommandFailed, TargetError
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.states import JobState
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+PARTITION = "lab"
+BIG_PARTITION = "train"
+FAIR_SHARE_WAIT_S = 150.0  # Slurm works fair share out once a minute at best
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A job that a researcher hands in."""
+
+    who: str
+    gpus: int
+    qos: str
+    seconds: int
+
+
+WISHES = (Wish("ada", 2, "medium", 7), Wish("bob", 2, "high", 4), Wish("cem", 1, "low", 2))
+HEAVY, LIGHT = "ada", "cem"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened: the jobs as accounting tells, the refusal in Slurm's words, the next jobs' priorities."""
+
+    jobs: dict[str, JobInfo]
+    running_at_release: tuple[str, ...]
+    refusal: str
+    priorities: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The cluster and a way to act as each researcher on it."""
+
+    slurm: SlurmClient
+    as_user: Callable[[str], SlurmClient]
+
+
+def play(lab: Lab, say: Say) -> Outcome:
+    """The whole scene; leaves no job behind."""
+    say("the partition is closed; ada, bob and cem hand their jobs in, in this order")
+    lab.slurm.update(PartitionName=PARTITION, State="DOWN")
+    ids = {wish.who: _submit(lab, wish) for wish in WISHES}
+    refusal = _ask_too_much(lab)
+    say(f"dee asks for 9 GPUs on an 8-GPU node: {refusal}")
+    lab.slurm.update(PartitionName=PARTITION, State="UP")
+    say("the partition is open")
+    running = _wait_for_start(lab, ids)
+    say(f"running: {' and '.join(running)}, on all four GPUs; {' '.join(who for who in ids if who not in running)} waits")
+    jobs = _wait_for_end(lab, ids)
+    say("all three are done; ada takes all four GPUs, and she and cem hand in one more job each, alike in all else")
+    return Outcome(jobs, running, refusal, _compare_next(lab, say))
+
+
+def _submit(lab: Lab, wish: Wish) -> int:
+    args = ["-A", wish.who, "-p", PARTITION, f"--qos={wish.qos}", f"--gpus={wish.gpus}", "-J", wish.who, "-o", "/dev/null"]
+    return lab.as_user(wish.who).submit(args=[*args, f"--wrap=sleep {wish.seconds}"])
+
+
+def _ask_too_much(lab: Lab) -> str:
+    try:
+        lab.as_user("ada").submit(args=["-A", "ada", "-p", BIG_PARTITION, "--gpus-per-node=9", "-J", "dee", "--wrap=true"])
+    except CommandFailed as refused:
+        return refused.stderr.strip().splitlines()[-1].removeprefix("sbatch: error: ")
+    raise TargetError("Slurm took a job that asks for 9 GPUs on an 8-GPU node")
+
+
+def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
+    """Who runs, in the order of their starts, once four GPUs are in use."""
+
+    def four_in_use() -> tuple[str, ...]:
+        running = [job for job in lab.slurm.jobs() if job.id in ids.values() and job.state is JobState.RUNNING]
+        ordered = sorted(running, key=lambda job: -job.priority)
+        return tuple(job.name for job in ordered) if sum(job.gpus for job in running) == 4 else ()
+
+    return _until(four_in_use, 60, "four GPUs in use")
+
+
+def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
+    def all_ended() -> dict[str, JobInfo]:
+        found = {job.name: job for job in lab.slurm.history(jobs=ids.values()) if job.state.ended}
+        return found if found.keys() == ids.keys() else {}
+
+    return _until(all_ended, 120, "the three jobs ended")
+
+
+def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
+    """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs at the next full minute who used how much."""
+    hog = _submit(lab, Wish(HEAVY, 4, "medium", 600))
+    _until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
+    ids = {who: _submit(lab, Wish(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
+    say("Slurm works fair share out once a minute: waiting for it")
+
+    def weighed() -> dict[str, int]:
+        priorities = {job.name: job.priority for job in lab.slurm.jobs() if job.id in ids.values()}
+        return priorities if len(set(priorities.values())) == len(ids) else {}
+
+    try:
+        return _until(weighed, FAIR_SHARE_WAIT_S, "different priorities")
+    finally:
+        lab.slurm.cancel(*ids.values(), hog)
+
+
+def _until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
+    """The first answer that is not empty."""
+    until = time.monotonic() + timeout_s
+    while not (value := answer()):
+        if time.monotonic() > until:
+            raise TargetError(f"waited {timeout_s:.0f} s in vain for: {what}")
+        time.sleep(0.1)
+    return value

@@ -1,0 +1,113 @@
+"""The accounting database brought to what the cluster file says: only what differs is told to sacctmgr."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.slurm.accounts_info import AccountsInfo
+from dalsegno.slurm.render import accounting_commands, reservation_commands
+from dalsegno.slurm.sacctmgr import failures, script
+from dalsegno.spec.facts import Account, Cluster, Qos, Reservation, Slurm, User
+from tests.slurm.clusters import CLUSTERS
+
+EMPTY = Cluster("c", "local", (), ())
+
+
+def told(*, qos: tuple[Qos, ...] = (), found: AccountsInfo | None = None, **facts: object) -> list[str]:
+    cluster = replace(EMPTY, slurm=Slurm(qos=qos), **facts)  # type: ignore[arg-type]
+    return [" ".join(command) for command in accounting_commands(cluster, found)]
+
+
+def test_a_new_database_is_told_everything_in_an_order_that_works() -> None:
+    cluster, _ = CLUSTERS["everything"]
+    assert [" ".join(command) for command in accounting_commands(cluster)] == [
+        "add qos low,high",
+        "modify qos where name=high set Priority=1000 Preempt=low PreemptMode=requeue MaxWall=1440"
+        " MaxTRESPerUser=gres/gpu=16 MaxJobsPerUser=4 GrpTRES=gres/gpu=32 UsageFactor=2",
+        "modify account where name=root set QOS=high,low,normal",
+        "add account research parent=root Description=all of research Fairshare=1",
+        "add account speech parent=research Fairshare=3 QOS=low GrpTRES=gres/gpu=8",
+        "add account vision parent=research Fairshare=1",
+        "add user ann Account=vision,speech DefaultAccount=vision Fairshare=2 QOS=high,low DefaultQOS=low",
+        "add user bob,cem Account=vision DefaultAccount=vision Fairshare=1",
+        "add user dee Account=research DefaultAccount=research AdminLevel=Administrator Fairshare=1",
+    ]
+
+
+def test_a_cluster_without_people_is_told_nothing() -> None:
+    assert told() == []
+
+
+HIGH = {"Name": "high", "Priority": "10", "PreemptMode": "cluster", "MaxWall": "1-00:00:00", "UsageFactor": "1.000000"}
+
+
+def test_what_is_already_so_is_not_told_again() -> None:
+    found = AccountsInfo(
+        qos={"high": {**HIGH, "Preempt": "b,a", "MaxTRESPerUser": "gres/gpu=8,cpu=4"}},
+        accounts={"root": {"QOS": "normal,high"}, "lab": {"ParentName": "root", "Fairshare": "1"}},
+        members={("ann", "lab"): {"Fairshare": "1"}},
+        users={"ann": {"DefaultAccount": "lab", "AdminLevel": "None"}},
+    )
+    high = Qos("high", 10, ("a", "b"), max_time_min=1440, max_tres_per_user={"cpu": 4, "gres/gpu": 8})
+    assert told(qos=(high,), accounts=(Account("lab"),), users=(User("ann", ("lab",), "lab"),), found=found) == []
+
+
+def test_a_limit_that_is_gone_from_the_file_is_lifted() -> None:
+    limited = {**HIGH, "MaxTRESPerUser": "cpu=4,gres/gpu=8", "MaxJobsPerUser": "3", "Preempt": "low"}
+    found = AccountsInfo(qos={"high": limited}, accounts={"root": {"QOS": "high,normal"}})
+    wanted = Qos("high", 10, max_tres_per_user={"cpu": 2})
+    assert told(qos=(wanted,), found=found) == [
+        "modify qos where name=high set Preempt= MaxWall=-1 MaxTRESPerUser=cpu=2,gres/gpu=-1 MaxJobsPerUser=-1"
+    ]
+
+
+def test_an_account_moves_to_another_parent() -> None:
+    found = AccountsInfo(accounts={"lab": {"ParentName": "old", "Fairshare": "1"}})
+    assert told(accounts=(Account("lab", "new", 2),), found=found) == [
+        "modify account where name=lab set parent=new Fairshare=2"
+    ]
+
+
+def test_a_user_joins_a_second_account_and_keeps_the_first() -> None:
+    found = AccountsInfo(
+        members={("ann", "a"): {"Fairshare": "1"}}, users={"ann": {"DefaultAccount": "a", "AdminLevel": "None"}}
+    )
+    assert told(users=(User("ann", ("a", "b"), "b"),), found=found) == [
+        "add user ann Account=b Fairshare=1",
+        "modify user where name=ann set DefaultAccount=b",
+    ]
+
+
+def test_accounts_in_a_circle_do_not_hang() -> None:
+    assert len(told(accounts=(Account("a", "b"), Account("b", "a")))) == 2
+
+
+def test_reservations_in_scontrol_s_words() -> None:
+    cluster, _ = CLUSTERS["everything"]
+    assert [" ".join(command) for command in reservation_commands(cluster)] == [
+        "create reservation ReservationName=upgrade StartTime=2030-01-01T00:00:00 Duration=120"
+        " Nodes=train-[1-2] Users=root Flags=MAINT",
+        "create reservation ReservationName=class StartTime=now Duration=UNLIMITED NodeCnt=2 PartitionName=cpu"
+        " Users=ann Accounts=vision",
+    ]
+
+
+def test_a_reservation_of_nobody_is_root_s() -> None:
+    cluster = replace(EMPTY, reservations=(Reservation("r", ("n1",)),))
+    assert "Users=root" in reservation_commands(cluster)[0]
+
+
+def test_sacctmgr_s_prompt_gets_quotes_where_they_are_needed() -> None:
+    assert script([["add", "account", "a", "Description=x y"]]) == 'add account a Description="x y"\n'
+    with pytest.raises(DalsegnoError, match="cannot take"):
+        script([["add", "account", "a", 'Description=say "hi"']])
+
+
+def test_a_command_that_was_not_even_read_is_not_done() -> None:
+    assert failures([["add", "qos", "x"]], "", "sacctmgr: error: Connection refused\n") == [
+        "not done: sacctmgr add qos x",
+        "sacctmgr: error: Connection refused",
+    ]

@@ -1,0 +1,257 @@
+"""The client: what it asks, what it makes of the answers, and that no failure looks like an empty cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.parse.text import ParseError
+from dalsegno.slurm.states import JobState, NodeState
+from dalsegno.slurm.version import Version
+from dalsegno.system.processes import Completed
+
+RECORDED = Path(__file__).parent.parent / "recorded" / "slurm-22.05.8"
+DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+@dataclass
+class Slurm:
+    """A Slurm that answers each command from a table, by the words the command line holds."""
+
+    answers: Mapping[str, str | Completed]
+    calls: list[tuple[tuple[str, ...], str | None, Mapping[str, str] | None, float | None]] = field(
+        default_factory=list
+    )
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Completed:
+        self.calls.append((tuple(argv), stdin, env, timeout_s))
+        line = " ".join(argv)
+        answer = next(answer for words, answer in self.answers.items() if words in line)
+        return Completed(tuple(argv), 0, answer) if isinstance(answer, str) else answer
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self.calls[-1][0]
+
+
+def fails(stderr: str, code: int = 1, stdout: str = "") -> Completed:
+    return Completed(("slurm",), code, stdout, stderr)
+
+
+def client(answers: Mapping[str, str | Completed], env: Mapping[str, str] | None = None) -> tuple[SlurmClient, Slurm]:
+    slurm = Slurm(answers)
+    return SlurmClient(slurm, env or {"SLURM_CONF": "/c/slurm.conf"}), slurm
+
+
+def test_nodes_come_as_facts() -> None:
+    slurm, _ = client({"show node": recorded("nodes")})
+    nodes = {node.name: node for node in slurm.nodes()}
+    assert nodes["n1"].state is NodeState.MIXED and nodes["n1"].gpus_used == 2
+
+
+def test_only_the_named_nodes_are_asked_for() -> None:
+    slurm, fake = client({"show node": recorded("nodes")})
+    slurm.nodes(["n1", "n2"])
+    assert fake.argv[-1] == "n[1-2]"
+
+
+def test_a_missing_node_is_not_there() -> None:
+    slurm, _ = client({"show node": Completed((), 1, recorded("node-missing"))})
+    with pytest.raises(NotThere, match="no node nope"):
+        slurm.node("nope")
+
+
+def test_the_queue_leaves_out_what_ended_unless_asked() -> None:
+    slurm, fake = client({"squeue": recorded("squeue")})
+    assert not any(job.state.ended for job in slurm.jobs())
+    assert "--states=all" not in fake.argv
+    slurm.jobs(ended=True)
+    assert "--states=all" in fake.argv
+
+
+def test_an_empty_queue_is_empty() -> None:
+    slurm, _ = client({"squeue": ""})
+    assert slurm.jobs() == []
+
+
+QUERIES: list[Callable[[SlurmClient], object]] = [
+    SlurmClient.nodes,
+    SlurmClient.jobs,
+    SlurmClient.partitions,
+    SlurmClient.history,
+    SlurmClient.config,
+    SlurmClient.diag,
+    SlurmClient.ping,
+    SlurmClient.reconfigure,
+    lambda slurm: slurm.job(5),
+    lambda slurm: slurm.node("n1"),
+    lambda slurm: slurm.submit("#!/bin/sh"),
+    lambda slurm: slurm.cancel(5),
+    lambda slurm: slurm.drain("n1", "why"),
+    lambda slurm: slurm.resume("n1"),
+    lambda slurm: slurm.accounts("lab"),
+    lambda slurm: slurm.sacctmgr(["add", "qos", "x"]),
+    lambda slurm: slurm.sacctmgr_all([["add", "qos", "x"]]),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_slurm_that_does_not_answer_is_an_error_that_says_so(query: Callable[[SlurmClient], object]) -> None:
+    slurm, _ = client({"": fails(DOWN)})
+    with pytest.raises(CommandFailed) as caught:
+        query(slurm)
+    assert "dalsegno status" in caught.value.hint
+
+
+def test_an_answer_without_a_single_node_is_an_error() -> None:
+    slurm, _ = client({"show node": ""})
+    with pytest.raises(ParseError):
+        slurm.nodes()
+
+
+def test_every_call_has_a_time_limit_and_times_in_seconds() -> None:
+    slurm, fake = client({"": recorded("sdiag")}, env={"SLURM_TIME_FORMAT": "relative", "SQUEUE_FORMAT": "%i"})
+    slurm.diag()
+    _, _, env, timeout_s = fake.calls[0]
+    assert timeout_s and env == {"SLURM_TIME_FORMAT": "%s"}
+
+
+def test_commands_are_reached_through_a_prefix() -> None:
+    fake = Slurm({"": recorded("ping")})
+    SlurmClient(fake, {}, prefix=("nsenter", "-t", "7"), bin_dir="/opt/slurm/bin").ping()
+    assert fake.argv == ("nsenter", "-t", "7", "/opt/slurm/bin/scontrol", "ping")
+
+
+def test_ping_tells_a_controller_that_is_down_from_a_command_that_failed() -> None:
+    slurm, _ = client({"ping": Completed((), 1, recorded("ping-down"))})
+    assert [controller.up for controller in slurm.ping()] == [False]
+
+
+def test_a_script_is_handed_over_on_stdin_and_its_id_comes_back() -> None:
+    slurm, fake = client({"sbatch": "a plugin talks\n42;lab\n"})
+    assert slurm.submit("#!/bin/sh\ntrue\n", ["--nodes=2"]) == 42
+    argv, stdin, env, _ = fake.calls[0]
+    assert argv == ("sbatch", "--parsable", "--nodes=2") and stdin == "#!/bin/sh\ntrue\n"
+    assert env is not None and "SLURM_TIME_FORMAT" not in env, "it would end up in the job's environment"
+
+
+def test_a_refused_job_shows_slurm_s_reason() -> None:
+    said = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    slurm, _ = client({"sbatch": fails(said)})
+    with pytest.raises(CommandFailed, match="Requested node configuration is not available"):
+        slurm.submit("#!/bin/sh")
+
+
+def test_one_job_is_found_by_its_id_or_its_place_in_an_array() -> None:
+    slurm, _ = client({"show job": recorded("job-array")})
+    assert slurm.job("12_2").array_task == "2"
+    assert slurm.job(12).array_task == "3-6%2"
+
+
+def test_a_job_slurm_has_forgotten_is_not_there() -> None:
+    slurm, _ = client({"show job": fails(recorded("job-missing.stderr"))})
+    with pytest.raises(NotThere, match="no job 99999"):
+        slurm.job(99999)
+
+
+@pytest.mark.parametrize("said", ["Invalid job id specified", "Job/step already completing or completed"])
+def test_cancelling_what_is_gone_is_fine(said: str) -> None:
+    slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {said}")})
+    slurm.cancel(5, "6_1", signal="USR1")
+    assert fake.argv == ("scancel", "--signal=USR1", "5", "6_1")
+
+
+def test_draining_several_nodes_is_one_command() -> None:
+    slurm, fake = client({"update": ""})
+    slurm.drain(["n1", "n2", "n4"], "dalsegno:replace:xid[79]  fell\noff")
+    assert fake.argv == (
+        "scontrol",
+        "update",
+        "NodeName=n[1-2,4]",
+        "State=DRAIN",
+        "Reason=dalsegno:replace:xid[79] fell off",
+    )
+
+
+def test_resuming_what_is_in_service_is_fine() -> None:
+    refused = fails("slurm_update error: Invalid node state specified\n")
+    slurm, _ = client({"update NodeName=n1 ": refused, "show node": recorded("nodes").splitlines()[1] + "\n"})
+    slurm.resume("n1")
+
+
+def test_resuming_what_stays_out_of_service_is_an_error() -> None:
+    refused = fails("slurm_update error: Invalid node state specified\n")
+    slurm, _ = client({"update NodeName=n3 ": refused, "show node": recorded("nodes").splitlines()[3] + "\n"})
+    with pytest.raises(CommandFailed):
+        slurm.resume("n3")
+
+
+@pytest.mark.parametrize("name", ["--help", "n1 state=idle", "", "n1;reboot", "n[1-2]", "é"])
+def test_what_is_no_node_name_gets_into_no_command_line(name: str) -> None:
+    slurm, fake = client({"": ""})
+    for act in (lambda: slurm.drain(name, "x"), lambda: slurm.resume([name]), lambda: slurm.set_down(name, "x")):
+        with pytest.raises(DalsegnoError):
+            act()
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("job", ["--me", "5 6", "", "all", "1;2", -1])
+def test_what_is_no_job_id_gets_into_no_command_line(job: int | str) -> None:
+    slurm, fake = client({"": ""})
+    for act in (slurm.cancel, slurm.hold, slurm.release, slurm.requeue, slurm.job):
+        with pytest.raises(DalsegnoError):
+            act(job)
+    assert fake.calls == []
+
+
+def test_history_is_asked_since_a_time() -> None:
+    slurm, fake = client({"sacct": recorded("sacct")})
+    assert JobState.COMPLETED in {job.state for job in slurm.history(since_s=1_700_000_000, jobs=[1, 2])}
+    assert fake.argv[-2:] == ("--starttime=uts1700000000", "--jobs=1,2")
+
+
+def test_the_version_is_that_of_the_commands() -> None:
+    slurm, _ = client({"--version": recorded("version")})
+    assert slurm.version() == Version(22, 5, 8)
+
+
+def test_adding_what_is_there_is_fine() -> None:
+    slurm, _ = client({"sacctmgr": fails("", stdout=" Nothing new added.\n")})
+    slurm.sacctmgr(["add", "qos", "high"])
+
+
+def test_many_sacctmgr_commands_are_one_call() -> None:
+    said = (
+        "sacctmgr: add qos high\n Adding QOS(s)\n  high\n"
+        'sacctmgr: add account a Description="x y"\n Nothing new added.\nsacctmgr: \n'
+    )
+    slurm, fake = client({"sacctmgr": fails("", stdout=said)})
+    slurm.sacctmgr_all([["add", "qos", "high"], ["add", "account", "a", "Description=x y"]])
+    assert fake.calls[0][1] == 'add qos high\nadd account a Description="x y"\n'
+    assert len(fake.calls) == 1
+
+
+def test_of_many_sacctmgr_commands_the_ones_not_done_are_named() -> None:
+    said = "sacctmgr: add qos high\n Adding QOS(s)\n  high\nsacctmgr: add user z account=none\nsacctmgr: \n"
+    slurm, _ = client({"sacctmgr": fails(" This account 'none' doesn't exist.\n", stdout=said)})
+    with pytest.raises(CommandFailed) as caught:
+        slurm.sacctmgr_all([["add", "qos", "high"], ["add", "user", "z", "account=none"]])
+    assert "not done: sacctmgr add user z account=none" in caught.value.what
+    assert "add qos high" not in caught.value.what

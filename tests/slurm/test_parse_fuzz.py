@@ -1,0 +1,92 @@
+"""Whatever Slurm answers, whole, cut off or mangled: facts, or a ParseError, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalsegno.slurm.parse.accounts import parse_accounts
+from dalsegno.slurm.parse.config import parse_config
+from dalsegno.slurm.parse.job import parse_job
+from dalsegno.slurm.parse.nodes import parse_nodes
+from dalsegno.slurm.parse.nodes_json import parse_nodes_json
+from dalsegno.slurm.parse.ping import parse_ping
+from dalsegno.slurm.parse.sacct import parse_history
+from dalsegno.slurm.parse.sdiag import parse_diag
+from dalsegno.slurm.parse.sinfo import parse_partitions
+from dalsegno.slurm.parse.squeue import parse_jobs
+from dalsegno.slurm.parse.submit import parse_submitted
+from dalsegno.slurm.parse.text import ParseError
+
+RECORDED = Path(__file__).parent.parent / "recorded" / "slurm-22.05.8"
+Parser = Callable[[str], object]
+ANSWERS: list[tuple[Parser, str]] = [
+    (parse_nodes, "nodes"),
+    (parse_nodes_json, "sinfo-json"),
+    (parse_jobs, "squeue-all"),
+    (parse_job, "job-all"),
+    (parse_history, "sacct"),
+    (parse_partitions, "sinfo"),
+    (parse_config, "config"),
+    (parse_diag, "sdiag"),
+    (parse_ping, "ping"),
+    (parse_submitted, "version"),
+    (lambda text: parse_accounts(text, text, text), "assoc"),
+]
+NOISE = st.text(alphabet=st.sampled_from("\x1e\x1f\n =|:+,[]()-_/019aZé\0٣²"), max_size=12)
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+def only_parse_errors(parse: Parser, text: str) -> None:
+    try:
+        parse(text)
+    except ParseError as error:
+        assert len(error.what) < 400
+
+
+@pytest.mark.parametrize(("parse", "name"), ANSWERS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_mangled_answer_is_at_worst_a_parse_error(parse: Parser, name: str, data: st.DataObject) -> None:
+    text = recorded(name)
+    at = data.draw(st.integers(0, len(text)))
+    gone = data.draw(st.integers(0, 60))
+    only_parse_errors(parse, text[:at] + data.draw(NOISE) + text[at + gone :])
+
+
+@pytest.mark.parametrize(("parse", "name"), ANSWERS)
+@given(text=st.text(max_size=80) | NOISE)
+@settings(max_examples=40, deadline=None)
+def test_any_text_at_all_is_at_worst_a_parse_error(parse: Parser, name: str, text: str) -> None:
+    only_parse_errors(parse, text)
+
+
+LISTS: list[tuple[Callable[[str], Sequence[object]], str]] = [
+    (parse_nodes, "nodes"),
+    (parse_jobs, "squeue-all"),
+    (parse_job, "job-all"),
+    (parse_history, "sacct"),
+]
+
+
+@pytest.mark.parametrize(("parse", "name"), LISTS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_answer_cut_off_never_gives_half_a_thing(
+    parse: Callable[[str], Sequence[object]], name: str, data: st.DataObject
+) -> None:
+    text = recorded(name)
+    whole = parse(text)
+    cut = text[: data.draw(st.integers(1, len(text) - 1))]
+    try:
+        found = parse(cut)
+    except ParseError:
+        return
+    assert list(found) == list(whole[: len(found)])

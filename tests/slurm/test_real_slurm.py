@@ -1,0 +1,40 @@
+"""What only the real commands can tell: that they accept the files we write."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.slurm.layout import Layout
+from dalsegno.slurm.render import render_slurm_conf
+from dalsegno.slurm.version import Version
+from dalsegno.spec.facts import Cluster, Slurm
+from dalsegno.system.processes import Completed, LocalRunner
+from tests.slurm.clusters import CLUSTERS
+
+PATH = "/usr/bin:/bin"
+pytestmark = pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slurm on this machine")
+
+
+def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Completed:
+    """scontrol reads the whole file before it does anything, and then asks nobody for host names."""
+    env = {"PATH": PATH}
+    here = Version.parse(LocalRunner().run(["sinfo", "--version"], env=env).stdout)
+    conf = folder / "slurm.conf"
+    conf.write_text(render_slurm_conf(cluster, layout, here))
+    return LocalRunner().run(["scontrol", "show", "hostnames", "n1"], env={**env, "SLURM_CONF": str(conf)})
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_slurm_reads_our_files(name: str, tmp_path: Path) -> None:
+    done = read_by_scontrol(*CLUSTERS[name], tmp_path)
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_bad_raw_setting_would_be_noticed(tmp_path: Path) -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    done = read_by_scontrol(replace(cluster, slurm=Slurm(extra={"NoSuchSetting": "1"})), layout, tmp_path)
+    assert done.exit_code != 0 and "NoSuchSetting" in done.stderr
