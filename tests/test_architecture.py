@@ -18,7 +18,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "system", "hardware")
+LAYER_1 = ("errors", "hostlist", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
@@ -28,9 +28,10 @@ UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "train": (),
+    "hostlist": ("errors",),
     "system": ("errors",),
     "hardware": ("errors",),
-    "spec": ("errors", "hardware"),
+    "spec": ("errors", "hostlist", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": UP_TO_2,
@@ -68,7 +69,7 @@ PRINTING = re.compile(
 )
 MAY_PRINT = {
     "cli/": "the one printer",
-    "system/init.py": "a stand-alone program, first process of a virtual host: what it prints is the host's log",
+    "system/guest/": "the first process of a host: what it prints is the host's log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 

@@ -71,9 +71,13 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
         return known[wanted]
     if wanted:
         close = get_close_matches(wanted, known, 1)
-        raise NotThere(f"there is no cluster `{wanted}`", hint=f"did you mean `{close[0]}`?" if close else _ls_hint(known))
+        raise NotThere(
+            f"there is no cluster `{wanted}`", hint=f"did you mean `{close[0]}`?" if close else _ls_hint(known)
+        )
     if not known:
-        raise NotThere("there is no cluster yet", hint="`dalsegno init` writes a cluster file, `dalsegno up` makes it real")
+        raise NotThere(
+            "there is no cluster yet", hint="`dalsegno init` writes a cluster file, `dalsegno up` makes it real"
+        )
     if len(known) > 1:
         raise UsageError(f"there are {len(known)} clusters: {', '.join(known)}", hint="name one with --cluster NAME")
     return next(iter(known.values()))
@@ -104,7 +108,9 @@ def open_target(target: str, place: Place) -> LocalTarget:
             hint="use `target: local` for now",
         )
     if platform.system() != "Linux":
-        raise TargetError(f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here")
+        raise TargetError(
+            f"`target: local` needs Linux, and this is {platform.system()}", hint="use a remote target from here"
+        )
     return open_local(place)
 
 

@@ -57,7 +57,11 @@ class Cli:
     uid: int = 0
 
     def argv(self, *args: str) -> list[str]:
-        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if self.uid != os.geteuid() else []
+        become = (
+            ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+            if self.uid != os.geteuid()
+            else []
+        )
         return [*become, sys.executable, "-m", "dalsegno", *args]
 
     @property
@@ -66,8 +70,8 @@ class Cli:
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
         done = subprocess.run(
-            self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True, timeout=timeout_s, check=False,
-            stdin=subprocess.DEVNULL,
+            self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True, timeout=timeout_s,
+            check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -106,7 +110,11 @@ def leftovers(home: Path) -> list[str]:
     from dalsegno.targets.local.folder import Folder
 
     mark = str(home).encode()
-    processes = find(lambda pid: any(entry.startswith((b"DALSEGNO_MARK=" + mark, b"SLURM_CONF=" + mark)) for entry in environment(pid)))
+    processes = find(
+        lambda pid: any(
+            entry.startswith((b"DALSEGNO_MARK=" + mark, b"SLURM_CONF=" + mark)) for entry in environment(pid)
+        )
+    )
     ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "half", "pair")]
     links = [name for name in os.listdir("/sys/class/net") if any(name.startswith(f"ds{one}") for one in ids)]
     cgroups = [str(path) for one in ids for path in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{one}")]

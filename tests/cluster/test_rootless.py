@@ -17,7 +17,16 @@ from dalsegno.targets.local.placement import FIRST_PORT
 from tests.cluster.conftest import SOURCE, Cli, end_all, eventually, leftovers, make_home
 
 NOBODY = 65534
-NEEDED = ("click", "yaml", "_yaml", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
+NEEDED = (
+    "click",
+    "yaml",
+    "_yaml",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_extensions",
+    "typing_inspection",
+)
 
 FILE = """
 name: {name}
@@ -33,7 +42,9 @@ class Rootless(Cli):
     """With a copy of the program that this user may read, wherever the checkout lies."""
 
     def argv(self, *args: str) -> list[str]:
-        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if os.geteuid() == 0 else []
+        become = (
+            ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if os.geteuid() == 0 else []
+        )
         return [*become, str(Path(sys.executable).resolve()), "-m", "dalsegno", *args]
 
     @property
@@ -73,7 +84,9 @@ def test_up_work_and_down_without_root(user: Rootless):
     user.ok("up", user.file(FILE.format(name="one", accounting="true")))
     assert user.status("one")["phase"] == "up"
     assert user.ok("shell", "--", "sinfo", "-h", "-o", "%D %T").split() == ["3", "idle"]
-    out = user.ok("shell", "--", "srun", "-N3", "--gpus-per-node=2", "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES")
+    out = user.ok(
+        "shell", "--", "srun", "-N3", "--gpus-per-node=2", "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"
+    )
     assert sorted(out.splitlines()) == ["train-1 0,1", "train-2 0,1", "train-3 0,1"]
     assert user.ok("shell", "--", "srun", "nvidia-smi", "-L").count("simulated") == 4
     eventually(lambda: "COMPLETED" in user.ok("shell", "--", "sacct", "-n", "-X", "-o", "state"))
@@ -118,4 +131,7 @@ def test_a_taken_port_is_avoided(user: Rootless):
 def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):
     answer = user.run("up", user.file(FILE.format(name="one", accounting="false") + "local: {hosts: virtual}\n"))
     assert answer.code == 1
-    assert "no virtual hosts here: they need root" in answer.err and "use sudo, or set `local: {hosts: loopback}`" in answer.err
+    assert (
+        "no virtual hosts here: they need root" in answer.err
+        and "use sudo, or set `local: {hosts: loopback}`" in answer.err
+    )

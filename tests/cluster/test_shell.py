@@ -19,7 +19,9 @@ def nobody(shared: Cli) -> Cli:
     return replace(shared, uid=NOBODY)
 
 
-@pytest.mark.parametrize("command", ["sinfo", "squeue", "sacct", "scontrol ping", "sacctmgr show qos", "srun hostname", "sdiag"])
+@pytest.mark.parametrize(
+    "command", ["sinfo", "squeue", "sacct", "scontrol ping", "sacctmgr show qos", "srun hostname", "sdiag"]
+)
 def test_slurms_commands_work_inside(shared: Cli, command: str):
     assert shared.ok("shell", "--", *command.split()).strip()
 
@@ -31,7 +33,9 @@ def test_exit_codes_pass_through(shared: Cli):
 
 
 def test_a_job_sees_distinct_hosts_with_their_own_names_and_addresses(shared: Cli):
-    out = shared.ok("shell", "--", "srun", "-N3", "sh", "-c", "echo $(hostname) $(hostname -I) $(cat /etc/hosts | wc -l)")
+    out = shared.ok(
+        "shell", "--", "srun", "-N3", "sh", "-c", "echo $(hostname) $(hostname -I) $(cat /etc/hosts | wc -l)"
+    )
     rows = sorted(line.split() for line in out.splitlines())
     assert [row[0] for row in rows] == ["train-1", "train-2", "train-3"]
     assert len({row[1] for row in rows}) == 3
@@ -47,7 +51,9 @@ def test_the_stand_in_for_nvidia_smi_lists_them_and_says_simulated(shared: Cli):
     assert "SIMULATED" in out and out.count("H100 (simulated)") == 4
     listed = shared.ok("shell", "--", "srun", "nvidia-smi", "-L").splitlines()
     assert len(listed) == 8 and len(set(listed)) == 8
-    query = shared.ok("shell", "--", "srun", "nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits")
+    query = shared.ok(
+        "shell", "--", "srun", "nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"
+    )
     assert query.splitlines()[7].split(", ")[0] == "7"
 
 
@@ -66,7 +72,9 @@ def test_a_plain_user_of_the_machine_uses_the_cluster(nobody: Cli):
     assert nobody.ok("shell", "--", "srun", "-N2", "id", "-u").split() == [str(NOBODY)] * 2
     assert "lab-1" in nobody.ok("status")
     job = nobody.ok("shell", "--", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 60").strip()
-    eventually(lambda: nobody.ok("shell", "--", "squeue", "-h", "-j", job, "-o", "%T %u").split() == ["RUNNING", "nobody"])
+    eventually(
+        lambda: nobody.ok("shell", "--", "squeue", "-h", "-j", job, "-o", "%T %u").split() == ["RUNNING", "nobody"]
+    )
     nobody.ok("shell", "--", "scancel", job)
     assert nobody.run("shell", "--", "scontrol", "update", "nodename=lab-1", "state=down", "reason=x").code == 1
 
@@ -79,7 +87,10 @@ def test_a_plain_user_may_look_but_not_take_down(nobody: Cli):
 def test_secrets_are_not_for_plain_users(shared: Cli):
     folder = shared.home / "clusters/shared"
     for path in ("secret/munge.key", "secret/db", "etc/slurmdbd.conf"):
-        done = subprocess.run(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "cat", str(folder / path)], capture_output=True)
+        done = subprocess.run(
+            ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "cat", str(folder / path)],
+            capture_output=True,
+        )
         assert b"Permission denied" in done.stderr
 
 
@@ -88,7 +99,12 @@ def test_env_puts_the_commands_into_the_current_shell(shared: Cli, uid: int):
     cli = replace(shared, uid=uid)
     exports = cli.ok("env")
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    done = subprocess.run([*become, "bash", "-c", 'eval "$1"; srun -w train-1 hostname', "bash", exports], capture_output=True, text=True, cwd="/")
+    done = subprocess.run(
+        [*become, "bash", "-c", 'eval "$1"; srun -w train-1 hostname', "bash", exports],
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "train-1"), done.stderr
 
 
@@ -109,7 +125,9 @@ def test_salloc_gives_an_allocation_and_takes_it_back(shared: Cli):
 def test_cancelling_a_job_leaves_no_process_not_even_one_that_ran_away(shared: Cli):
     mark = f"86{os.getpid()}"
     script = f"setsid sh -c 'sleep {mark} & sleep {mark}' & sleep {mark}"
-    job = shared.ok("shell", "--", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", f"srun -n1 sh -c {json.dumps(script)}").strip()
+    job = shared.ok(
+        "shell", "--", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", f"srun -n1 sh -c {json.dumps(script)}"
+    ).strip()
     alive = ["pgrep", "-f", f"^sleep {mark}"]
     eventually(lambda: subprocess.run(alive, capture_output=True).stdout.count(b"\n") >= 3)
     shared.ok("shell", "--", "scancel", job)
@@ -117,13 +135,35 @@ def test_cancelling_a_job_leaves_no_process_not_even_one_that_ran_away(shared: C
 
 
 def test_status_tells_nodes_daemons_and_queue(shared: Cli):
-    job = shared.ok("shell", "--", "sbatch", "--parsable", "-p", "lab", "--gpus=3", "-J", "look", "-o", "/dev/null", "--wrap", "sleep 60").strip()
+    job = shared.ok(
+        "shell",
+        "--",
+        "sbatch",
+        "--parsable",
+        "-p",
+        "lab",
+        "--gpus=3",
+        "-J",
+        "look",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 60",
+    ).strip()
     eventually(lambda: "RUNNING" in shared.ok("shell", "--", "squeue", "-h", "-j", job, "-o", "%T"))
     status = shared.status("shared")
     lab = next(node for node in status["nodes"] if node["name"] == "lab-1")  # type: ignore[attr-defined]
-    assert (lab["state"], lab["gpus"], lab["gpus_used"], lab["gpu_type"], lab["partitions"]) == ("mixed", 4, 3, "h100", ["lab"])
+    assert (lab["state"], lab["gpus"], lab["gpus_used"], lab["gpu_type"], lab["partitions"]) == (
+        "mixed",
+        4,
+        3,
+        "h100",
+        ["lab"],
+    )
     assert {daemon["name"] for daemon in status["daemons"]} == {"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd"}  # type: ignore[attr-defined]
-    assert [(row["name"], row["gpus"], row["nodes"]) for row in status["jobs"] if row["id"] == job] == [("look", 3, "lab-1")]  # type: ignore[attr-defined]
+    assert [(row["name"], row["gpus"], row["nodes"]) for row in status["jobs"] if row["id"] == job] == [
+        ("look", 3, "lab-1")
+    ]  # type: ignore[attr-defined]
     table = shared.ok("status")
     assert "3/4 h100" in table and "look" in table
     shared.ok("shell", "--", "scancel", job)

@@ -87,18 +87,33 @@ def test_two_clusters_with_equal_node_names_do_not_meet(cli: Cli):
     for name in ("one", "two"):
         cli.ok("shell", "-c", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 100")
     for name in ("one", "two"):
-        eventually(lambda name=name: cli.ok("shell", "-c", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING")
+        eventually(
+            lambda name=name: (
+                cli.ok("shell", "-c", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING"
+            )
+        )
     assert cli.run("status").code == 2  # which of the two?
     cli.ok("shell", "-c", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
     eventually(lambda: cli.ok("shell", "-c", "one", "--", "squeue", "-h") == "")
     cli.ok("down", "one")
     assert cli.ok("shell", "-c", "two", "--", "squeue", "-h", "-o", "%j %T").strip() == "two RUNNING"
-    assert cli.ok("shell", "-c", "two", "--", "srun", "--overlap", "--jobid=1", "-N2", "-n2", "pgrep", "-c", "sleep").split() == ["1", "1"]
+    assert cli.ok(
+        "shell", "-c", "two", "--", "srun", "--overlap", "--jobid=1", "-N2", "-n2", "pgrep", "-c", "sleep"
+    ).split() == ["1", "1"]
 
 
 def test_nodes_are_added_under_a_running_job(cli: Cli):
     cli.ok("up", cli.file(small(2)))
-    cli.ok("shell", "--", "sbatch", "-N2", "-o", str(cli.home / "job.out"), "--wrap", "srun sleep 3; echo done $SLURM_RESTART_COUNT")
+    cli.ok(
+        "shell",
+        "--",
+        "sbatch",
+        "-N2",
+        "-o",
+        str(cli.home / "job.out"),
+        "--wrap",
+        "srun sleep 3; echo done $SLURM_RESTART_COUNT",
+    )
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     plan = cli.ok("plan", cli.file(small(4)))
     assert plan.splitlines() == [

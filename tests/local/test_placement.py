@@ -110,7 +110,10 @@ def test_real_gpus_are_dealt_out_in_order():
     machine = replace(ROOT, gpu_files=tuple(f"/dev/nvidia{i}" for i in range(4)))
     placed = put(cluster(2, gpus=2), machine)
     assert not placed.gpus_simulated
-    assert placed.gpu_files == {"train-1": ("/dev/nvidia0", "/dev/nvidia1"), "train-2": ("/dev/nvidia2", "/dev/nvidia3")}
+    assert placed.gpu_files == {
+        "train-1": ("/dev/nvidia0", "/dev/nvidia1"),
+        "train-2": ("/dev/nvidia2", "/dev/nvidia3"),
+    }
 
 
 def test_too_few_real_gpus_are_simulated_unless_real_ones_were_asked_for():

@@ -24,6 +24,7 @@ def test_an_unknown_name_is_not() -> None:
 
 
 def test_opening_the_room_loads_no_heavy_library() -> None:
-    look = "import sys, dalsegno.slurm; print(*sorted({'pydantic', 'dataclasses', 'subprocess', 'json'} & set(sys.modules)))"
+    heavy = {"pydantic", "dataclasses", "subprocess", "json"}
+    look = f"import sys, dalsegno.slurm; print(*sorted({heavy} & set(sys.modules)))"
     done = LocalRunner().run([sys.executable, "-S", "-c", look], env={"PYTHONPATH": str(SRC)})
     assert done.checked().stdout.split() == []

@@ -15,14 +15,14 @@ from dalsegno.spec.facts import Cluster, Slurm
 from dalsegno.system.processes import Completed, LocalRunner
 from tests.slurm.clusters import CLUSTERS
 
-PATH = "/usr/bin:/bin"
+PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 pytestmark = pytest.mark.skipif(shutil.which("scontrol") is None, reason="no Slurm on this machine")
 
 
 def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Completed:
     """scontrol reads the whole file before it does anything, and then asks nobody for host names."""
-    env = {"PATH": PATH}
-    here = Version.parse(LocalRunner().run(["sinfo", "--version"], env=env).stdout)
+    env = {"PATH": PATH}  # of Slurm's programs only the daemons tell their version without a slurm.conf
+    here = Version.parse(LocalRunner().run(["slurmd", "-V"], env=env).stdout)
     conf = folder / "slurm.conf"
     conf.write_text(render_slurm_conf(cluster, layout, here))
     return LocalRunner().run(["scontrol", "show", "hostnames", "n1"], env={**env, "SLURM_CONF": str(conf)})
@@ -30,7 +30,9 @@ def read_by_scontrol(cluster: Cluster, layout: Layout, folder: Path) -> Complete
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_slurm_reads_our_files(name: str, tmp_path: Path) -> None:
-    done = read_by_scontrol(*CLUSTERS[name], tmp_path)
+    cluster, layout = CLUSTERS[name]
+    here = replace(layout, slurm_user="root", slurmd_user="root")  # scontrol looks them up
+    done = read_by_scontrol(cluster, here, tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
 
 

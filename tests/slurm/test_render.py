@@ -134,7 +134,7 @@ def test_without_accounting_nothing_points_at_slurmdbd() -> None:
 def test_a_backup_takes_over_after_5_seconds_and_keeps_off_the_primary_s_pid_file() -> None:
     layout = replace(layout_of(), controllers=(Host("a"), Host("b")))
     lines = conf(cluster_of(*nodes("n", 1)), layout)
-    assert ["SlurmctldHost=a", "SlurmctldHost=b"] == starting(lines, "SlurmctldHost")
+    assert starting(lines, "SlurmctldHost") == ["SlurmctldHost=a", "SlurmctldHost=b"]
     assert "SlurmctldTimeout=5" in lines
     backup = conf(cluster_of(*nodes("n", 1)), layout.for_backup())
     differing = set(backup) - set(lines)

@@ -42,10 +42,12 @@ def test_a_damaged_file_of_ours_is_an_error_that_says_what_to_do(tmp_path: Path)
 
 
 def test_a_second_holder_of_a_lock_is_told_at_once(tmp_path: Path):
-    with locked(tmp_path / "lock", "cluster demo"):
-        with pytest.raises(DalsegnoError, match="another `dalsegno` is working on cluster demo"):
-            with locked(tmp_path / "lock", "cluster demo"):
-                pass
+    with (
+        locked(tmp_path / "lock", "cluster demo"),
+        pytest.raises(DalsegnoError, match="another `dalsegno` is working on cluster demo"),
+        locked(tmp_path / "lock", "cluster demo"),
+    ):
+        pass
     with locked(tmp_path / "lock", "cluster demo"):
         pass
 

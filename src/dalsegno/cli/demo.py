@@ -38,7 +38,9 @@ def command(keep: bool) -> None:
                 _take_down(target)
     if keep:
         name = cluster.name
-        out.talk(f"the cluster stays: try `dalsegno status -c {name}`, `dalsegno shell -c {name}`, `dalsegno down {name}`")
+        out.talk(
+            f"the cluster stays: try `dalsegno status -c {name}`, `dalsegno shell -c {name}`, `dalsegno down {name}`"
+        )
 
 
 def _play(target: LocalTarget, cluster: Cluster) -> None:
@@ -68,7 +70,9 @@ def _bring_up(target: LocalTarget, cluster: Cluster) -> None:
 def _for_one_user(cluster: Cluster, user: str) -> Cluster:
     """Without virtual hosts there are no users but ours: it plays all three, each with an account of its own."""
     accounts = tuple(account.name for account in cluster.accounts)
-    return replace(cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),))
+    return replace(
+        cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
+    )
 
 
 def _lab(target: LocalTarget) -> Lab:
@@ -83,14 +87,22 @@ def _show(outcome: Outcome) -> None:
 
     jobs = sorted(outcome.jobs.values(), key=lambda job: (job.started_at or 0, -job.priority))
     bars = [
-        Bar(job.name, f"{job.gpus} GPU{'s' * (job.gpus > 1)}, {job.qos}", job.submitted_at or 0, job.started_at or 0, job.ends_at or 0)
+        Bar(
+            job.name,
+            f"{job.gpus} GPU{'s' * (job.gpus > 1)}, {job.qos}",
+            job.submitted_at or 0,
+            job.started_at or 0,
+            job.ends_at or 0,
+        )
         for job in jobs
     ]
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     out.data("\n" + (draw(bars, solid="#", dotted=".") if plain else draw(bars)))
     out.data(f"dee was refused: {outcome.refusal}\n")
     out.data("$ sacct")
-    rows = [[str(job.id), job.name, job.user, job.qos, str(job.gpus), f"{job.elapsed_s} s", job.state.name] for job in jobs]
+    rows = [
+        [str(job.id), job.name, job.user, job.qos, str(job.gpus), f"{job.elapsed_s} s", job.state.name] for job in jobs
+    ]
     out.table(["JOB", "NAME", "USER", "QOS", "GPUS", "TIME", "STATE"], rows)
     heavy, light = sorted(outcome.priorities, key=lambda who: outcome.priorities[who])
     out.data(

@@ -13,7 +13,6 @@ import click
 from dalsegno.errors import Problem
 from dalsegno.targets.base import Say
 
-
 ERASE = "\r\x1b[2K"  # to the start of the line, and clear it
 
 
@@ -58,7 +57,7 @@ def problems(found: Sequence[Problem]) -> None:
 
 @contextmanager
 def progress() -> Iterator[Say]:
-    """A `say` for the steps of something that takes a while: one line that changes in a terminal, plain lines elsewhere."""
+    """A `say` for the steps of something that takes a while: in a terminal one line that changes, else plain lines."""
     started = time.monotonic()
     live = sys.stderr.isatty()
 

@@ -21,7 +21,14 @@ def command(file: str, json_: bool) -> None:
     cluster = resolve(load_spec(Path(file)))
     plan = open_target(cluster.target, Place(cluster.name, home())).plan(cluster)
     if json_:
-        out.as_json({"cluster": cluster.name, "target": cluster.target, "changes": not plan.empty, "consequences": plan.sentences()})
+        out.as_json(
+            {
+                "cluster": cluster.name,
+                "target": cluster.target,
+                "changes": not plan.empty,
+                "consequences": plan.sentences(),
+            }
+        )
     else:
         for line in plan.sentences():
             out.data(line)

@@ -11,7 +11,13 @@ from dalsegno.cli.options import cluster_option
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @cluster_option
-@click.option("--node", "-w", "host", metavar="HOST", help="Enter this host instead of the login node or head (virtual hosts, root).")
+@click.option(
+    "--node",
+    "-w",
+    "host",
+    metavar="HOST",
+    help="Enter this host instead of the login node or head (virtual hosts, root).",
+)
 @click.option("--user", "-u", metavar="USER", help="As this user of the cluster (root only).")
 @click.argument("command_", nargs=-1, metavar="[--] [COMMAND]...", type=click.UNPROCESSED)
 def command(name: str | None, host: str | None, user: str | None, command_: tuple[str, ...]) -> None:

@@ -62,7 +62,17 @@ def _show_queue(status: Status) -> None:
         return
     headers = ["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "GPUS", "TIME", "REASON"]
     rows = [
-        [job.id, job.name, job.user, job.partition, job.state, job.nodes or "-", str(job.gpus or "-"), _clock(job.elapsed_s), job.reason]
+        [
+            job.id,
+            job.name,
+            job.user,
+            job.partition,
+            job.state,
+            job.nodes or "-",
+            str(job.gpus or "-"),
+            _clock(job.elapsed_s),
+            job.reason,
+        ]
         for job in status.jobs
     ]
     out.table(headers, rows)

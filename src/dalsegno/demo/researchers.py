@@ -61,20 +61,34 @@ def play(lab: Lab, say: Say) -> Outcome:
     lab.slurm.update(PartitionName=PARTITION, State="UP")
     say("the partition is open")
     running = _wait_for_start(lab, ids)
-    say(f"running: {' and '.join(running)}, on all four GPUs; {' '.join(who for who in ids if who not in running)} waits")
+    waiting = " ".join(who for who in ids if who not in running)
+    say(f"running: {' and '.join(running)}, on all four GPUs; {waiting} waits")
     jobs = _wait_for_end(lab, ids)
     say("all three are done; ada takes all four GPUs, and she and cem hand in one more job each, alike in all else")
     return Outcome(jobs, running, refusal, _compare_next(lab, say))
 
 
 def _submit(lab: Lab, wish: Wish) -> int:
-    args = ["-A", wish.who, "-p", PARTITION, f"--qos={wish.qos}", f"--gpus={wish.gpus}", "-J", wish.who, "-o", "/dev/null"]
+    args = [
+        "-A",
+        wish.who,
+        "-p",
+        PARTITION,
+        f"--qos={wish.qos}",
+        f"--gpus={wish.gpus}",
+        "-J",
+        wish.who,
+        "-o",
+        "/dev/null",
+    ]
     return lab.as_user(wish.who).submit(args=[*args, f"--wrap=sleep {wish.seconds}"])
 
 
 def _ask_too_much(lab: Lab) -> str:
     try:
-        lab.as_user("ada").submit(args=["-A", "ada", "-p", BIG_PARTITION, "--gpus-per-node=9", "-J", "dee", "--wrap=true"])
+        lab.as_user("ada").submit(
+            args=["-A", "ada", "-p", BIG_PARTITION, "--gpus-per-node=9", "-J", "dee", "--wrap=true"]
+        )
     except CommandFailed as refused:
         return refused.stderr.strip().splitlines()[-1].removeprefix("sbatch: error: ")
     raise TargetError("Slurm took a job that asks for 9 GPUs on an 8-GPU node")
@@ -100,7 +114,7 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 
 def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
-    """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs at the next full minute who used how much."""
+    """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs every minute who used how much."""
     hog = _submit(lab, Wish(HEAVY, 4, "medium", 600))
     _until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, Wish(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dalsegno.slurm.accounts_info import AccountsInfo
     from dalsegno.slurm.client import SlurmClient
-    from dalsegno.slurm.hostlist import HostlistError, compress, expand
     from dalsegno.slurm.job_info import JobInfo
     from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Programs, Storage, Timeouts
     from dalsegno.slurm.node_info import NodeInfo
@@ -40,7 +39,6 @@ __all__ = [
     "Dbd",
     "Diagnostics",
     "Host",
-    "HostlistError",
     "JobInfo",
     "JobState",
     "Layout",
@@ -57,8 +55,6 @@ __all__ = [
     "Timeouts",
     "Version",
     "accounting_commands",
-    "compress",
-    "expand",
     "render_cgroup_conf",
     "render_gres_conf",
     "render_slurm_conf",
@@ -70,7 +66,6 @@ __all__ = [
 _HOMES = {
     "accounts_info": ("AccountsInfo",),
     "client": ("SlurmClient",),
-    "hostlist": ("HostlistError", "compress", "expand"),
     "job_info": ("JobInfo",),
     "layout": ("Cgroups", "Dbd", "Host", "Layout", "NodePlace", "Paths", "Programs", "Storage", "Timeouts"),
     "node_info": ("NodeInfo",),

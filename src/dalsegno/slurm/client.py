@@ -99,7 +99,7 @@ class SlurmClient:
         return parse_ping(answered.stdout)
 
     def version(self) -> Version:
-        """The version of the commands; needs no running cluster."""
+        """The version of the commands. Even for that they want their slurm.conf (`slurmd -V` does not)."""
         return Version.parse(self._ask(("sinfo", "--version")))
 
     # Jobs

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.hostlist import compress
+from dalsegno.hostlist import compress
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _JOB = re.compile(r"\d{1,10}(?:[_+]\d{1,10})?", re.ASCII)

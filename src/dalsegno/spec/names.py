@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from dalsegno.spec.hostlist import MAX_NODES, expand
+from dalsegno.hostlist import MAX_NODES, expand
 from dalsegno.spec.patterns import matching
 from dalsegno.spec.section import fault, show
 
 _RESERVED = {"default", "all", "localhost"}
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
 
@@ -20,15 +22,23 @@ def _not_reserved(value: str) -> str:
     return value
 
 
+def _host_name(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError(f"`{value[:60]}` is not a node name")
+    return _not_reserved(value)
+
+
 def _hostnames(value: object) -> list[str]:
     """One hostlist or a list of them, spelled out."""
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
         raise fault(f"must be node names, not {show(value)}", _HOSTS_HINT)
     try:
-        names = [_not_reserved(name) for part in parts for name in expand(part)]
+        names = [_host_name(name) for part in parts for name in expand(part)]
     except ValueError as error:
         raise fault(f"cannot be read: {error}", _HOSTS_HINT) from None
+    if not names:
+        raise fault(f"must be node names, not {show(value)}", _HOSTS_HINT)
     if len(names) > MAX_NODES:
         raise fault(f"names more than {MAX_NODES:,} nodes", _HOSTS_HINT)
     return names

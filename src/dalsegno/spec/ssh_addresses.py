@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dalsegno.spec.hostlist import expand
+from dalsegno.hostlist import expand
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 
@@ -15,7 +15,13 @@ def addresses(names: str, address: str) -> dict[str, str]:
     if not address:
         return {name: name for name in machines}
     # Colons of an IPv6 address are no host name; only brackets need spelling out.
-    found = expand(address) if _BRACKETS.search(address) else (address,)
+    found = _spell_out(address) if _BRACKETS.search(address) else [address]
     if len(found) != len(machines):
         raise ValueError(f"{len(machines)} machines, {len(found)} addresses")
     return dict(zip(machines, found, strict=True))
+
+
+def _spell_out(address: str) -> list[str]:
+    """A hostlist that may end in a domain, `gpu[1-4].example.com`, which Slurm's own may not."""
+    head, bracket, tail = address.rpartition("]")
+    return [f"{name}{tail}" for name in expand(head + bracket)]

@@ -73,13 +73,17 @@ def read_json(path: Path) -> Json:
         value: Json = json.loads(text)
         return value
     except ValueError as error:
-        raise DalsegnoError(f"{path} is damaged: {error}", hint="`dalsegno down` removes the cluster it belongs to") from error
+        raise DalsegnoError(
+            f"{path} is damaged: {error}", hint="`dalsegno down` removes the cluster it belongs to"
+        ) from error
 
 
 def explain(error: OSError, path: Path) -> DalsegnoError:
     """An operating system's error in words, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DalsegnoError(f"no space left to write {path}", hint="free some space, or set DALSEGNO_HOME to another disk")
+        return DalsegnoError(
+            f"no space left to write {path}", hint="free some space, or set DALSEGNO_HOME to another disk"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return DalsegnoError(f"may not write {path}", hint="use sudo, or set DALSEGNO_HOME to a folder of yours")
     if error.errno == errno.EROFS:
@@ -114,5 +118,7 @@ def locked(path: Path, who: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DalsegnoError(f"another `dalsegno` is working on {who}", hint="wait for it to end, then try again") from error
+            raise DalsegnoError(
+                f"another `dalsegno` is working on {who}", hint="wait for it to end, then try again"
+            ) from error
         yield

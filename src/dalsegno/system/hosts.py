@@ -1,4 +1,4 @@
-"""Hosts on this machine: booting them through `init.py`, and reading what they say of themselves."""
+"""Hosts on this machine: booting them (see `guest/`), and reading what they say of themselves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.system.files import read_json, write_if_changed
-from dalsegno.system.procfs import MARK, Process, send
 from dalsegno.system.processes import Runner
+from dalsegno.system.procfs import MARK, Process, send
 
-INIT = Path(__file__).with_name("init.py")
+INIT = "from dalsegno.system.guest.init import main"
+# Isolated and without site-packages: it starts in 20 ms, and nothing in the user's environment can reach into it.
+_START = f"import sys; sys.path.insert(0, sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
+_PACKAGES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def revision(*parts: object) -> str:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """All that `init.py` needs to know of one host."""
+    """All that a host needs to know of itself."""
 
     name: str
     dir: str
@@ -76,7 +79,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
-    argv = [sys.executable, "-I", "-S", str(INIT), *(str(plan.path) for plan in plans)]
+    argv = [sys.executable, "-I", "-S", "-c", _START, _PACKAGES, *(str(plan.path) for plan in plans)]
     done = runner.run(argv, env=env, timeout_s=60 + len(plans))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):

@@ -25,7 +25,9 @@ def link_names(runner: Runner, inside: int | None = None) -> set[str]:
 
 def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
     """Every network that this machine has a route to, but for the default one."""
-    routes = json.loads(runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]")
+    routes = json.loads(
+        runner.run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout_s=30).checked().stdout or "[]"
+    )
     found = []
     for route in routes:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.parse.jobs import array_task, colon_status, node_names
@@ -29,52 +30,48 @@ def _facts(text: str) -> dict[str, str]:
     if owner is None:
         raise malformed(_COMMAND, text)
     ids, _, name = text[: owner.start()].partition(" JobName=")
-    return {**pairs(text[owner.start() :]), **pairs(ids), "JobName": name}
+    told = {**pairs(text[owner.start() :]), **pairs(ids)}
+    if optional_integer(told.get("JobId", "")) is None or "JobState" not in told:
+        raise malformed(_COMMAND, text)
+    return defaultdict(str, {key: known(value) for key, value in told.items()} | {"JobName": name})
 
 
-def _job(facts: dict[str, str]) -> JobInfo:
-    job_id = optional_integer(facts.get("JobId", ""))
-    if job_id is None or "JobState" not in facts:
-        raise malformed(_COMMAND, f"JobId={facts.get('JobId', '')}")
-
-    def fact(name: str) -> str:
-        return known(facts.get(name, ""))
-
-    code, signal = colon_status(fact("ExitCode"))
+def _job(fact: dict[str, str]) -> JobInfo:
+    code, signal = colon_status(fact["ExitCode"])
     # 24.05 renamed TRES and told asked from given.
-    tres = fact("TRES") or fact("AllocTRES") or fact("ReqTRES")
+    tres = fact["TRES"] or fact["AllocTRES"] or fact["ReqTRES"]
     return JobInfo(
-        id=job_id,
-        name=facts.get("JobName", ""),
-        user=re.sub(r"\(\d+\)$", "", fact("UserId")),
-        state=parse_job_state(facts["JobState"]),
-        account=fact("Account"),
-        qos=fact("QOS"),
-        partition=fact("Partition"),
-        reason=fact("Reason"),
-        nodes=node_names(_COMMAND, fact("NodeList")),
-        node_count=integer(fact("NumNodes")),
-        cpus=integer(fact("NumCPUs")),
+        id=int(fact["JobId"]),
+        name=fact["JobName"],
+        user=re.sub(r"\(\d+\)$", "", fact["UserId"]),
+        state=parse_job_state(fact["JobState"]),
+        account=fact["Account"],
+        qos=fact["QOS"],
+        partition=fact["Partition"],
+        reason=fact["Reason"],
+        nodes=node_names(_COMMAND, fact["NodeList"]),
+        node_count=integer(fact["NumNodes"]),
+        cpus=integer(fact["NumCPUs"]),
         gpus=gpus_in_tres(tres),
         memory_mib=memory_mib(parse_tres(tres).get("mem", "")),
-        priority=integer(fact("Priority")),
-        array_id=optional_integer(fact("ArrayJobId")),
-        array_task=array_task(fact("ArrayTaskId")),
-        het_id=optional_integer(fact("HetJobId")),
-        het_offset=optional_integer(fact("HetJobOffset")),
-        submitted_at=epoch(fact("SubmitTime")),
-        started_at=epoch(fact("StartTime")),
-        ends_at=epoch(fact("EndTime")),
-        elapsed_s=duration_s(fact("RunTime")) or 0,
-        time_limit_s=duration_s(fact("TimeLimit")),
+        priority=integer(fact["Priority"]),
+        array_id=optional_integer(fact["ArrayJobId"]),
+        array_task=array_task(fact["ArrayTaskId"]),
+        het_id=optional_integer(fact["HetJobId"]),
+        het_offset=optional_integer(fact["HetJobOffset"]),
+        submitted_at=epoch(fact["SubmitTime"]),
+        started_at=epoch(fact["StartTime"]),
+        ends_at=epoch(fact["EndTime"]),
+        elapsed_s=duration_s(fact["RunTime"]) or 0,
+        time_limit_s=duration_s(fact["TimeLimit"]),
         exit_code=code,
         exit_signal=signal,
-        restarts=integer(fact("Restarts")),
-        reservation=fact("Reservation"),
-        batch_host=fact("BatchHost"),
-        comment=fact("Comment"),
-        work_dir=fact("WorkDir"),
-        command=fact("Command"),
-        stdout=fact("StdOut"),
-        stderr=fact("StdErr"),
+        restarts=integer(fact["Restarts"]),
+        reservation=fact["Reservation"],
+        batch_host=fact["BatchHost"],
+        comment=fact["Comment"],
+        work_dir=fact["WorkDir"],
+        command=fact["Command"],
+        stdout=fact["StdOut"],
+        stderr=fact["StdErr"],
     )

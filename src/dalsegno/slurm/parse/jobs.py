@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.hostlist import HostlistError, expand
+from dalsegno.hostlist import HostlistError, expand
 from dalsegno.slurm.parse.text import known, malformed, optional_integer
 
 

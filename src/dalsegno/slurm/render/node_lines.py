@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dalsegno.slurm.hostlist import compress
+from dalsegno.hostlist import compress
 from dalsegno.slurm.layout import Layout
 from dalsegno.slurm.render.lines import Settings, line
 from dalsegno.spec.facts import Cluster, Node
@@ -44,7 +44,7 @@ def _cpus(node: Node, layout: Layout) -> Settings:
 def _gres(node: Node) -> str:
     if not node.gpus:
         return ""
-    return f"gpu:{node.gpu_type}:{node.gpus}" if node.gpu_type else f"gpu:{node.gpus}"
+    return ":".join(part for part in (node.gres, node.gpu_type, str(node.gpus)) if part)
 
 
 def _where(nodes: Sequence[Node], layout: Layout) -> Settings:

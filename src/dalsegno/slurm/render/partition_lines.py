@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.hostlist import compress
+from collections.abc import Mapping
+
+from dalsegno.hostlist import compress
 from dalsegno.slurm.render.lines import Settings, line, merged, number, without, yes
 from dalsegno.spec.facts import Cluster, Node, Partition
 
@@ -54,7 +56,6 @@ def _shares(members: list[Node], cluster: Cluster) -> Settings:
     return shares
 
 
-def _says_memory(extra: object) -> bool:
+def _says_memory(extra: Mapping[str, str]) -> bool:
     """Whether the user set a default of memory: Slurm's three ways to set one exclude each other."""
-    keys = {str(key).lower() for key in extra} if isinstance(extra, dict) else set()
-    return bool(keys & {key.lower() for key in _MEMORY_DEFAULTS})
+    return not {key.lower() for key in extra}.isdisjoint(key.lower() for key in _MEMORY_DEFAULTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.hostlist import compress
+from dalsegno.hostlist import compress
 from dalsegno.slurm.render.lines import number
 from dalsegno.spec.facts import Cluster, Reservation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.hostlist import compress
+from dalsegno.hostlist import compress
 from dalsegno.slurm.layout import Layout
 from dalsegno.slurm.render.lines import header, line
 from dalsegno.slurm.version import Version

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dalsegno.hardware import did_you_mean
+from dalsegno.hostlist import MAX_NODES
 from dalsegno.spec.checks.report import Report
-from dalsegno.spec.hostlist import MAX_NODES
 from dalsegno.spec.layout import find_circle, members, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.partition import Partition

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import TargetError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.hostlist import compress
 from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
@@ -26,8 +25,8 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
-from dalsegno.targets.local.sweep import end_strays
 from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
+from dalsegno.targets.local.sweep import end_strays
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,9 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
             raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
         # A new switch: everyone needs a new cable.
         reach = _living(site, plan) if SWITCH in booted else booted
-        plug_in(site.runner, plan.placement, switch.pid, {name: host.pid for name, host in reach.items() if name != SWITCH})
+        plug_in(
+            site.runner, plan.placement, switch.pid, {name: host.pid for name, host in reach.items() if name != SWITCH}
+        )
         for name in reach.keys() - booted.keys():
             reload(site.folder.host(name))  # it has a new cable: have it take up its address again
 
@@ -140,10 +141,8 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
     wait_until(lambda: port_answers(address, plan.placement.ports.get("slurmdbd", 6819)), head, "slurmdbd")
     if not state.registered:
         register_cluster(site.slurm, plan.cluster.name)
-    if plan.accounting:
-        update_people(site.slurm, plan.cluster, fresh=plan.fresh)
-    state = replace(state, registered=True)
-    write_state(site.folder, state)
+        state = replace(state, registered=True)
+        write_state(site.folder, state)
     return state
 
 
@@ -161,8 +160,10 @@ def _hosts_with_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
 
 
 def _settle(site: Site, plan: LocalPlan) -> None:
-    if plan.reconfigure:
-        site.slurm.reconfigure()
+    if plan.accounting:  # slurmdbd knows limits on GPUs only once slurmctld has told it of them
+        update_people(site.slurm, plan.cluster, fresh=plan.fresh)
+    if plan.reconfigure or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
+        site.slurm.reconfigure()  # also for QOS that partitions name and slurmctld did not know when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder)

@@ -47,10 +47,14 @@ def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:
         f"link add {link} type veth peer name {UPLINK} netns {switch_pid}",
         f"addr add {network[1]}/{network.prefixlen} dev {link}",
         f"link set {link} up",
+        f"route replace {network} dev {link} proto kernel scope link src {network[1]} quickack 1",  # as on the hosts
     ]
 
 
 def _host_cable(port: str, pid: int) -> list[str]:
     mac = f"02:00:{':'.join(port[1:].zfill(8)[i : i + 2] for i in range(0, 8, 2))}"
-    # Always the same hardware address: a host that comes back is reached at once, not after its neighbours' ARP entries age.
-    return [f"link add {port} type veth peer name eth0 address {mac} netns {pid}", f"link set {port} master {BRIDGE} up"]
+    # Always the same hardware address: neighbours reach a host that comes back at once, not when ARP has aged.
+    return [
+        f"link add {port} type veth peer name eth0 address {mac} netns {pid}",
+        f"link set {port} master {BRIDGE} up",
+    ]

@@ -35,7 +35,10 @@ def wait_until(ready: Callable[[], bool], plan: HostPlan, name: str, timeout_s: 
     while not (_is_current(plan, service) and ready()):
         _raise_if_dead(plan, service)
         if time.monotonic() > until:
-            raise TargetError(f"{name} on {plan.name} does not answer after {timeout_s:.0f} s\n{log_tail(service.log)}", where=service.log)
+            raise TargetError(
+                f"{name} on {plan.name} does not answer after {timeout_s:.0f} s\n{log_tail(service.log)}",
+                where=service.log,
+            )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.3, 0.1)
 
@@ -55,7 +58,7 @@ def _raise_if_dead(plan: HostPlan, service: Service) -> None:
         raise TargetError(
             f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",
             where=service.log,
-            hint="mend the setting it complains about and run `dalsegno up` again, or `dalsegno down` to remove what stands",
+            hint="mend the setting it complains about and run `dalsegno up` again; `dalsegno down` removes what stands",
         )
 
 

@@ -27,8 +27,10 @@ from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
 
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
-# What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, which leaves jobs be.
-RECONFIGURED = re.compile(r"^(#|$|PartitionName|Priority|Scheduler|Preempt|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)", re.I)
+# What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
+RECONFIGURED = re.compile(
+    r"^(#|$|PartitionName|Priority|Scheduler|Preempt|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Desired:
     hosts: Mapping[str, HostPlan]
 
 
-def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: tuple[str, str]) -> Desired:
+def desired(
+    cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: tuple[str, str]
+) -> Desired:
     """`people` are the machine's own passwd and group files, to which a virtual host adds the cluster's users."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people)
@@ -79,7 +83,10 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
 def _structure(files: Mapping[str, File]) -> list[str]:
     """The lines on which running daemons depend for good."""
     conf = [line for line in files["etc/slurm.conf"].text.splitlines() if not RECONFIGURED.match(line)]
-    return [*conf, *(files[name].text for name in ("etc/gres.conf", "etc/cgroup.conf", "etc/topology.conf") if name in files)]
+    return [
+        *conf,
+        *(files[name].text for name in ("etc/gres.conf", "etc/cgroup.conf", "etc/topology.conf") if name in files),
+    ]
 
 
 def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: tuple[str, str]) -> dict[str, File]:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from dalsegno.errors import TargetError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.hostlist import compress
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeState
 from dalsegno.targets.base import Say
@@ -77,7 +77,7 @@ def _complaint(slurm: SlurmClient, plan: LocalPlan, folder: Folder, wanted: set[
     missing = sorted(_missing(slurm, plan, wanted))
     log = str(folder.log(missing[0], "slurmd"))
     return TargetError(
-        f"{len(missing)} nodes did not register within {REGISTER_S:.0f} s: {compress(missing)}; the end of {missing[0]}'s log:\n"
-        f"{log_tail(log)}",
+        f"{len(missing)} nodes did not register within {REGISTER_S:.0f} s: {compress(missing)}; "
+        f"the end of {missing[0]}'s log:\n{log_tail(log)}",
         where=log,
     )

@@ -84,7 +84,9 @@ class Folder:
 
     @property
     def devices(self) -> Path:
-        return self.root / "dev"
+        """Simulated GPUs. Of all paths in Slurm's files only these cannot hold a blank, so they may live elsewhere."""
+        has_blank = any(letter.isspace() for letter in str(self.root))
+        return Path("/tmp") / f"dalsegno-{self.id}-dev" if has_blank else self.root / "dev"
 
     @property
     def homes(self) -> Path:
@@ -101,6 +103,6 @@ class Folder:
         longest = str(self.munge_socket)
         if len(longest) > SOCKET_PATH_MAX:
             raise TargetError(
-                f"the state folder's path is too long for a unix socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",
+                f"the state folder's path is too long for a socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",
                 hint="set DALSEGNO_HOME to a shorter folder",
             )

@@ -8,6 +8,8 @@ from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK, Placement, head_hosts
 
+CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old credential could still be used
+
 
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Layout:
     """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
@@ -26,7 +28,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         proctrack="cgroup" if machine.freezer and not loopback else "linuxproc",
         cgroups=Cgroups(plugin="cgroup/v1" if machine.freezer else ""),
         overrides=True,
-        timeouts=Timeouts(message_s=30, min_job_age_s=300),
+        timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
     )
 
 

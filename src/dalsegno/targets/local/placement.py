@@ -60,7 +60,9 @@ def choose_hosts(cluster: Cluster, machine: Machine) -> str:
     return VIRTUAL if able and wish != LOOPBACK else LOOPBACK
 
 
-def place(cluster: Cluster, machine: Machine, folder_id: str, before: Placement | None, free: Free, devices: str) -> Placement:
+def place(
+    cluster: Cluster, machine: Machine, folder_id: str, before: Placement | None, free: Free, devices: str
+) -> Placement:
     """Place every host; whoever has a place keeps it."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
     if before and cluster.local.hosts not in ("auto", before.hosts):
@@ -69,7 +71,9 @@ def place(cluster: Cluster, machine: Machine, folder_id: str, before: Placement 
             hint=f"`dalsegno down {cluster.name}` first",
         )
     base = before or Placement(hosts=hosts)
-    placed = _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
+    placed = (
+        _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
+    )
     return _place_gpus(cluster, machine, placed, devices)
 
 

@@ -79,7 +79,9 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
     old_nodes = [node.name for node in before.nodes] if before else []
     new_nodes = [node.name for node in wanted.nodes]
     gone_nodes = _without(old_nodes, new_nodes)
-    gone_partitions = _without([p.name for p in before.partitions], [p.name for p in wanted.partitions]) if before else ()
+    gone_partitions = (
+        _without([p.name for p in before.partitions], [p.name for p in wanted.partitions]) if before else ()
+    )
     write = tuple(name for name, file in desired.files.items() if _differs(file, seen.files.get(name)))
     start, restart = _services(desired, seen)
     return LocalPlan(

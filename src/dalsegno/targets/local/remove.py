@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import end
 from dalsegno.system.processes import Runner
+from dalsegno.system.procfs import end
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.sweep import remove_cgroup
 

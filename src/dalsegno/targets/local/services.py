@@ -41,9 +41,10 @@ class Services:
         return self._service(
             "munged",
             [
-                "--foreground", "--force", f"--socket={self.folder.munge_socket}", f"--key-file={self.folder.munge_key}",
-                f"--pid-file={run / 'munged.pid'}", f"--seed-file={secret / 'munge.seed'}",
-                f"--log-file={self.folder.log(self.cluster.head, 'munge-log')}", "--num-threads=4",
+                "--foreground", "--force", "--num-threads=10", f"--socket={self.folder.munge_socket}",
+                f"--key-file={self.folder.munge_key}", f"--pid-file={run / 'munged.pid'}",
+                f"--seed-file={secret / 'munge.seed'}",
+                f"--log-file={self.folder.log(self.cluster.head, 'munge-log')}",
             ],
         )  # fmt: skip
 
@@ -72,12 +73,16 @@ class Services:
         """slurmrestd refuses to run as root or SlurmUser, so as root it becomes `nobody`; its socket is open to all,
         and asks each caller's own rights (rest_auth/local)."""
         as_root = ["-u", "nobody", "-g", "nogroup"] if self.machine.is_root else []
-        return self._service("slurmrestd", [*as_root, "-a", "rest_auth/local", f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"])
+        return self._service(
+            "slurmrestd", [*as_root, "-a", "rest_auth/local", f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"]
+        )
 
     def slurmd(self, node: str, log_host: str) -> Service:
         argv = ["-D", "-N", node, "-f", str(self.folder.slurm_conf)]
         name = "slurmd" if node == log_host else f"slurmd:{node}"
-        return self._service(name, argv, host=log_host, depends=[self.structure], log=self.folder.log(node, "slurmd"), binary="slurmd")
+        return self._service(
+            name, argv, host=log_host, depends=[self.structure], log=self.folder.log(node, "slurmd"), binary="slurmd"
+        )
 
     def _service(
         self,

@@ -25,7 +25,13 @@ def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def enter(
-    folder: Folder, command: Sequence[str], env: Mapping[str, str], cwd: str, *, host: str | None = None, user: str | None = None
+    folder: Folder,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    *,
+    host: str | None = None,
+    user: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """What to become, and with which environment, for a shell or one command on the cluster."""
     inner = list(command) or [env.get("SHELL") or "/bin/bash"]
@@ -42,7 +48,9 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
     virtual = state is not None and state.placement.hosts == VIRTUAL
     if not (virtual and os.geteuid() == 0):
         if host or user:
-            raise UsageError("only root can enter a host or become another user, and only on virtual hosts", hint="use sudo")
+            raise UsageError(
+                "only root can enter a host or become another user, and only on virtual hosts", hint="use sudo"
+            )
         return []
     process = _host(folder, host, state)
     if process is None:
@@ -54,7 +62,17 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
         return []  # a half-made cluster still has its files, and Slurm's commands their own errors
     become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
     net = ["--net"] if host else []  # without a host named, the machine's own network stays: pip, git and the like
-    nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--uts", "--ipc", "--pid", *net, "--"]
+    nsenter = [
+        program("nsenter") or "nsenter",
+        "-t",
+        str(process.pid),
+        "--mount",
+        "--uts",
+        "--ipc",
+        "--pid",
+        *net,
+        "--",
+    ]
     return [*nsenter, *become, "/bin/sh", "-c", GO, "sh", cwd]
 
 

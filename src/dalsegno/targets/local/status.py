@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.hostlist import compress
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.spec.facts import Cluster, Node
@@ -27,7 +27,9 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
-        return Status(folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",))
+        return Status(
+            folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",)
+        )
     daemons = _daemons(folder)
     nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], [], [])
     problems = [*([ADVICE[state.phase]] if state.phase in ADVICE else []), *silence, *_dead(daemons)]
@@ -108,10 +110,14 @@ def _nodes(applied: Cluster | None, seen: list[NodeInfo], placement: Placement) 
     """The nodes of the file, with what Slurm says of each; also those that only one of the two knows."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
-    return tuple(_node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info]))
+    return tuple(
+        _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
+    )
 
 
-def _node(name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement) -> NodeStatus:
+def _node(
+    name: str, fact: Node | None, info: NodeInfo | None, applied: Cluster | None, placement: Placement
+) -> NodeStatus:
     port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
     return NodeStatus(
         name,

@@ -11,8 +11,19 @@ from dalsegno.errors import TargetError
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import INIT
 from dalsegno.system.network import link_names, run_ip
-from dalsegno.system.procfs import MARK, Process, arguments, descendants, end, environment, find, marked, start_ticks, stop
 from dalsegno.system.processes import Runner
+from dalsegno.system.procfs import (
+    MARK,
+    Process,
+    arguments,
+    descendants,
+    end,
+    environment,
+    find,
+    marked,
+    start_ticks,
+    stop,
+)
 from dalsegno.targets.local.folder import Folder
 
 LINK_GONE_S = 5.0
@@ -53,7 +64,7 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
     known = {process.pid for process in hosts}
     found = [process for process in marked(str(folder.root)) if process.pid not in known]
     if not loopback:
-        found = [process for process in found if str(INIT) in arguments(process.pid)]
+        found = [process for process in found if INIT in " ".join(arguments(process.pid))]
     elif hosts:
         return
     stop(process for process in found if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
@@ -64,7 +75,9 @@ def _is_ours(pid: int, folder: Folder) -> bool:
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
         return True
-    return f"SLURM_CONF={folder.slurm_conf}".encode() in env and any(item.startswith(b"SLURMD_NODENAME=") for item in env)
+    return f"SLURM_CONF={folder.slurm_conf}".encode() in env and any(
+        item.startswith(b"SLURMD_NODENAME=") for item in env
+    )
 
 
 def _with_children(processes: list[Process]) -> list[Process]:

@@ -104,7 +104,11 @@ class LocalTarget:
         return state
 
     def _check_packages(self, cluster: Cluster) -> None:
-        programs = [*ALWAYS, *(ACCOUNTING if cluster.slurm.accounting else ()), *(["slurmrestd"] if cluster.slurm.rest else [])]
+        programs = [
+            *ALWAYS,
+            *(ACCOUNTING if cluster.slurm.accounting else ()),
+            *(["slurmrestd"] if cluster.slurm.rest else []),
+        ]
         if self.machine.is_root:
             programs += ["ip", "nsenter"]
         missing = missing_packages(tuple(programs))
@@ -112,7 +116,8 @@ class LocalTarget:
             lacking = ", ".join(name for name in programs if DAEMONS[name] in missing)
             raise TargetError(
                 f"this machine lacks {lacking}",
-                hint=f"`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends {' '.join(missing)}",
+                hint="`./dalsegno setup` installs them, or: "
+                f"sudo apt-get install --no-install-recommends {' '.join(missing)}",
             )
 
     def _free(self) -> Free:

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """A stand-in for nvidia-smi on nodes whose GPUs are simulated: lists what the node's telemetry file says."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
 import signal
 import socket
 import sys
+from typing import Any
+
+Gpu = dict[str, Any]
 
 FIELDS = {
     "index": "index",
@@ -22,18 +27,19 @@ FIELDS = {
 UNITS = {"memory.total": "MiB", "memory.used": "MiB", "utilization.gpu": "%"}
 
 
-def read_gpus():
+def read_gpus() -> list[Gpu] | None:
     """This node's GPUs, or None on a machine that is no node of the cluster."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         with open(os.path.join(root, "hosts", os.path.basename(node), "telemetry.json")) as file:
-            return json.load(file)["gpus"]
+            gpus: list[Gpu] = json.load(file)["gpus"]
+            return gpus
     except (OSError, ValueError, KeyError):
         return None
 
 
-def query(gpus, names, style):
+def query(gpus: list[Gpu], names: list[str], style: str) -> None:
     unknown = [name for name in names if name not in FIELDS]
     if unknown:
         sys.exit(f'Field "{unknown[0]}" is not a valid field to query (simulated GPUs know: {", ".join(FIELDS)}).')
@@ -44,7 +50,7 @@ def query(gpus, names, style):
         print(", ".join(f"{gpu[FIELDS[name]]} {units.get(name, '')}".strip() for name in names))
 
 
-def table(gpus):
+def table(gpus: list[Gpu]) -> None:
     print("+-----------------------------------------------------------------------------+")
     print(f"| {'Dal Segno: GPUs of this node are SIMULATED':75} |")
     print("+-----+--------------------------------+-------+----------------------+-------+")
@@ -57,7 +63,7 @@ def table(gpus):
     print("+-----+--------------------------------+-------+----------------------+-------+")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="nvidia-smi", description="Simulated GPUs of a Dal Segno node.")
     parser.add_argument("-L", "--list-gpus", action="store_true")
     parser.add_argument("--query-gpu", default="")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.slurm.hostlist import MOST_NAMES, HostlistError, compress, expand
+from dalsegno.hostlist import MAX_NODES, HostlistError, compress, expand
 from dalsegno.system.processes import LocalRunner
 
 
@@ -52,7 +52,7 @@ def test_what_slurm_could_not_read_is_refused(text: str) -> None:
         expand(text)
 
 
-@pytest.mark.parametrize("text", ["n[0-99999999999]", "a[1-300]b[1-300]", f"n[1-{MOST_NAMES}],m"])
+@pytest.mark.parametrize("text", ["n[0-99999999999]", "a[1-300]b[1-300]", f"n[1-{MAX_NODES}],m"])
 def test_a_list_too_long_to_be_meant_is_refused_before_it_eats_the_memory(text: str) -> None:
     with pytest.raises(HostlistError, match="the most is 65,536"):
         expand(text)

@@ -8,14 +8,14 @@ from itertools import product
 
 from dalsegno.errors import DalsegnoError
 
-MOST_NAMES = 65_536  # Slurm's own bound for a range; also keeps `n[0-999999999]` from eating the memory
+MAX_NODES = 65_536  # Slurm's own bound for a range; also keeps `n[0-999999999]` from eating the memory
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 
 
-class HostlistError(DalsegnoError):
+class HostlistError(DalsegnoError, ValueError):
     """A host list that Slurm could not read either."""
 
 
@@ -123,5 +123,5 @@ def _product_size(pieces: list[list[str]]) -> int:
 
 
 def _bound(count: int, text: str) -> None:
-    if count > MOST_NAMES:
-        raise HostlistError(f"host list {text[:80]!r} names {count:,} hosts; the most is {MOST_NAMES:,}")
+    if count > MAX_NODES:
+        raise HostlistError(f"host list {text[:80]!r} names {count:,} hosts; the most is {MAX_NODES:,}")

@@ -1,0 +1,142 @@
+"""A host's life: it keeps the services its plan names, and reaps everything else that ends here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from typing import Any
+
+from dalsegno.system.guest.links import give_address, link_exists
+
+Plan = dict[str, Any]  # as `HostPlan` was written, read back without its class: this program stays small
+Fact = dict[str, Any]
+
+SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
+STOP_GRACE_S = 5.0
+
+
+class Host:
+    """SIGHUP: read the plan again and follow it. SIGTERM: stop the services and end."""
+
+    def __init__(self, plan_path: str, plan: Plan) -> None:
+        self.plan_path = plan_path
+        self.plan = plan
+        self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
+        self.facts: dict[str, Fact] = {}  # name -> what services.json says of it
+
+    def live(self) -> None:
+        self.reconcile()
+        while True:
+            number = signal.sigwaitinfo(SIGNALS).si_signo
+            self.reap()
+            if number == signal.SIGHUP:
+                self.reload()
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                self.stop(list(self.running))
+                return
+
+    def reload(self) -> None:
+        try:
+            with open(self.plan_path) as file:
+                self.plan = json.load(file)
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"plan not read again: {error}\n")
+            return
+        self.reconnect()
+        self.reconcile()
+
+    def reconnect(self) -> None:
+        """After the switch was replaced there is a new cable, and it has no address yet."""
+        if self.plan["address"] and link_exists(self.plan["interface"]):
+            give_address(self.plan["interface"], self.plan["address"])
+
+    def reconcile(self) -> None:
+        """Stop what is not wanted or wanted otherwise, start what is missing; leave alone what is on hold."""
+        wanted = {service["name"]: service for service in self.plan["services"]}
+        self.stop([name for name, (_, revision) in self.running.items() if _is_stale(wanted.get(name), revision)])
+        self.facts = {name: fact for name, fact in self.facts.items() if name in wanted}
+        for name, service in wanted.items():
+            if name not in self.running and not service["hold"]:
+                self.start(service)
+        self.write()
+
+    def start(self, service: Fact) -> None:
+        name, revision = service["name"], service["revision"]
+        try:
+            pid = spawn(service)
+        except OSError as error:
+            self.facts[name] = {"exit_code": 127, "error": str(error), "revision": revision}
+            return
+        self.running[name] = (pid, revision)
+        self.facts[name] = {"pid": pid, "revision": revision, "started": time.time()}
+
+    def stop(self, names: Collection[str]) -> None:
+        """TERM, a grace, KILL. Only the service itself: what it launched (a job's steps) lives on."""
+        self._signal(names, signal.SIGTERM)
+        until = time.monotonic() + STOP_GRACE_S
+        while any(name in self.running for name in names):
+            left = until - time.monotonic()
+            if left <= 0:
+                self._signal(names, signal.SIGKILL)
+            signal.sigtimedwait({signal.SIGCHLD}, max(left, 1.0))
+            self.reap()
+
+    def _signal(self, names: Collection[str], number: signal.Signals) -> None:
+        for name in names:
+            if name in self.running:
+                os.kill(self.running[name][0], number)
+
+    def reap(self) -> None:
+        ended = False
+        while (found := _next_ended()) is not None:
+            pid, code = found
+            for name in [name for name, (service, _) in self.running.items() if service == pid]:
+                del self.running[name]
+                self.facts[name] = {**self.facts[name], "pid": 0, "exit_code": code}
+                ended = True
+        if ended:
+            self.write()
+
+    def write(self) -> None:
+        try:
+            write_json(os.path.join(self.plan["dir"], "services.json"), self.facts)
+        except OSError as error:  # a full disk must not end the host
+            sys.stderr.write(f"services.json not written: {error}\n")
+
+
+def _is_stale(wanted: Fact | None, revision: str) -> bool:
+    return wanted is None or not (wanted["hold"] or wanted["revision"] == revision)
+
+
+def _next_ended() -> tuple[int, int] | None:
+    """A child that has ended, with its exit code, or None."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+def spawn(service: Fact) -> int:
+    log = os.open(service["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    streams = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    argv = service["argv"]
+    try:
+        return os.posix_spawn(
+            argv[0], argv, service["env"], file_actions=streams, setsid=True, setsigmask=[], setsigdef=[signal.SIGPIPE]
+        )
+    finally:
+        os.close(log)
+        os.close(null)
+
+
+def write_json(path: str, value: object) -> None:
+    temp = f"{path}.{os.getpid()}.tmp"
+    with open(temp, "w") as file:
+        json.dump(value, file)
+    os.replace(temp, path)

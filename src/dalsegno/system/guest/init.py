@@ -1,0 +1,138 @@
+"""The first process of a host: boots it and then lives its life.
+
+Started with plan files as arguments, one host each, all forked from this one interpreter, so that 64 hosts cost one
+start of Python. With `"isolate": true` a host is PID 1 of namespaces of its own (network, mounts, host name, PIDs);
+without, it is a plain process that adopts its orphans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from dalsegno.system.guest.host import SIGNALS, Host, Plan, write_json
+from dalsegno.system.guest.kernel import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    adopt_orphans,
+    mount,
+    name_process,
+    set_hostname,
+    unshare_all,
+)
+from dalsegno.system.guest.links import give_address, link_up, quiet_ipv6, wait_for_link
+
+
+def main(paths: Sequence[str]) -> int:
+    """Boot every host; a line for each says its PID or what went wrong."""
+    os.chdir("/")
+    os.umask(0o022)
+    answers = {path: boot(path) for path in paths}
+    sys.stdout.write("".join(f"{path}\t{answer}\n" for path, answer in answers.items()))
+    return 0 if all(answer.isdigit() for answer in answers.values()) else 1
+
+
+def boot(plan_path: str) -> str:
+    """Fork one host off; its PID as seen from here, once it waits for its cable, or the error."""
+    with open(plan_path) as file:
+        plan = json.load(file)
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ready)
+        _become_host(plan_path, plan, tell)
+    os.close(tell)
+    with os.fdopen(ready, "rb") as pipe:
+        answer = pipe.read().decode()
+    if plan["isolate"]:
+        os.waitpid(pid, 0)  # the go-between; the host itself is its child
+    return answer or "no answer"
+
+
+def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
+    """The child's life. A failure to boot goes back through the pipe; a later one is in the host's log."""
+    try:
+        os.setsid()
+        _redirect(plan["log"])
+        _separate(plan)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        name_process(f"ds:{plan['name']}")
+        pid = _announce(plan)
+        if plan["isolate"]:
+            _furnish(plan)
+        os.write(tell, str(pid).encode())
+        os.close(tell)
+        if plan["address"]:
+            wait_for_link(plan["interface"])
+            give_address(plan["interface"], plan["address"])
+        Host(plan_path, plan).live()
+        os._exit(0)
+    except BaseException as error:  # whatever it is, this copy of the booter must not go on as if it were the booter
+        sys.stderr.write(f"{plan['name']}: {error}\n")
+        _tell_failure(tell, error)
+        os._exit(1)
+
+
+def _tell_failure(tell: int, error: BaseException) -> None:
+    with contextlib.suppress(OSError):  # the booter may have its answer already
+        os.write(tell, f"error {error}".encode())
+
+
+def _redirect(log: str) -> None:
+    null = os.open("/dev/null", os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+
+
+def _separate(plan: Plan) -> None:
+    """Leave the machine's namespaces; the process that goes on is PID 1 of the new ones."""
+    if not plan["isolate"]:
+        adopt_orphans()
+        return
+    unshare_all()
+    if os.fork() != 0:
+        os._exit(0)
+
+
+def _announce(plan: Plan) -> int:
+    """Write down who we are while /proc still shows the machine's own PIDs."""
+    pid = int(os.readlink("/proc/self"))
+    with open(f"/proc/{pid}/stat") as file:
+        start = int(file.read().rpartition(")")[2].split()[19])
+    write_json(os.path.join(plan["dir"], "init.json"), {"pid": pid, "start": start})
+    return pid
+
+
+def _furnish(plan: Plan) -> None:
+    """Mounts and host name of a host of its own."""
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    _join_cgroups(plan["cgroups"])
+    for source, target in plan["binds"]:
+        mount(source, target, "", MS_BIND)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # goes with the host, as memory does
+    set_hostname(plan["name"])
+    quiet_ipv6()
+    link_up("lo")
+
+
+def _join_cgroups(folders: Mapping[str, str]) -> None:
+    """Enter a folder of our own in each hierarchy and make it the root that this host sees.
+
+    Slurm names its folders after the node alone, so two clusters with equal node names would share them.
+    """
+    for root, folder in folders.items():
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+            file.write("0")  # ourselves, whatever our PID is called here
+        mount(folder, root, "", MS_BIND)
