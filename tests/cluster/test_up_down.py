@@ -159,6 +159,18 @@ def test_a_daemon_that_dies_at_start_is_named_with_the_end_of_its_log(cli: Cli):
     assert idle_nodes(cli) == 1
 
 
+def test_a_change_that_slurm_refuses_is_taken_back(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 60")
+    eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    cli.file(small(3).replace("accounting: false", "accounting: false, extra: {SelectType: select/nonsense}"))
+    answer = cli.run("up")
+    assert answer.code == 1 and "select/nonsense" in answer.err and "put back as it was" in answer.err
+    assert cli.status("one")["phase"] == "up"
+    assert cli.ok("shell", "--", "squeue", "-h", "-o", "%T %D").split() == ["RUNNING", "2"]
+    assert cli.ok("plan", cli.file(small(2))).strip() == "nothing to do: the cluster is as the file says"
+
+
 def test_a_dead_host_is_told_of_and_brought_back_by_up(cli: Cli):
     cli.ok("up", cli.file(small(2)))
     kill_host(cli, "train-2")

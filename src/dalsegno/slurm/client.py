@@ -176,7 +176,10 @@ class SlurmClient:
         """Many sacctmgr commands in one call, and all faults told at once."""
         if not commands:
             return
-        done = self._run(("sacctmgr", "--immediate"), stdin=script(commands), timeout_s=self._timeout_s + len(commands))
+        words = script(commands)
+        wide = {**self._env, "COLUMNS": str(len(words) + 80)}  # its prompt cuts the echo of a longer line
+        timeout_s = self._timeout_s + len(commands)
+        done = self._run(("sacctmgr", "--immediate"), stdin=words, env=wide, timeout_s=timeout_s)
         faults = failures(commands, done.stdout, done.stderr)
         if faults:
             raise CommandFailed(done.argv, done.exit_code, "\n".join(faults), hint=_hint(done))

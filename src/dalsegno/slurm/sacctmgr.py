@@ -26,8 +26,13 @@ def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> lis
     answered, after its echo at the prompt, with one of sacctmgr's words for success.
     """
     answers = {line: answer for line, answer in _answers(stdout)}
-    undone = [line for line in map(_line, commands) if not answers.get(line, "").startswith(_DONE)]
+    undone = [line for line in map(_line, commands) if not _is_done(answers.get(line, ""))]
     return [f"not done: sacctmgr {line}" for line in undone] + (stderr.strip().splitlines() if undone else [])
+
+
+def _is_done(answer: str) -> bool:
+    """Its word for success may come after a remark, such as that this machine has no such user."""
+    return any(said.strip().startswith(_DONE) for said in answer.splitlines())
 
 
 def _answers(stdout: str) -> list[tuple[str, str]]:

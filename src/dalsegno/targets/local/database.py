@@ -41,8 +41,9 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     make_folder(template.parent)
     remove_tree(part)
     install = program("mariadb-install-db") or "mariadb-install-db"
-    argv = [install, "--no-defaults", f"--datadir={part}", f"--user={user}", "--skip-test-db"]
-    done = runner.run([*argv, "--auth-root-authentication-method=normal"], timeout_s=120)
+    # From inside its parent: with a blank in an absolute path its own script fails.
+    argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
+    done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), timeout_s=120)
     if done.exit_code != 0:
         remove_tree(part)
         done.checked()

@@ -36,6 +36,7 @@ def sweep(runner: Runner, folder: Folder) -> bool:
     if os.geteuid() == 0:
         found |= remove_links(runner, folder)
         found |= remove_cgroups(folder)
+    remove_tree(folder.devices)
     remove_tree(folder.root)
     return found
 

@@ -23,7 +23,7 @@ from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
-from dalsegno.targets.local.store import REMOVING, State, read_state, read_state_leniently, write_state
+from dalsegno.targets.local.store import REMOVING, UP, State, read_applied, read_state, read_state_leniently, write_state
 from dalsegno.targets.local.sweep import sweep
 
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -59,7 +59,19 @@ class LocalTarget:
         if state is None:
             sweep(self.runner, self.folder)  # what an earlier cluster of this name may have left without its folder
         site = Site(self.runner, self.folder, self.machine, self.cache, self.slurm, self._people()[0], say)
-        apply(site, plan, state)
+        before = read_applied(self.folder)
+        try:
+            apply(site, plan, state)
+        except TargetError as error:
+            if state is None or state.phase != UP or before is None:
+                raise
+            say("that failed: putting the cluster back as it was")
+            apply(site, self.plan(before), state)
+            raise TargetError(
+                f"{error.what}\nThe cluster was put back as it was before; nothing was changed.",
+                where=error.where,
+                hint="mend what the log complains about, then `dalsegno up` again",
+            ) from error
 
     def destroy(self, say: Say) -> bool:
         state = read_state_leniently(self.folder)
