@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.hosts import host_process
+from dalsegno.system.network import first_free_run
 from dalsegno.system.procfs import end
-from dalsegno.targets.local.placement import FIRST_PORT
+from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT
 from tests.cluster.conftest import SOURCE, Cli, end_all, eventually, leftovers, make_home
 
 NOBODY = 65534
@@ -121,7 +123,9 @@ def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
 def test_a_taken_port_is_avoided(user: Rootless):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("0.0.0.0", FIRST_PORT + 2))
+        first = first_free_run(8, FIRST_PORT, LAST_PORT)
+        assert first is not None
+        sock.bind(("0.0.0.0", first + 2))  # in the middle of what would be taken
         sock.listen()
         user.ok("up", user.file(FILE.format(name="one", accounting="false")))
         assert user.status("one")["phase"] == "up"
@@ -135,3 +139,14 @@ def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):
         "no virtual hosts here: they need root" in answer.err
         and "use sudo, or set `local: {hosts: loopback}`" in answer.err
     )
+
+
+def test_a_machine_with_no_address_but_loopback_is_told_what_is_missing(user: Rootless):
+    """Slurm's daemons end with a riddle there."""
+    user.file(FILE.format(name="one", accounting="false"))
+    script = 'ip link set lo up; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", script, "sh", *user.argv("up")],
+        env=user.env, cwd=user.home, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "no network address but 127.0.0.1" in done.stderr

@@ -39,6 +39,14 @@ def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
     return found
 
 
+def has_address() -> bool:
+    """Whether any interface but loopback has an IPv4 one. Slurm's daemons ask the same way, and end if the answer is no."""
+    try:
+        return bool(socket.getaddrinfo(None, 1, socket.AF_INET, flags=socket.AI_ADDRCONFIG | socket.AI_PASSIVE))
+    except OSError:
+        return False
+
+
 def port_is_free(port: int) -> bool:
     """Whether a TCP listener could be opened on this port right now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:

@@ -11,19 +11,27 @@ from dalsegno.errors import TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
-from dalsegno.system.network import first_free_run, link_names, used_networks
+from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
 from dalsegno.targets.base import Plan, Say, Status
 from dalsegno.targets.local.apply import Site, apply
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import observe
-from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, Free, place
+from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
-from dalsegno.targets.local.store import REMOVING, UP, State, read_applied, read_state, read_state_leniently, write_state
+from dalsegno.targets.local.store import (
+    REMOVING,
+    UP,
+    State,
+    read_applied,
+    read_state,
+    read_state_leniently,
+    write_state,
+)
 from dalsegno.targets.local.sweep import sweep
 
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -49,6 +57,12 @@ class LocalTarget:
         state = self._state()
         before = state.placement if state else None
         placement = place(cluster, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
+        if placement.hosts == LOOPBACK and not has_address():
+            raise TargetError(
+                "this machine has no network address but 127.0.0.1, and Slurm does not start without one",
+                hint="give it any: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; ip link set d0 up; "
+                "ip link set d1 up",
+            )
         wanted = desired(cluster, self.folder, placement, self.machine, self._people())
         return make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
 

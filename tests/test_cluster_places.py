@@ -1,0 +1,66 @@
+"""Where clusters are kept and how one is named."""
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cluster import ROOT_HOME, find_place, home, homes, open_target, place_to_remove, places
+from dalsegno.errors import NotThere, TargetError, UsageError
+
+
+def make(base: Path, *names: str) -> dict[str, str]:
+    for name in names:
+        (base / "clusters" / name).mkdir(parents=True)
+        (base / "clusters" / name / "state.json").write_text("{}")
+    return {"DALSEGNO_HOME": str(base)}
+
+
+def test_a_home_that_is_named_is_the_only_one(tmp_path: Path):
+    env = {"DALSEGNO_HOME": str(tmp_path)}
+    assert home(env) == tmp_path and homes(env) == [tmp_path]
+
+
+def test_everyone_also_looks_where_sudo_puts_clusters():
+    assert homes({"XDG_STATE_HOME": "/home/ada/.local/state"})[-1] == ROOT_HOME
+
+
+def test_the_only_cluster_needs_no_name(tmp_path: Path):
+    assert find_place(None, make(tmp_path, "one")).name == "one"
+
+
+def test_of_several_one_must_be_named(tmp_path: Path):
+    env = make(tmp_path, "one", "two")
+    with pytest.raises(UsageError, match="there are 2 clusters: one, two"):
+        find_place(None, env)
+    assert find_place("two", env).name == "two"
+    assert find_place(None, {**env, "DALSEGNO_CLUSTER": "one"}).name == "one"
+
+
+def test_a_name_that_is_nearly_right_gets_a_hint(tmp_path: Path):
+    with pytest.raises(NotThere) as caught:
+        find_place("trainn", make(tmp_path, "train"))
+    assert caught.value.hint == "did you mean `train`?"
+
+
+def test_no_cluster_at_all_says_how_to_make_one(tmp_path: Path):
+    with pytest.raises(NotThere) as caught:
+        find_place(None, {"DALSEGNO_HOME": str(tmp_path)})
+    assert "dalsegno init" in caught.value.hint
+
+
+def test_a_folder_that_is_no_cluster_is_none(tmp_path: Path):
+    (tmp_path / "clusters" / "notes").mkdir(parents=True)
+    assert places({"DALSEGNO_HOME": str(tmp_path)}) == []
+
+
+@pytest.mark.parametrize("name", ["..", "../etc", "a/b", "", "-x"])
+def test_only_a_name_can_be_taken_down_never_a_path(name: str, tmp_path: Path):
+    with pytest.raises(UsageError):
+        place_to_remove(name, {"DALSEGNO_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("target", ["ssh", "parallelcluster", "hyperpod", "oci"])
+def test_a_target_that_is_not_built_says_so(target: str, tmp_path: Path):
+    place = place_to_remove("one", {"DALSEGNO_HOME": str(tmp_path)})
+    with pytest.raises(TargetError, match=f"target `{target}` is not built yet"):
+        open_target(target, place)
