@@ -40,7 +40,7 @@ def used_networks(runner: Runner) -> list[ipaddress.IPv4Network]:
 
 
 def has_address() -> bool:
-    """Whether any interface but loopback has an IPv4 one. Slurm's daemons ask the same way, and end if the answer is no."""
+    """Whether any interface but loopback has one (IPv4). Slurm's daemons ask the same way, and end if it has not."""
     try:
         return bool(socket.getaddrinfo(None, 1, socket.AF_INET, flags=socket.AI_ADDRCONFIG | socket.AI_PASSIVE))
     except OSError:

@@ -60,8 +60,8 @@ class LocalTarget:
         if placement.hosts == LOOPBACK and not has_address():
             raise TargetError(
                 "this machine has no network address but 127.0.0.1, and Slurm does not start without one",
-                hint="give it any: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; ip link set d0 up; "
-                "ip link set d1 up",
+                hint="give it any: ip link add d0 type veth peer name d1; ip addr add 192.0.2.1/32 dev d0; "
+                "ip link set d0 up; ip link set d1 up",
             )
         wanted = desired(cluster, self.folder, placement, self.machine, self._people())
         return make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
