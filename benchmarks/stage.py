@@ -1,0 +1,124 @@
+"""A home of its own to measure in: clusters come and go by the real command, and nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "bench"
+IDLE_S = 300.0
+
+FILE = """\
+name: {name}
+target: local
+local: {{hosts: {hosts}}}
+partitions:
+  - {{name: train, nodes: {nodes}, gpus: 8, gpu_type: h100}}
+slurm: {{accounting: {accounting}}}
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The cluster that a row is about."""
+
+    nodes: int
+    hosts: str = "virtual"
+    accounting: bool = True
+
+    def file(self) -> str:
+        accounting = "true" if self.accounting else "false"
+        return FILE.format(name=NAME, hosts=self.hosts, nodes=self.nodes, accounting=accounting)
+
+
+class Failed(Exception):
+    """A command that should have worked did not."""
+
+
+class Stage:
+    """Runs `./dalsegno` with a state folder that nobody else uses."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="dsb-", dir="/tmp"))  # short: the daemons' sockets live below it
+        self.home.chmod(0o755)
+        # Without a cache of compiled modules every start would compile the package; a user has that cache.
+        kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        unset = ("DALSEGNO_CLUSTER", "SLURM_CONF")
+        self.env = {key: value for key, value in kept.items() if key not in unset} | {"DALSEGNO_HOME": str(self.home)}
+
+    @property
+    def cluster(self) -> Path:
+        return self.home / "clusters" / NAME
+
+    @property
+    def slurm_env(self) -> dict[str, str]:
+        return {**self.env, "SLURM_CONF": str(self.cluster / "etc/slurm.conf")}
+
+    def dalsegno(self, *args: str) -> float:
+        """One command; gives the seconds it took."""
+        return self.timed([str(ROOT / "dalsegno"), *args], self.env)
+
+    def timed(self, argv: Sequence[str], env: dict[str, str]) -> float:
+        started = time.monotonic()
+        done = subprocess.run(argv, env=env, cwd=self.home, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise Failed(f"{' '.join(argv)} ended with code {done.returncode}\n{done.stdout}{done.stderr}".rstrip())
+        return time.monotonic() - started
+
+    def up(self, shape: Shape) -> float:
+        """From the file until `up` has returned and sinfo shows every node idle."""
+        file = self.home / "cluster.yaml"
+        file.write_text(shape.file())
+        started = time.monotonic()
+        self.dalsegno("up", str(file))
+        self._wait_until_idle(shape.nodes, started + IDLE_S)
+        return time.monotonic() - started
+
+    def down(self) -> float:
+        return self.dalsegno("down", NAME)
+
+    def forget_template(self) -> None:
+        """As on a machine that never made a cluster with accounting."""
+        shutil.rmtree(self.home / "cache", ignore_errors=True)
+
+    def close(self) -> list[str]:
+        """Take everything down; what is still there afterwards is told."""
+        if self.cluster.exists():
+            self.down()
+        left = leftovers(self.cluster)
+        shutil.rmtree(self.home, ignore_errors=True)
+        return left
+
+    def _wait_until_idle(self, nodes: int, until: float) -> None:
+        argv = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+        while True:
+            said = subprocess.run(argv, env=self.slurm_env, capture_output=True, text=True, check=True).stdout
+            if len({line for line in said.splitlines() if line.endswith(" idle")}) == nodes:
+                return
+            if time.monotonic() > until:
+                raise Failed(f"not all of {nodes} nodes became idle within {IDLE_S:.0f} s:\n{said[-2000:]}")
+            time.sleep(0.01)
+
+
+def leftovers(cluster: Path) -> list[str]:
+    """Processes, links, cgroups, mounts and files of a cluster that should be gone."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from dalsegno.system.procfs import environment, find
+    from dalsegno.targets.local.folder import Folder
+
+    mark = str(cluster).encode()
+    mine = Folder(cluster).id
+    processes = find(lambda pid: any(mark in entry.partition(b"=")[2] for entry in environment(pid)))
+    links = [name for name in os.listdir("/sys/class/net") if name.startswith(f"ds{mine}")]
+    cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{mine}")]
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(cluster) in line]
+    files = [str(cluster)] if cluster.exists() else []
+    return [*(f"process {process.pid}" for process in processes), *links, *cgroups, *mounts, *files]

@@ -1,0 +1,71 @@
+"""Measured rows as a Markdown table, and its place in docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from quiet import QUIET
+
+BEGIN = "<!-- written by benchmarks/up.py --write: begin -->"
+END = "<!-- written by benchmarks/up.py --write: end -->"
+HEADERS = ("what", "asked", "median", "best", "runs", "verdict", "machine")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that was measured. `limit_s`: what was asked for, None where nothing was."""
+
+    what: str
+    limit_s: float | None
+    times_s: tuple[float, ...]
+    busy: float = 0.0  # the largest share of the processors that others used just before a run
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if not self.times_s:
+            return f"not measured: {self.note}"
+        if self.limit_s is None:
+            return self.note
+        kept = "kept" if median(self.times_s) <= self.limit_s else "**missed**"
+        return f"{kept}; {self.note}" if self.note else kept
+
+    def cells(self) -> tuple[str, ...]:
+        asked = f"≤ {self.limit_s:g} s" if self.limit_s is not None else ""
+        if not self.times_s:
+            return (self.what, asked, "", "", "0", self.verdict, "")
+        machine = "quiet" if self.busy <= QUIET else f"{self.busy:.0%} busy with others"
+        middle, best = seconds(median(self.times_s)), seconds(min(self.times_s))
+        return (self.what, asked, middle, best, str(len(self.times_s)), self.verdict, machine)
+
+
+def seconds(value: float) -> str:
+    return f"{value:.3f} s" if value < 0.5 else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The table, with its columns aligned so that it also reads well in a terminal."""
+    lines = [HEADERS, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    rule = ["-" * width for width in widths]
+    return "\n".join(_line(cells, widths) for cells in (HEADERS, rule, *lines[1:]))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+
+def put_between_markers(document: str, text: str) -> str:
+    """The document with `text` in the place that the markers keep for it."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError("the markers are missing")
+    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(put_between_markers(path.read_text(), text))

@@ -1,0 +1,164 @@
+"""Writes the field tables of docs/cluster-file.md from the model, so that they cannot go stale.
+
+    .venv/bin/python docs/field_tables.py
+
+A table stands between `<!-- fields: Partition -->` and `<!-- end of fields -->`. A test compares them with the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.quantities import Minutes, Seconds, Share, SizeMiB
+from dalsegno.spec.schema import json_schema
+
+PAGE = Path(__file__).with_name("cluster-file.md")
+TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+Schema = Mapping[str, Any]
+TEXT: Schema = {"type": "string"}
+NAMES: list[Schema] = [TEXT, {"type": "array", "items": TEXT}]
+TIMES, SIZES, SHARES = ["30m", "2h", "1-00:00:00"], ["512M", "64G", "2T"], ["25%", 0.25]
+SPANS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+MANY_WORDS = 10
+LARGE = 10**6
+
+
+def fill(page: str) -> str:
+    """The page with every table as the model has it now."""
+    models = {model.__name__: model for model in sections(ClusterSpec)}
+    links = {name: _link(page, at) for name, at in marked(page).items()}
+    return TABLE.sub(lambda found: f"{found[1]}\n{_table(models[found[2]], links)}\n\n{found[3]}", page)
+
+
+def marked(page: str) -> dict[str, int]:
+    """The sections that have a table on the page, and where."""
+    return {found[2]: found.start() for found in TABLE.finditer(page)}
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The model and all that it is made of, in the order of the file."""
+    seen: dict[type[BaseModel], None] = {model: None}
+    waiting = [model]
+    while waiting:
+        for inner in _models_in(list(waiting.pop(0).model_fields.values())):
+            if inner not in seen:
+                seen[inner] = None
+                waiting.append(inner)
+    yield from seen
+
+
+def _models_in(parts: list[Any]) -> Iterator[type[BaseModel]]:
+    for part in parts:
+        if isinstance(part, FieldInfo):
+            yield from _models_in([part.annotation])
+        elif isinstance(part, type) and issubclass(part, BaseModel):
+            yield part
+        else:
+            yield from _models_in(list(getattr(part, "__args__", ())))
+
+
+def _link(page: str, at: int) -> str:
+    """The heading above that place, as GitHub links to it."""
+    heading = HEADING.findall(page[:at])[-1]
+    slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"[{heading}](#{slug})"
+
+
+# A table ----------------------------------------------------------------------------------------------------
+
+
+def _table(model: type[BaseModel], links: Mapping[str, str]) -> str:
+    schema = json_schema()
+    properties = schema["properties"] if model is ClusterSpec else schema["$defs"][model.__name__]["properties"]
+    rows = [
+        f"| `{name}` | {takes(properties[name], links)} | {default(field)} | {_escape(field.description or '')} |"
+        for name, field in model.model_fields.items()
+    ]
+    return "\n".join(["| field | takes | default | what |", "|---|---|---|---|", *rows])
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"<(\w+)>", r"`<\1>`", text).replace("|", "\\|")
+
+
+def takes(schema: Schema, links: Mapping[str, str]) -> str:
+    """What may be written there, in words."""
+    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+    if len(choices) == 1:
+        return _single(choices[0], links)
+    examples = schema.get("examples", [])
+    if examples in (TIMES, SHARES):
+        return "time" if examples == TIMES else "share"
+    if choices == NAMES:
+        return "names"
+    return "number, or names" if choices[1:] == NAMES else " or ".join(_single(choice, links) for choice in choices)
+
+
+def _single(schema: Schema, links: Mapping[str, str]) -> str:
+    if "$ref" in schema:
+        return links[schema["$ref"].rpartition("/")[2]]
+    if "enum" in schema:
+        return _words(schema["enum"])
+    kind = schema["type"]
+    if kind == "array":
+        return f"list: {takes(schema['items'], links)}"
+    if kind == "object":
+        return f"mapping to {takes(schema['additionalProperties'], links)}"
+    if kind in ("integer", "number"):
+        return _number(schema)
+    if isinstance(kind, list):
+        return "text"
+    return {"boolean": "true or false", "string": "size" if schema.get("examples") == SIZES else "text"}[kind]
+
+
+def _words(words: list[Any]) -> str:
+    """Slurm's words are listed in both cases: once is enough."""
+    once = list({str(word).lower(): word for word in reversed(words)}.values())[::-1]
+    once = [word for word in words if word in once] if len(once) == len(words) else words[: len(once)]
+    return "Slurm's words" if len(once) > MANY_WORDS else ", ".join(f"`{word}`" for word in once)
+
+
+def _number(schema: Schema) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is not None and most is not None and most < LARGE:
+        return f"number, {least} to {most}"
+    return f"number, {least} or more" if least else "number"
+
+
+def default(field: FieldInfo) -> str:
+    """What holds where the field is left out; empty where nothing does."""
+    if field.is_required():
+        return "required"
+    value = field.default
+    if field.default_factory is not None or value is None or value in ("", [], {}):
+        return ""
+    return f"`{_written(field, value)}`"
+
+
+def _written(field: FieldInfo, value: Any) -> str:
+    """As one would write it in the file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    for alias, unit_s in ((Seconds, 1), (Minutes, 60)):
+        if alias.__metadata__[0] in field.metadata:
+            return _span(value * unit_s)
+    if SizeMiB.__metadata__[0] in field.metadata:
+        return f"{value // 1024}G"
+    return f"{value:.0%}" if Share.__metadata__[0] in field.metadata else str(value)
+
+
+def _span(seconds: int) -> str:
+    return next(f"{seconds // unit_s}{unit}" for unit, unit_s in SPANS if seconds % unit_s == 0)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text()))

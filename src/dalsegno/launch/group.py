@@ -1,0 +1,75 @@
+"""Who takes part in a generation, and with which ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the user asked for: this many nodes (MIN:MAX) with this many processes on each."""
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node's part in a generation: torchrun's GROUP_RANK, and the first of its RANKs."""
+
+    agent: str
+    group_rank: int
+    first_rank: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members of one generation, in the order of their group ranks."""
+
+    generation: int
+    places: tuple[Place, ...]
+    nproc_per_node: int
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return tuple(place.agent for place in self.places)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.places) * self.nproc_per_node
+
+    @property
+    def store_agent(self) -> str:
+        """Who holds the store: the first node, whose address the others know as MASTER_ADDR."""
+        return self.places[0].agent
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        return frozenset(range(self.world_size))
+
+
+def form_group(generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = ()) -> Group | None:
+    """The next generation from the agents that are ready, or None while there are too few.
+
+    Who was in the last one keeps its group rank (so its rank, its data and its snapshots); free ranks go to the
+    others in the order in which they came. A smaller group closes ranks from the end.
+    """
+    size = min(len(ready), shape.max_nodes)
+    if size < shape.min_nodes:
+        return None
+    seats = _keep_seats(size, ready, before)
+    newcomers = iter(agent for agent in ready if agent not in seats.values())
+    order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
+    places = tuple(Place(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
+    return Group(generation, places, shape.nproc_per_node)
+
+
+def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:
+    """Group rank → agent for those that stay. Those whose rank is beyond the new size move into gaps."""
+    alive = set(ready)
+    seats = {index: agent for index, agent in enumerate(before[:size]) if agent in alive}
+    moved = [agent for agent in before[size:] if agent in alive]
+    gaps = [index for index in range(size) if index not in seats]
+    return seats | dict(zip(gaps, moved, strict=False))

@@ -1,0 +1,486 @@
+"""What the file says of partitions, QOS, people, reservations and controllers is what Slurm does with jobs."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import Process, arguments, descendants, end, start_ticks
+from tests.cluster.conftest import Answer, Cli, end_all, eventually, leftovers, make_home
+
+NOBODY = 65534
+
+POLICY = """
+name: one
+target: local
+login: {count: 1}
+partitions:
+  - {name: work, nodes: 2, spares: 1, cpus: 4, memory: 8G, gpus: 2, gpu_type: h100, features: [nvlink], weight: 10}
+  - {name: cheap, nodes: 1, cpus: 4, memory: 8G, features: [ib]}
+  - {name: class, nodes: 1, cpus: 4, memory: 8G, weight: 50}
+  - {name: every, nodes_from: [work, cheap, class], default: true}
+  - {name: short, nodes_from: [work, cheap], time_limit: 10m, default_time: 3m, max_nodes: 1}
+  - {name: vision, nodes_from: [work], allow_accounts: [vision]}
+  - {name: alone, nodes_from: [work], oversubscribe: exclusive}
+  - {name: keen-only, nodes_from: [work], allow_qos: [keen]}
+slurm:
+  rest: true
+  enforce: [associations, limits, qos]
+  topology: {nodes_per_switch: 2}
+  qos:
+    - {name: low, priority: 10, preempt_mode: requeue}
+    - {name: high, priority: 100, preempts: [low]}
+    - {name: calm, priority: 20}
+    - {name: keen, priority: 60}
+    - {name: small, max_tres_per_user: {gres/gpu: 1}}
+  extra: {KillWait: 3, SchedulerParameters: "batch_sched_delay=0,sched_interval=1,bf_interval=1", MaxArraySize: 77}
+accounts:
+  - {name: vision}
+  - {name: speech}
+users:
+  - {name: ada, accounts: [vision]}
+  - {name: bob, accounts: [speech]}
+reservations:
+  - {name: course, nodes: class-1, users: [ada], duration: 1h}
+"""
+
+TIERS = """
+name: two
+target: local
+partitions:
+  - {name: scavenge, nodes: 1, cpus: 4, memory: 8G, priority_tier: 1, preempt_mode: requeue}
+  - {name: urgent, nodes_from: scavenge, priority_tier: 10, preempt_mode: off}
+slurm: {accounting: false, preemption: {by: partition}, extra: {KillWait: 3}}
+"""
+
+PAIR = """
+name: pair
+target: local
+partitions:
+  - {name: train, nodes: 2, cpus: 2, memory: 2G}
+slurm: {accounting: false, backup_controller: true}
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One cluster, and the words people use on it."""
+
+    cli: Cli
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.cli.home / "clusters" / self.name
+
+    def run(self, *command: str, user: str = "") -> Answer:
+        return self.cli.run("shell", "-c", self.name, *(["-u", user] if user else []), "--", *command, timeout_s=60)
+
+    def ok(self, *command: str, user: str = "") -> str:
+        answer = self.run(*command, user=user)
+        assert answer.code == 0, f"{command} -> {answer.code}\n{answer.out}\n{answer.err}"
+        return answer.out.strip()
+
+    def submit(self, *args: str, user: str = "", script: str = "sleep 600") -> str:
+        return self.ok("sbatch", "--parsable", "-o", "/dev/null", *args, "--wrap", script, user=user)
+
+    def job(self, job: str, field: str) -> str:
+        """One of squeue's fields: %T state, %r reason, %N nodes …"""
+        return self.ok("squeue", "-h", "-j", job, "-o", field)
+
+    def comes_to(self, job: str, state: str) -> None:
+        eventually(lambda: self.job(job, "%T") == state, timeout_s=20)
+
+    def setting(self, name: str) -> str:
+        lines = self.ok("scontrol", "show", "config").splitlines()
+        return next(line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == name)
+
+    def clear(self) -> None:
+        """Nothing runs and nothing waits: the state in which tests find the cluster and leave it."""
+        jobs = self.ok("squeue", "-h", "-o", "%A").split()
+        if jobs:
+            self.run("scancel", *jobs)
+            eventually(lambda: self.ok("squeue", "-h") == "")
+
+
+@pytest.fixture(scope="module")
+def home(cache: Path) -> Iterator[Cli]:
+    """A home for all clusters of this file."""
+    path = make_home("ds-")
+    (path / "cache").symlink_to(cache)
+    cli = Cli(path, os.geteuid())
+    yield cli
+    end_all(cli)
+    left = leftovers(path)
+    shutil.rmtree(path, ignore_errors=True)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def policy(home: Cli) -> Site:
+    home.ok("up", home.file(POLICY, "one.yaml"))
+    return Site(home, "one")
+
+
+@pytest.fixture
+def site(policy: Site) -> Iterator[Site]:
+    yield policy
+    policy.clear()
+
+
+@pytest.fixture(scope="module")
+def tiers(home: Cli) -> Site:
+    home.ok("up", home.file(TIERS, "two.yaml"))
+    return Site(home, "two")
+
+
+# Partitions ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_names_no_partition_comes_to_the_default_one(site: Site):
+    assert site.ok("srun", "sh", "-c", "echo $SLURM_JOB_PARTITION", user="ada") == "every"
+    assert "every*" in site.ok("sinfo", "-h", "-o", "%P").split()
+
+
+def test_a_job_over_the_partitions_time_limit_is_refused(site: Site):
+    answer = site.run("sbatch", "-p", "short", "-t", "11", "--wrap", "true", user="ada")
+    assert answer.code == 1 and "time limit" in answer.err
+    job = site.submit("-p", "short", "-t", "10", user="ada")
+    assert site.job(job, "%l") == "10:00"
+    assert site.job(site.submit("-p", "short", user="ada"), "%l") == "3:00"  # default_time
+
+
+def test_a_job_over_the_partitions_node_limit_is_refused(site: Site):
+    answer = site.run("sbatch", "-p", "short", "-N2", "--wrap", "true", user="ada")
+    assert answer.code == 1 and "Node count specification invalid" in answer.err
+    assert len(site.ok("srun", "-p", "every", "-N2", "hostname", user="ada").split()) == 2
+
+
+def test_only_allowed_accounts_enter_a_partition(site: Site):
+    assert site.ok("srun", "-p", "vision", "hostname", user="ada").startswith("work-")
+    for claim in ((), ("-A", "vision")):  # bob's own account, and one he has no part in
+        answer = site.run("srun", "-p", "vision", *claim, "hostname", user="bob")
+        assert answer.code == 1 and "Invalid account" in answer.err
+
+
+def test_only_an_allowed_qos_enters_a_partition(site: Site):
+    assert site.ok("srun", "-p", "keen-only", "-q", "keen", "hostname", user="ada").startswith("work-")
+    answer = site.run("srun", "-p", "keen-only", "-q", "calm", "hostname", user="ada")
+    assert answer.code == 1 and "Invalid qos" in answer.err
+
+
+def test_partitions_over_the_same_nodes_see_each_others_jobs(site: Site):
+    job = site.submit("-p", "work", "-w", "work-1", "--exclusive", user="ada")
+    site.comes_to(job, "RUNNING")
+    assert site.run("srun", "-p", "short", "-w", "work-1", "--immediate=1", "true", user="bob").code == 1
+    assert site.ok("srun", "-p", "short", "-w", "work-2", "hostname", user="bob") == "work-2"
+
+
+def test_nodes_are_chosen_by_feature(site: Site):
+    assert site.ok("srun", "-C", "ib", "hostname", user="ada") == "cheap-1"
+    assert site.ok("srun", "-C", "nvlink", "hostname", user="ada") in ("work-1", "work-2")
+    answer = site.run("srun", "-C", "nothing", "hostname", user="ada")
+    assert answer.code == 1 and "Invalid feature specification" in answer.err
+
+
+def test_the_node_of_least_weight_is_taken_first(site: Site):
+    """The file names work first; without weights work-1 would be taken."""
+    assert site.ok("srun", "hostname", user="ada") == "cheap-1"
+
+
+def test_an_exclusive_partition_gives_whole_nodes(site: Site):
+    job = site.submit("-p", "alone", "-n1", "-w", "work-1", user="ada")
+    site.comes_to(job, "RUNNING")
+    assert site.job(job, "%C") == "4"
+    assert site.run("srun", "-p", "work", "-w", "work-1", "--immediate=1", "true", user="bob").code == 1
+
+
+def test_spares_are_drained_with_our_reason_and_get_no_jobs(site: Site):
+    assert site.ok("sinfo", "-h", "-p", "work", "-t", "drain", "-o", "%n %T %E") == "work-3 drained dalsegno:spare"
+    assert site.run("srun", "-p", "work", "-w", "work-3", "--immediate=1", "true", user="ada").code == 1
+    assert site.run("srun", "-p", "work", "-N3", "--immediate=1", "true", user="ada").code == 1
+    site.ok("scontrol", "reconfigure")
+    assert site.ok("sinfo", "-h", "-n", "work-3", "-p", "work", "-o", "%T") == "drained"
+    spare = next(node for node in site.cli.status("one")["nodes"] if node["name"] == "work-3")  # type: ignore[attr-defined]
+    assert spare["spare"] is True and spare["reason"].startswith("dalsegno:spare")
+
+
+# Who goes first --------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_a_higher_qos_goes_first_though_it_came_later(site: Site):
+    only = ("-p", "cheap", "--exclusive")
+    site.comes_to(blocker := site.submit(*only, user="ada"), "RUNNING")
+    calm = site.submit(*only, "-q", "calm", user="ada")
+    keen = site.submit(*only, "-q", "keen", user="bob")
+    site.ok("scancel", blocker)
+    site.comes_to(keen, "RUNNING")
+    assert site.job(calm, "%T %r") in ("PENDING Priority", "PENDING Resources")
+
+
+def test_a_job_of_a_preempting_qos_has_a_low_one_requeued_which_runs_again_later(site: Site):
+    mark = site.folder / "home/ada/starts"
+    both = ("-p", "work", "-N2", "--exclusive")
+    low = site.submit(*both, "-q", "low", user="ada", script=f"echo $SLURM_RESTART_COUNT >> {mark}; sleep 600")
+    eventually(lambda: mark.exists() and mark.read_text() == "\n")
+    normal = site.submit("-p", "work", "-N1", "--exclusive", user="bob")
+    high = site.submit(*both, "-q", "high", user="bob")
+    site.comes_to(high, "RUNNING")
+    assert site.job(normal, "%T") == "PENDING"  # only the QOS that may push aside did
+    site.comes_to(low, "PENDING")
+    site.ok("scancel", normal, high)
+    # Slurm holds a requeued job back until its old credential has run out; an administrator need not wait.
+    site.ok("scontrol", "update", f"jobid={low}", "StartTime=now")
+    site.comes_to(low, "RUNNING")
+    eventually(lambda: mark.read_text() == "\n1\n")
+
+
+def test_a_short_job_is_slipped_in_before_a_large_one_that_cannot_start_yet(site: Site):
+    site.comes_to(site.submit("-p", "work", "-N1", "--exclusive", "-t", "10", user="ada"), "RUNNING")
+    large = site.submit("-p", "work", "-q", "keen", "-N2", "--exclusive", "-t", "30", user="bob")
+    long = site.submit("-p", "work", "-N1", "--exclusive", "-t", "60", user="ada")
+    short = site.submit("-p", "work", "-N1", "--exclusive", "-t", "1", user="ada")
+    site.comes_to(short, "RUNNING")
+    assert int(site.job(large, "%Q")) > int(site.job(short, "%Q"))
+    assert (site.job(large, "%T"), site.job(long, "%T")) == ("PENDING", "PENDING")  # the long one would delay the large
+
+
+def test_a_qos_limit_per_user_holds_the_job_that_goes_over_it(site: Site):
+    first = site.submit("-p", "work", "-q", "small", "--gpus=1", user="ada")
+    second = site.submit("-p", "work", "-q", "small", "--gpus=1", user="ada")
+    others = site.submit("-p", "work", "-q", "small", "--gpus=1", user="bob")
+    site.comes_to(first, "RUNNING")
+    site.comes_to(others, "RUNNING")
+    eventually(lambda: site.job(second, "%T %r") == "PENDING QOSMaxGRESPerUser")
+    site.ok("scancel", first)
+    site.comes_to(second, "RUNNING")
+
+
+def test_someone_without_an_association_is_refused(site: Site):
+    stranger = replace(site, cli=replace(site.cli, uid=NOBODY))
+    answer = stranger.run("srun", "hostname")
+    assert answer.code == 1 and "Invalid account" in answer.err
+
+
+def test_a_partition_of_a_higher_tier_has_the_lower_ones_jobs_requeued(tiers: Site):
+    low = tiers.submit("-p", "scavenge", "--exclusive")
+    tiers.comes_to(low, "RUNNING")
+    urgent = tiers.submit("-p", "urgent", "--exclusive")
+    tiers.comes_to(urgent, "RUNNING")
+    tiers.comes_to(low, "PENDING")
+    assert "Restarts=1" in tiers.ok("scontrol", "show", "job", low)
+    second = tiers.submit("-p", "urgent", "--exclusive")
+    eventually(lambda: tiers.job(second, "%T %r") == "PENDING Resources")  # equals are not pushed aside
+    tiers.clear()
+
+
+# Reservations, topology, raw settings ----------------------------------------------------------------------
+
+
+def test_a_reservation_of_the_file_keeps_others_out(site: Site):
+    assert "ReservationName=course" in site.ok("scontrol", "show", "reservation", "course")
+    assert site.ok("srun", "-p", "class", "--reservation=course", "hostname", user="ada") == "class-1"
+    assert "Access denied" in site.run("srun", "-p", "class", "--reservation=course", "hostname", user="bob").err
+    assert site.run("srun", "-p", "class", "--immediate=1", "hostname", user="bob").code == 1
+
+
+def test_slurm_knows_the_networks_tree(site: Site):
+    switches = dict(line.split(" ", 1) for line in site.ok("scontrol", "show", "topology").splitlines())
+    assert "Nodes=work-[1-2]" in switches["SwitchName=leaf-1"].split()
+    assert {"Level=1", "Switches=leaf-[1-4]"} <= set(switches["SwitchName=spine"].split())
+
+
+def test_raw_settings_of_the_file_win(site: Site):
+    assert site.setting("MaxArraySize") == "77"
+    assert site.setting("KillWait") == "3 sec"
+    assert site.setting("SchedulerParameters") == "batch_sched_delay=0,sched_interval=1,bf_interval=1"
+
+
+# People and doors ------------------------------------------------------------------------------------------
+
+
+def test_the_job_of_someone_who_exists_only_on_the_cluster_runs_as_them(site: Site):
+    uid = site.ok("id", "-u", "ada", user="ada")
+    assert "ada:" not in Path("/etc/passwd").read_text() and int(uid) > 1000
+    out = site.ok("srun", "-N2", "sh", "-c", 'echo "$(id -u) $(id -un) $(id -gn) $HOME"', user="ada")
+    assert set(out.splitlines()) == {f"{uid} ada ada {site.folder}/home/ada"} and len(out.splitlines()) == 2
+    site.ok("srun", "sh", "-c", "echo mine > ~/note", user="ada")
+    assert (site.folder / "home/ada/note").stat().st_uid == int(uid)
+    assert site.run("srun", "sh", "-c", "echo mine > ~ada/other", user="bob").code != 0
+
+
+def test_root_may_also_become_a_user_of_the_machine_whose_group_has_another_name(site: Site):
+    """`nobody` is in `nogroup`, and has the machine's home, not one of the cluster's."""
+    said = site.ok("sh", "-c", "id -un; id -gn; echo $HOME", user="nobody")
+    assert said.split() == ["nobody", "nogroup", "/nonexistent"]
+
+
+def test_the_login_node_is_a_host_of_its_own_and_no_node_of_slurms(site: Site):
+    assert site.ok("hostname", user="ada") == "login-1"
+    assert "login-1" not in site.ok("sinfo", "-h", "-N", "-o", "%N").split()
+    inside = site.cli.ok("shell", "-c", "one", "-w", "login-1", "--", "srun", "hostname").strip()
+    assert inside == "cheap-1"
+
+
+ASK = """
+import http.client, socket, sys
+
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(sys.argv[1])
+
+connection = Unix("localhost")
+connection.request("GET", sys.argv[2])
+answer = connection.getresponse()
+sys.stderr.write(str(answer.status))
+sys.stdout.write(answer.read().decode())
+"""
+
+
+def ask_rest(site: Site, path: str, *enter: str, uid: int = NOBODY) -> tuple[str, str]:
+    """(HTTP status, body) as a user of the machine hears it; `enter` are the words that go into a host first."""
+    become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    argv = [*enter, *become, "/usr/bin/python3", "-I", "-c", ASK, str(site.folder / "run/rest/slurmrestd.sock"), path]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd="/", check=False)
+    return done.stderr, done.stdout
+
+
+@pytest.mark.parametrize("uid", [NOBODY, 0])
+@pytest.mark.parametrize("where", ["machine", "login-1", "head"])
+def test_slurmrestd_answers_on_its_socket(site: Site, where: str, uid: int):
+    process = host_process(site.folder / "hosts" / where)
+    enter = ["nsenter", "-t", str(process.pid), "--mount", "--uts", "--pid", "--"] if process else []
+    status, body = ask_rest(site, "/slurm/v0.0.38/nodes", *enter, uid=uid)
+    assert status == "200", (status, body)
+    names = {node["name"] for node in json.loads(body)["nodes"]}
+    assert names == {"work-1", "work-2", "work-3", "cheap-1", "class-1"}
+
+
+# Changing the file -----------------------------------------------------------------------------------------
+
+
+def service_pids(site: Site) -> dict[str, object]:
+    """Every daemon's PID on its host: the same before and after means that nothing was restarted."""
+    found = {}
+    for path in sorted((site.folder / "hosts").glob("*/services.json")):
+        facts = json.loads(path.read_text())
+        found.update({f"{name}@{path.parent.name}": fact["pid"] for name, fact in facts.items()})
+    return found
+
+
+def test_people_qos_and_reservations_change_without_a_restart(site: Site):
+    job = site.submit("-p", "work", user="ada")
+    site.comes_to(job, "RUNNING")
+    before, changed = service_pids(site), change(POLICY)
+    assert site.cli.ok("plan", site.cli.file(changed, "one.yaml")).splitlines() == [
+        "updates accounts, users and QOS", "updates reservations", "restarts nothing", "ends no job",
+    ]  # fmt: skip
+    site.cli.ok("up", "one.yaml")
+    try:
+        assert service_pids(site) == before
+        assert site.job(job, "%T") == "RUNNING"
+        qos = site.ok("sacctmgr", "-nP", "show", "qos", "calm,fresh", "format=name,priority")
+        assert qos.split() == ["calm|30", "fresh|5"]
+        # The new one is there for all: in accounting, on every node, with a home; and may use the new QOS at once.
+        home = site.ok("srun", "-q", "fresh", "-A", "sound", "sh", "-c", "cd && pwd", user="cem")
+        assert home == f"{site.folder}/home/cem"
+        assert site.ok("srun", "-p", "class", "--reservation=course", "hostname", user="bob") == "class-1"
+        assert site.ok("scontrol", "-o", "show", "reservation").count("ReservationName=") == 2
+        assert site.cli.run("up", "one.yaml").err.strip() == "nothing to do: the cluster is as the file says"
+    finally:
+        site.cli.ok("up", site.cli.file(POLICY, "one.yaml"))
+    assert site.ok("scontrol", "-o", "show", "reservation").count("ReservationName=") == 1
+    assert service_pids(site) == before
+
+
+def change(text: str) -> str:
+    text = text.replace("{name: calm, priority: 20}", "{name: calm, priority: 30}\n    - {name: fresh, priority: 5}")
+    text = text.replace("  - {name: speech}\n", "  - {name: speech}\n  - {name: sound, parent: speech}\n")
+    text = text.replace("accounts: [speech]}", "accounts: [speech]}\n  - {name: cem, accounts: [sound]}")
+    text = text.replace("users: [ada], duration: 1h}", "users: [ada, bob], duration: 2h}")
+    return text + "  - {name: later, nodes: cheap-1, users: [bob], start: now+2days, duration: 1h}\n"
+
+
+def test_a_removed_reservation_is_said_and_done(site: Site):
+    kept = POLICY[: POLICY.index("reservations:")]
+    assert "updates reservations" in site.cli.ok("plan", site.cli.file(kept, "one.yaml"))
+    site.cli.ok("up", "one.yaml")
+    assert "No reservations" in site.ok("scontrol", "show", "reservation")
+    site.cli.ok("up", site.cli.file(POLICY, "one.yaml"))
+    assert "ReservationName=course" in site.ok("scontrol", "show", "reservation")
+
+
+def test_what_an_administrator_reserved_by_hand_stays(site: Site):
+    site.ok("scontrol", "create", "reservation", "ReservationName=mine", "Users=root", "Nodes=work-3", "StartTime=now",
+            "Duration=60", "Flags=MAINT")  # fmt: skip
+    try:
+        longer = POLICY.replace("users: [ada], duration: 1h", "users: [ada], duration: 2h")
+        site.cli.ok("up", site.cli.file(longer, "one.yaml"))
+        found = site.ok("scontrol", "-o", "show", "reservation")
+        assert "ReservationName=mine" in found and "ReservationName=course" in found
+    finally:
+        site.run("scontrol", "delete", "ReservationName=mine")
+        site.cli.ok("up", site.cli.file(POLICY, "one.yaml"))
+
+
+def test_accounting_is_off_by_one_key(tiers: Site):
+    answer = tiers.run("sacct")
+    assert answer.code != 0 and "accounting storage is disabled" in answer.err
+    assert {daemon["name"] for daemon in tiers.cli.status("two")["daemons"]} == {"munged", "slurmctld", "slurmd"}  # type: ignore[attr-defined]
+    switched = tiers.cli.run("up", tiers.cli.file(TIERS.replace("accounting: false, ", ""), "two.yaml"))
+    assert switched.code == 1 and "accounting cannot be switched on while the cluster is up" in switched.err
+    assert tiers.ok("srun", "hostname") == "scavenge-1"
+
+
+# A second controller ---------------------------------------------------------------------------------------
+
+
+def daemon(host: Path, program: str) -> Process:
+    """A daemon of a host, as a process of the machine."""
+    first = host_process(host)
+    assert first is not None
+    found = [pid for pid in descendants(first.pid) if any(word.endswith(f"/{program}") for word in arguments(pid)[:1])]
+    assert len(found) == 1, found
+    start = start_ticks(found[0])
+    assert start is not None
+    return Process(found[0], start)
+
+
+def saved(site: Site) -> Callable[[], bool]:
+    """Slurm writes its queue down every few seconds; what a killed controller had not written is lost."""
+    path, known = site.folder / "slurmctld/job_state", ""
+    known = str(path.stat().st_mtime_ns) if path.exists() else ""
+    return lambda: path.exists() and str(path.stat().st_mtime_ns) != known
+
+
+def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: Cli):
+    home.ok("up", home.file(PAIR, "pair.yaml"))
+    pair, out = Site(home, "pair"), home.home / "pair.out"
+    script = "srun sleep 14; echo done $SLURM_RESTART_COUNT"
+    job = pair.ok("sbatch", "--parsable", "-N2", "-o", str(out), "--wrap", script)
+    pair.comes_to(job, "RUNNING")
+    eventually(saved(pair))
+    assert end([daemon(pair.folder / "hosts/head", "slurmctld")]) == []
+    problems = home.status("pair")["problems"]
+    assert any("slurmctld on head (ended with code -9)" in str(line) for line in problems)  # type: ignore[attr-defined]
+    assert pair.ok("sinfo", "-h", "-o", "%D") == "2"  # waits for the backup, some 6 s
+    assert "Slurmctld(primary) at head is DOWN" in pair.run("scontrol", "ping").out
+    assert pair.job(job, "%T") == "RUNNING"
+    status = home.status("pair")
+    assert (status["phase"], len(status["jobs"])) == ("degraded", 1)  # type: ignore[arg-type]
+    assert home.ok("plan", "pair.yaml").splitlines() == ["starts slurmctld on head", "restarts nothing", "ends no job"]
+    home.ok("up", "pair.yaml")
+    assert pair.ok("scontrol", "ping").splitlines() == [
+        "Slurmctld(primary) at head is UP", "Slurmctld(backup) at head-backup is UP",
+    ]  # fmt: skip
+    assert home.status("pair")["phase"] == "up"
+    eventually(lambda: out.exists() and out.read_text() == "done\n")  # the same start of the job, to its end
+    home.ok("down", "pair")
