@@ -61,6 +61,7 @@ STARTING_A_PROCESS = re.compile(
 MAY_START_PROCESSES = {
     "system/": "the one door to the world",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
+    "launch/agent/warm.py": "the warm parent forks workers: that is what it is for",
 }
 
 PRINTING = re.compile(

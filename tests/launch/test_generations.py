@@ -47,12 +47,17 @@ def test_a_generation_forms_when_all_are_there_and_starts_when_its_store_is_open
     assert orders == []
     run, orders = play(run, Joined("b"))
     assert orders == [OpenStore("a", 1)]
-    run, orders = play(run, StoreOpened("a", 1, 4321))
-    assert [(order.agent, order.store_port) for order in orders if isinstance(order, Start)] == [("a", 4321), ("b", 4321)]
+    _, orders = play(run, StoreOpened("a", 1, 4321))
+    assert [(order.agent, order.store_port) for order in orders if isinstance(order, Start)] == [
+        ("a", 4321),
+        ("b", 4321),
+    ]
 
 
 def test_all_workers_done_ends_the_run_well():
-    run, orders = play(running(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0), Stopped("a", 1), Stopped("b", 1))
+    run, orders = play(
+        running(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0), Stopped("a", 1), Stopped("b", 1)
+    )
     assert (run.phase, orders[-1]) == (Phase.ENDED, Finish(0))
 
 
@@ -66,9 +71,9 @@ def test_a_worker_that_dies_ends_the_generation_everywhere_and_the_next_one_form
 
 
 def test_after_too_many_failures_the_run_ends_with_the_workers_code():
-    run, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, 3), Stopped("a", 1), Stopped("b", 1))
+    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, 3), Stopped("a", 1), Stopped("b", 1))
     assert orders[-1] == Finish(3)
-    run, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, -9), Stopped("a", 1), Stopped("b", 1))
+    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, -9), Stopped("a", 1), Stopped("b", 1))
     assert orders[-1] == Finish(137)
 
 
@@ -99,7 +104,7 @@ def test_an_elastic_run_goes_on_smaller_and_grows_back():
 def test_an_elastic_run_starts_small_only_when_the_waiting_is_over():
     run, orders = play(Run(Shape(1, 2, 1)), Joined("a"))
     assert orders == []
-    run, orders = play(run, GaveUpWaiting())
+    _, orders = play(run, GaveUpWaiting())
     assert orders == [OpenStore("a", 1)]
 
 
@@ -109,12 +114,12 @@ def test_words_about_an_old_generation_are_ignored():
 
 
 def test_a_cancelled_run_stops_everything_and_ends():
-    run, orders = play(running(), Cancelled(), Stopped("a", 1), Stopped("b", 1))
+    _, orders = play(running(), Cancelled(), Stopped("a", 1), Stopped("b", 1))
     assert orders == [Stop("a", 1), Stop("b", 1), Finish(143)]
 
 
 def test_a_node_lost_while_the_store_opens():
-    run, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), Stopped("b", 1))
+    _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), Stopped("b", 1))
     assert orders[-1] == OpenStore("c", 2)
 
 

@@ -155,5 +155,3 @@ def _try_to_form(run: Run) -> Step:
         return run, []
     run = replace(run, phase=Phase.OPENING, generation=group.generation, group=group, done=frozenset())
     return run, [OpenStore(group.store_agent, group.generation)]
-
-

@@ -1,0 +1,88 @@
+"""Messages on a socket: a length, then JSON; open files may travel along on a Unix socket."""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+MAX_BYTES = 1 << 20  # nothing we say is longer; a stranger who claims more is cut off
+_LENGTH = struct.Struct("!I")
+
+
+class BadFrame(Exception):
+    """The other side does not speak our language."""
+
+
+def pack(message: Message) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_BYTES:
+        raise BadFrame(f"a message of {len(body)} bytes is longer than {MAX_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Reader:
+    """Turns bytes, in whatever pieces they come, into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_BYTES:
+                raise BadFrame(f"a message of {length} bytes is longer than {MAX_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
+            yield _parse(body)
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise BadFrame(f"not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise BadFrame("not a JSON object")
+    return message
+
+
+def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
+    """Send a message whole; `files` go with its first byte."""
+    data = pack(message)
+    if not files:
+        sock.sendall(data)
+        return
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+    sent = sock.sendmsg([data], [rights])
+    sock.sendall(data[sent:])
+
+
+class FileReader(Reader):
+    """The same for a Unix socket: keeps the files that came along until they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: list[int] = []
+
+    def receive(self, sock: socket.socket) -> list[Message] | None:
+        """The messages that have come, or None when the other side has gone."""
+        data, extra, _, _ = sock.recvmsg(65536, socket.CMSG_LEN(64 * array.array("i").itemsize))
+        for level, kind, payload in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fresh = array.array("i")
+                fresh.frombytes(payload[: len(payload) - len(payload) % fresh.itemsize])
+                self._files.extend(fresh)
+        return list(self.feed(data)) if data else None
+
+    def take_files(self, count: int) -> list[int]:
+        taken, self._files = self._files[:count], self._files[count:]
+        return taken

@@ -1,0 +1,163 @@
+"""The warm parent: a Python that has done the slow imports, and forks workers that start at once.
+
+The agent speaks to it over a Unix socket: `{"fork": …}` makes a worker, and every end of one is told as
+`{"ended": pid, "code": …}`. It never touches a GPU itself: a forked process cannot use a CUDA context of its parent.
+It ends, and takes its workers along, when the agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from dalsegno.launch.agent.frames import FileReader, Message, send
+from dalsegno.launch.agent.script import run_script
+
+PR_SET_PDEATHSIG = 1
+WAKE_S = 0.5  # also looks without being woken: a signal that comes between two looks is not lost
+
+
+def main(channel: int, modules: list[str]) -> None:
+    """Import, say what came of it, then fork workers until the agent goes. A worker returns from here to run."""
+    die_with_parent()
+    sock = socket.socket(fileno=channel)
+    send(sock, {"warm": preload(modules)})
+    worker = Parent(sock).serve()
+    if worker is not None:
+        run_script(worker)
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def preload(modules: list[str]) -> Message:
+    """Import the modules; what went wrong or would go wrong after a fork is told, not raised."""
+    began = time.monotonic()
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a user's module may raise anything; then workers start without a warm parent
+            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"}
+    if _cuda_is_initialised():
+        return {"ok": False, "why": "a preloaded module has initialised CUDA, which a forked process cannot use"}
+    return {"ok": True, "seconds": time.monotonic() - began, "threads": other_threads()}
+
+
+def _cuda_is_initialised() -> bool:
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+def other_threads() -> list[str]:
+    """Threads beside ours, by name: they do not live on in a forked worker, and a lock one holds stays locked there."""
+    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    own = threading.get_native_id()
+    return [named.get(int(task), _task_name(task)) for task in os.listdir("/proc/self/task") if int(task) != own]
+
+
+def _task_name(task: str) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return "ended"
+
+
+class Parent:
+    """Forks, reaps, tells."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = FileReader()
+        self.children: dict[int, bool] = {}
+
+    def serve(self) -> Message | None:
+        """Until the agent is gone (returns None), or as a freshly forked worker (returns what it shall run)."""
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            return self._serve(wake_read) or None
+        finally:
+            os.close(wake_read)
+            os.close(wake_write)
+
+    def _serve(self, wake: int) -> Message:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                ready = [key.fd for key, _ in selector.select(WAKE_S)]
+                if wake in ready:
+                    os.read(wake, 4096)
+                self.reap()
+                worker = self.hear() if self.sock.fileno() in ready else None
+                if worker is not None:
+                    return worker
+
+    def hear(self) -> Message | None:
+        """Handle what the agent says. In a forked worker: its task; when the agent is gone: an empty one."""
+        messages = self.reader.receive(self.sock)
+        if messages is None:
+            self.end_children()
+            return {}
+        for message in messages:
+            task = self.fork(message["fork"], self.reader.take_files(message.get("files", 0)))
+            if task is not None:
+                return task
+        return None
+
+    def fork(self, task: Message, files: list[int]) -> Message | None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._leave(parent)
+            return dict(task, files=files)
+        with contextlib.suppress(OSError):  # on both sides of the fork, so that no one ever sees it without its group
+            os.setpgid(pid, pid)
+        for file in files:
+            os.close(file)
+        self.children[pid] = True
+        send(self.sock, {"forked": task["id"], "pid": pid})
+        return None
+
+    def _leave(self, parent: int) -> None:
+        """In the worker: nothing of the parent's is left but its memory."""
+        os.setpgid(0, 0)
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)  # it died before we could ask to be told
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.sock.close()
+
+    def reap(self) -> None:
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self.children.pop(pid, None)
+            send(self.sock, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def end_children(self) -> None:
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def start(arguments: list[str]) -> NoReturn:
+    """The command line: the socket's number, then the modules."""
+    main(int(arguments[0]), arguments[1:])
+    sys.exit(0)
