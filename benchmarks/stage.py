@@ -90,11 +90,16 @@ class Stage:
         shutil.rmtree(self.home / "cache", ignore_errors=True)
 
     def close(self) -> list[str]:
-        """Take everything down; what is still there afterwards is told."""
-        if self.cluster.exists():
-            self.down()
-        left = leftovers(self.cluster)
-        shutil.rmtree(self.home, ignore_errors=True)
+        """Take everything down; what is still there afterwards is told, and its folder kept to look at."""
+        left = []
+        try:
+            if self.cluster.exists():
+                self.down()
+        except Failed as error:
+            left.append(str(error))
+        left += leftovers(self.cluster)
+        if not left:
+            shutil.rmtree(self.home, ignore_errors=True)
         return left
 
     def _wait_until_idle(self, nodes: int, until: float) -> None:

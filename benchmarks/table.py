@@ -16,25 +16,26 @@ HEADERS = ("what", "asked", "median", "best", "runs", "verdict", "machine")
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was measured. `limit_s`: what was asked for, None where nothing was."""
+    """One thing that was measured. `limit_s`: the time asked for, None where none was; `asked`: what was, in words."""
 
     what: str
     limit_s: float | None
     times_s: tuple[float, ...]
     busy: float = 0.0  # the largest share of the processors that others used just before a run
     note: str = ""
+    asked: str = ""
 
     @property
     def verdict(self) -> str:
         if not self.times_s:
             return f"not measured: {self.note}"
-        if self.limit_s is None:
+        if self.limit_s is None and not self.asked:
             return self.note
-        kept = "kept" if median(self.times_s) <= self.limit_s else "**missed**"
+        kept = "kept" if self.limit_s is None or median(self.times_s) <= self.limit_s else "**missed**"
         return f"{kept}; {self.note}" if self.note else kept
 
     def cells(self) -> tuple[str, ...]:
-        asked = f"≤ {self.limit_s:g} s" if self.limit_s is not None else ""
+        asked = f"≤ {self.limit_s:g} s" if self.limit_s is not None else self.asked
         if not self.times_s:
             return (self.what, asked, "", "", "0", self.verdict, "")
         machine = "quiet" if self.busy <= QUIET else f"{self.busy:.0%} busy with others"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a cluster takes to come up and go, and how quickly the command line starts.
 
-    benchmarks/up.py            everything, about three minutes; prints a table
+    benchmarks/up.py            everything, some minutes; prints a table
     benchmarks/up.py --quick    fewer runs, no large clusters
     benchmarks/up.py --write    also puts the table into docs/performance.md
 
@@ -133,7 +133,7 @@ def large_rows(stage: Stage, few: int) -> Iterator[Row]:
     yield come_and_go("256 loopback nodes with accounting", 10, stage, LOOPBACK_256, few)
     what = "1,000 loopback nodes with accounting"
     if available_mib() < 1000 * MIB_PER_NODE:
-        yield Row(what, None, (), note=f"needs {1000 * MIB_PER_NODE} MiB of free memory")
+        yield Row(what, None, (), note=f"needs {1000 * MIB_PER_NODE} MiB of free memory", asked="come up")
         return
     yield thousand(what, stage)
 
@@ -143,7 +143,8 @@ def thousand(what: str, stage: Stage) -> Row:
     before = available_mib()
     took = stage.up(LOOPBACK_1000)
     used = before - available_mib()
-    return Row(what, None, (took,), busy, f"all idle; {used} MiB in use; `down` {seconds(stage.down())}")
+    note = f"takes {used} MiB; `down` {seconds(stage.down())}"
+    return Row(what, None, (took,), busy, note, asked="come up")
 
 
 # How it is measured -----------------------------------------------------------------------------------------

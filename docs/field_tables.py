@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -79,11 +79,13 @@ def _link(page: str, at: int) -> str:
 def _table(model: type[BaseModel], links: Mapping[str, str]) -> str:
     schema = json_schema()
     properties = schema["properties"] if model is ClusterSpec else schema["$defs"][model.__name__]["properties"]
-    rows = [
-        f"| `{name}` | {takes(properties[name], links)} | {default(field)} | {_escape(field.description or '')} |"
-        for name, field in model.model_fields.items()
-    ]
+    fields = sorted(model.model_fields.items(), key=lambda item: item[0] != "name")  # a name comes first
+    rows = [_row(name, field, properties[name], links) for name, field in fields]
     return "\n".join(["| field | takes | default | what |", "|---|---|---|---|", *rows])
+
+
+def _row(name: str, field: FieldInfo, schema: Schema, links: Mapping[str, str]) -> str:
+    return f"| `{name}` | {takes(schema, links)} | {default(field, schema)} | {_escape(field.description or '')} |"
 
 
 def _escape(text: str) -> str:
@@ -94,7 +96,7 @@ def takes(schema: Schema, links: Mapping[str, str]) -> str:
     """What may be written there, in words."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     if len(choices) == 1:
-        return _single(choices[0], links)
+        return takes(choices[0], links) if "anyOf" in choices[0] else _single(choices[0], links)
     examples = schema.get("examples", [])
     if examples in (TIMES, SHARES):
         return "time" if examples == TIMES else "share"
@@ -122,8 +124,8 @@ def _single(schema: Schema, links: Mapping[str, str]) -> str:
 
 def _words(words: list[Any]) -> str:
     """Slurm's words are listed in both cases: once is enough."""
-    once = list({str(word).lower(): word for word in reversed(words)}.values())[::-1]
-    once = [word for word in words if word in once] if len(once) == len(words) else words[: len(once)]
+    lower = [str(word).lower() for word in words]
+    once = [word for at, word in enumerate(words) if lower[at] not in lower[:at]]
     return "Slurm's words" if len(once) > MANY_WORDS else ", ".join(f"`{word}`" for word in once)
 
 
@@ -134,26 +136,31 @@ def _number(schema: Schema) -> str:
     return f"number, {least} or more" if least else "number"
 
 
-def default(field: FieldInfo) -> str:
+def default(field: FieldInfo, schema: Schema) -> str:
     """What holds where the field is left out; empty where nothing does."""
     if field.is_required():
         return "required"
     value = field.default
     if field.default_factory is not None or value is None or value in ("", [], {}):
         return ""
-    return f"`{_written(field, value)}`"
+    words = schema.get("enum", [])
+    return f"`{value.lower() if value.lower() in words else value}`" if words else f"`{_written(field, value)}`"
 
 
 def _written(field: FieldInfo, value: Any) -> str:
     """As one would write it in the file."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    for alias, unit_s in ((Seconds, 1), (Minutes, 60)):
-        if alias.__metadata__[0] in field.metadata:
-            return _span(value * unit_s)
-    if SizeMiB.__metadata__[0] in field.metadata:
+    if _is(field, Seconds) or _is(field, Minutes):
+        return _span(value * (60 if _is(field, Minutes) else 1))
+    if _is(field, SizeMiB):
         return f"{value // 1024}G"
-    return f"{value:.0%}" if Share.__metadata__[0] in field.metadata else str(value)
+    return f"{value:.0%}" if _is(field, Share) else str(value)
+
+
+def _is(field: FieldInfo, alias: Any) -> bool:
+    """Whether the field is of this annotated type: its validator tells."""
+    return get_args(alias)[1] in field.metadata
 
 
 def _span(seconds: int) -> str:

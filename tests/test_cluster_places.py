@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cluster import ROOT_HOME, find_place, home, homes, open_target, place_to_remove, places
+from dalsegno.cluster import ROOT_HOME, find_place, home, homes, open_target, place_named, places
 from dalsegno.errors import NotThere, TargetError, UsageError
 
 
@@ -56,11 +56,11 @@ def test_a_folder_that_is_no_cluster_is_none(tmp_path: Path):
 @pytest.mark.parametrize("name", ["..", "../etc", "a/b", "", "-x"])
 def test_only_a_name_can_be_taken_down_never_a_path(name: str, tmp_path: Path):
     with pytest.raises(UsageError):
-        place_to_remove(name, {"DALSEGNO_HOME": str(tmp_path)})
+        place_named(name, {"DALSEGNO_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize("target", ["ssh", "parallelcluster", "hyperpod", "oci"])
 def test_a_target_that_is_not_built_says_so(target: str, tmp_path: Path):
-    place = place_to_remove("one", {"DALSEGNO_HOME": str(tmp_path)})
+    place = place_named("one", {"DALSEGNO_HOME": str(tmp_path)})
     with pytest.raises(TargetError, match=f"target `{target}` is not built yet"):
         open_target(target, place)

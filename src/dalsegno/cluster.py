@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
-from dalsegno.system.files import locked, make_folder
+from dalsegno.system.files import locked
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,8 +26,8 @@ BUILT = ("local",)  # the others validate, and `up` says that they are not there
 def home(env: Mapping[str, str] = os.environ) -> Path:
     """Where new clusters are kept: $DALSEGNO_HOME, or the place that fits who we are."""
     if env.get("DALSEGNO_HOME"):
-        return Path(env["DALSEGNO_HOME"]).absolute()
-    if os.geteuid() == 0:
+        return Path(env["DALSEGNO_HOME"]).resolve()  # one folder, one name: processes are found by it
+    if getattr(os, "geteuid", lambda: 1)() == 0:  # Windows has none
         return ROOT_HOME
     state = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "dalsegno"
@@ -50,7 +50,6 @@ class Place:
         return self.home / "clusters" / self.name
 
     def lock(self) -> AbstractContextManager[None]:
-        make_folder(self.home)
         return locked(self.home / "locks" / f"{self.name}.lock", f"cluster {self.name}")
 
 
@@ -83,8 +82,8 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
     return next(iter(known.values()))
 
 
-def place_to_remove(name: str, env: Mapping[str, str] = os.environ) -> Place:
-    """Where a cluster of this name is, or would be: one whose folder is gone may still have processes."""
+def place_named(name: str, env: Mapping[str, str] = os.environ) -> Place:
+    """Where a cluster of this name is, or would be made."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UsageError(f"`{name}` is no name of a cluster")
     return {place.name: place for place in places(env)}.get(name) or Place(name, home(env))
@@ -97,7 +96,20 @@ def _ls_hint(known: Mapping[str, Place]) -> str:
 def open_local(place: Place) -> LocalTarget:
     from dalsegno.targets.local import LocalTarget
 
+    if inside_a_host():
+        raise UsageError(
+            "this shell is inside a host of a cluster, from where the cluster itself cannot be seen",
+            hint="Slurm's own commands work here; for `dalsegno`, leave with `exit`",
+        )
     return LocalTarget(place.folder, cache=place.home / "cache")
+
+
+def inside_a_host() -> bool:
+    """Whether the first process here is one of ours: then PIDs have other names than on the machine."""
+    try:
+        return Path("/proc/1/comm").read_text(errors="replace").startswith("ds:")
+    except OSError:
+        return False
 
 
 def open_target(target: str, place: Place) -> LocalTarget:

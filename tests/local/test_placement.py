@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import TargetError
-from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm
+from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm, User
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.placement import Free, choose_hosts, place
 
@@ -63,6 +63,31 @@ def test_the_address_of_a_removed_node_is_given_out_again():
 def test_a_subnet_in_use_is_avoided():
     used = [ipaddress.IPv4Network("10.192.0.0/16")]
     assert put(cluster(), free=Free(networks=used)).subnet == "10.193.0.0/20"
+
+
+def test_a_subnet_asked_for_must_not_cut_the_machine_off():
+    used = [ipaddress.IPv4Network("192.168.1.0/24")]
+    with pytest.raises(TargetError, match=r"192.168.0.0/16 overlaps 192.168.1.0/24"):
+        put(cluster(local=Local(subnet="192.168.0.0/16")), free=Free(networks=used))
+
+
+def test_the_subnet_of_a_running_cluster_stays():
+    first = put(cluster(local=Local(subnet="10.1.0.0/20")))
+    with pytest.raises(TargetError, match="cannot become 10.2.0.0/20 while it is up"):
+        put(cluster(local=Local(subnet="10.2.0.0/20")), before=first)
+
+
+def test_a_new_node_does_not_get_the_address_of_one_that_is_about_to_go():
+    first = put(cluster(2))
+    nodes = (Node("train-1", 2, 1000), Node("other-1", 2, 1000))
+    second = put(replace(cluster(2), nodes=nodes), before=first)
+    assert second.addresses["other-1"] not in first.addresses.values()
+
+
+def test_users_of_the_cluster_keep_their_uids():
+    first = put(cluster(users=(User("ada", ("a",), "a"), User("bob", ("a",), "a"))))
+    second = put(cluster(users=(User("zoe", ("a",), "a"), User("ada", ("a",), "a"))), before=first)
+    assert second.uids["ada"] == first.uids["ada"] and second.uids["zoe"] not in first.uids.values()
 
 
 def test_a_link_name_in_use_is_avoided():

@@ -107,7 +107,6 @@ def _everything() -> tuple[Cluster, Layout]:
             extra={
                 "schedulerparameters": "bf_window=4320",
                 "SlurmctldDebug": "debug",
-                "DownNodes": "cpu-2 State=DOWN Reason=raw",
                 "MailProg": "/opt/our tools/mail",
             },
         ),

@@ -94,18 +94,11 @@ def test_simulated_nodes_have_sockets_and_real_ones_only_a_cpu_count() -> None:
 
 
 def test_raw_settings_win_whatever_their_case_and_no_key_stands_twice() -> None:
-    slurm = Slurm(extra={"returntoservice": "2", "SLURMCTLDHOST": "other", "Brandnew": "1"})
+    slurm = Slurm(extra={"returntoservice": "2", "Brandnew": "1"})
     lines = conf(cluster_of(*nodes("n", 1), slurm=slurm))
     keys = [line.split("=")[0].lower() for line in lines if "=" in line and not line.startswith(("#", "Node", "Part"))]
     assert len(keys) == len(set(keys))
-    assert "returntoservice=2" in lines and "SLURMCTLDHOST=other" in lines and "Brandnew=1" in lines
-
-
-def test_raw_records_are_added_to_ours() -> None:
-    slurm = Slurm(extra={"NodeName": "extra[1-2] CPUs=1", "Include": "/etc/slurm/site.conf"})
-    lines = conf(cluster_of(*nodes("n", 1), slurm=slurm))
-    assert "NodeName=extra[1-2] CPUs=1" in lines and "Include /etc/slurm/site.conf" in lines
-    assert len(starting(lines, "NodeName")) == 2
+    assert "returntoservice=2" in lines and "Brandnew=1" in lines
 
 
 def test_a_partition_s_raw_settings_win_too() -> None:
@@ -131,17 +124,11 @@ def test_without_accounting_nothing_points_at_slurmdbd() -> None:
     assert not starting(conf(cluster_of(*nodes("n", 1), slurm=Slurm(enforce=("limits",)))), "AccountingStorage")
 
 
-def test_a_backup_takes_over_after_5_seconds_and_keeps_off_the_primary_s_pid_file() -> None:
+def test_a_backup_takes_over_after_5_seconds() -> None:
     layout = replace(layout_of(), controllers=(Host("a"), Host("b")))
     lines = conf(cluster_of(*nodes("n", 1)), layout)
     assert starting(lines, "SlurmctldHost") == ["SlurmctldHost=a", "SlurmctldHost=b"]
     assert "SlurmctldTimeout=5" in lines
-    backup = conf(cluster_of(*nodes("n", 1)), layout.for_backup())
-    differing = set(backup) - set(lines)
-    assert differing == {
-        "SlurmctldPidFile=/s/run/slurmctld-backup.pid",
-        "SlurmctldLogFile=/s/log/slurmctld-backup.log",
-    }
 
 
 def test_paths_with_blanks_are_quoted() -> None:

@@ -17,7 +17,7 @@ def test_a_file_is_written_with_just_the_rights_asked_for(tmp_path: Path):
 
 def test_a_full_disk_names_the_file_and_the_way_out():
     with pytest.raises(DalsegnoError, match="no space left to write /dev/full"):
-        write_in_place(Path("/dev/full"), "text")
+        write_in_place(Path("/dev/full"), "text", mode=0o666)
 
 
 def test_only_a_change_is_written(tmp_path: Path):

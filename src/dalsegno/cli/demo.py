@@ -23,13 +23,14 @@ def command(keep: bool) -> None:
     """Bring a real Slurm cluster up on this machine, let three researchers share its GPUs, and take it down again."""
     from importlib import resources
 
-    from dalsegno.cluster import Place, home, open_target
+    from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec import parse_spec, resolve
 
     text = resources.files("dalsegno.demo").joinpath("cluster.yaml").read_text()
     cluster = resolve(parse_spec(text, "demo/cluster.yaml"))
-    place = Place(cluster.name, home())
+    place = place_named(cluster.name)
     target = open_target(cluster.target, place)
+    may_change(place)
     with place.lock():
         try:
             _play(target, cluster)
@@ -53,9 +54,11 @@ def _play(target: LocalTarget, cluster: Cluster) -> None:
 
 
 def _bring_up(target: LocalTarget, cluster: Cluster) -> None:
+    from dalsegno.targets.local.placement import LOOPBACK
+
     out.heading("A cluster from one file")
     plan = target.plan(cluster)
-    if plan.placement.hosts == "loopback":
+    if plan.placement.hosts == LOOPBACK:
         plan = target.plan(_for_one_user(cluster, target.machine.user))
     started = time.monotonic()
     for line in plan.sentences():
@@ -83,6 +86,7 @@ def _lab(target: LocalTarget) -> Lab:
 
 
 def _show(outcome: Outcome) -> None:
+    from dalsegno.demo.researchers import HEAVY, LIGHT
     from dalsegno.demo.timeline import Bar, draw
 
     jobs = sorted(outcome.jobs.values(), key=lambda job: (job.started_at or 0, -job.priority))
@@ -99,15 +103,14 @@ def _show(outcome: Outcome) -> None:
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     out.data("\n" + (draw(bars, solid="#", dotted=".") if plain else draw(bars)))
     out.data(f"dee was refused: {outcome.refusal}\n")
-    out.data("$ sacct")
+    out.data("what accounting tells:")
     rows = [
         [str(job.id), job.name, job.user, job.qos, str(job.gpus), f"{job.elapsed_s} s", job.state.name] for job in jobs
     ]
     out.table(["JOB", "NAME", "USER", "QOS", "GPUS", "TIME", "STATE"], rows)
-    heavy, light = sorted(outcome.priorities, key=lambda who: outcome.priorities[who])
     out.data(
-        f"\nfair share: the next job of {heavy} has priority {outcome.priorities[heavy]}, that of {light}, "
-        f"who used less, {outcome.priorities[light]}"
+        f"\nfair share: the next job of {HEAVY} has priority {outcome.priorities[HEAVY]}, that of {LIGHT}, "
+        f"who used less, {outcome.priorities[LIGHT]}"
     )
 
 

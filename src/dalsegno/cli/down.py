@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import click
@@ -16,13 +17,13 @@ from dalsegno.cli.options import cluster_option
 def command(cluster: str | None, name: str | None) -> None:
     """End the cluster's daemons and jobs and remove all that belongs to it: processes, namespaces, links, files.
     A cluster that is half-made or gone already is fine."""
-    from dalsegno.cluster import find_place, may_change, open_local, place_to_remove, places
+    from dalsegno.cluster import find_place, may_change, open_local, place_named, places
 
-    wanted = cluster or name
+    wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER")
     if wanted is None and not places():
         out.talk("there is no cluster: nothing to take down")
         return
-    place = place_to_remove(wanted) if wanted else find_place()
+    place = place_named(wanted) if wanted else find_place()
     may_change(place)
     started = time.monotonic()
     with place.lock(), out.progress() as say:

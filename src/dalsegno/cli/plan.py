@@ -15,11 +15,11 @@ from dalsegno.cli.options import file_argument, json_option
 @json_option
 def command(file: str, json_: bool) -> None:
     """Say what `up` would do with FILE (default: cluster.yaml): what it adds and removes, restarts and waits for."""
-    from dalsegno.cluster import Place, home, open_target
+    from dalsegno.cluster import open_target, place_named
     from dalsegno.spec import load_spec, resolve
 
     cluster = resolve(load_spec(Path(file)))
-    plan = open_target(cluster.target, Place(cluster.name, home())).plan(cluster)
+    plan = open_target(cluster.target, place_named(cluster.name)).plan(cluster)
     if json_:
         out.as_json(
             {

@@ -17,11 +17,11 @@ from dalsegno.targets.base import Plan, Say, Target
 def command(file: str) -> None:
     """Make the cluster in FILE (default: cluster.yaml) real. On a running cluster: apply what changed in the file,
     without hurting running jobs. Interrupted at any point, `up` again goes on from there."""
-    from dalsegno.cluster import Place, home, may_change, open_target
+    from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec import load_spec, resolve
 
     cluster = resolve(load_spec(Path(file)))
-    place = Place(cluster.name, home())
+    place = place_named(cluster.name)
     target = open_target(cluster.target, place)
     may_change(place)
     started = time.monotonic()

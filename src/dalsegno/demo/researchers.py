@@ -52,13 +52,15 @@ class Lab:
 
 
 def play(lab: Lab, say: Say) -> Outcome:
-    """The whole scene; leaves no job behind."""
+    """The whole scene; leaves no job behind, and the partition open."""
     say("the partition is closed; ada, bob and cem hand their jobs in, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
-    ids = {wish.who: _submit(lab, wish) for wish in WISHES}
-    refusal = _ask_too_much(lab)
+    try:
+        ids = {wish.who: _submit(lab, wish) for wish in WISHES}
+        refusal = _ask_too_much(lab)
+    finally:
+        lab.slurm.update(PartitionName=PARTITION, State="UP")
     say(f"dee asks for 9 GPUs on an 8-GPU node: {refusal}")
-    lab.slurm.update(PartitionName=PARTITION, State="UP")
     say("the partition is open")
     running = _wait_for_start(lab, ids)
     waiting = " ".join(who for who in ids if who not in running)
@@ -95,7 +97,7 @@ def _ask_too_much(lab: Lab) -> str:
 
 
 def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
-    """Who runs, in the order of their starts, once four GPUs are in use."""
+    """Who runs, the highest priority first, once four GPUs are in use."""
 
     def four_in_use() -> tuple[str, ...]:
         running = [job for job in lab.slurm.jobs() if job.id in ids.values() and job.state is JobState.RUNNING]
@@ -122,10 +124,10 @@ def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
 
     def weighed() -> dict[str, int]:
         priorities = {job.name: job.priority for job in lab.slurm.jobs() if job.id in ids.values()}
-        return priorities if len(set(priorities.values())) == len(ids) else {}
+        return priorities if priorities.get(HEAVY, 0) < priorities.get(LIGHT, 0) else {}
 
     try:
-        return _until(weighed, FAIR_SHARE_WAIT_S, "different priorities")
+        return _until(weighed, FAIR_SHARE_WAIT_S, f"{HEAVY}'s priority below {LIGHT}'s")
     finally:
         lab.slurm.cancel(*ids.values(), hog)
 

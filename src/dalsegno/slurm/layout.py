@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,3 @@ class Layout:
 
     def place(self, node: str) -> NodePlace:
         return self.places.get(node, NodePlace())
-
-    def for_backup(self) -> Layout:
-        """The same for the backup slurmctld: with the primary's pid file it would kill the primary when it starts."""
-        pid, log = self.paths.slurmctld_pid, self.paths.slurmctld_log
-        return replace(self, paths=replace(self.paths, slurmctld_pid=_beside(pid), slurmctld_log=_beside(log)))
-
-
-def _beside(path: str) -> str:
-    """`a/slurmctld.pid` → `a/slurmctld-backup.pid`."""
-    stem, dot, ending = path.rpartition(".")
-    return f"{stem}-backup{dot}{ending}"

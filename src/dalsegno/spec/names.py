@@ -11,14 +11,14 @@ from dalsegno.hostlist import MAX_NODES, expand
 from dalsegno.spec.patterns import matching
 from dalsegno.spec.section import fault, show
 
-_RESERVED = {"default", "all", "localhost"}
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_RESERVED = {"default", "all", "localhost", "switch", "head-backup"}  # the last two are hosts of the local target
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 
 
 def _not_reserved(value: str) -> str:
     if value.lower() in _RESERVED:
-        raise fault(f"cannot be {show(value)}", "Slurm keeps this word for itself; choose another name")
+        raise fault(f"cannot be {show(value)}", "it has a meaning of its own; choose another name")
     return value
 
 

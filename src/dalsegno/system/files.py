@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -40,12 +39,19 @@ def write_in_place(path: Path, text: str, mode: int = 0o644) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
         try:
-            os.pwrite(handle, data, 0)
+            os.fchmod(handle, mode)
+            _write_all(handle, data)
             os.ftruncate(handle, len(data))
         finally:
             os.close(handle)
     except OSError as error:
         raise explain(error, path) from error
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):  # a nearly full disk takes a part, and refuses the rest
+        written += os.pwrite(handle, data[written:], written)
 
 
 def write_if_changed(path: Path, text: str, mode: int = 0o644) -> bool:
@@ -92,10 +98,12 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """A folder with just these rights, parents included; there already is fine."""
+    """A folder of ours with just these rights; missing parents get them too, whatever the umask; there is fine."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(mode)
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
     except OSError as error:
         raise explain(error, path) from error
 
@@ -113,8 +121,10 @@ def remove_tree(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path, who: str) -> Iterator[None]:
     """Hold a lock file; another holder is an error at once, a dead one does not matter."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    import fcntl  # not on Windows, where nothing is locked
+
+    make_folder(path.parent)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:  # whoever may open it could hold it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -18,7 +18,7 @@ from dalsegno.system.procfs import MARK, Process, send
 
 INIT = "from dalsegno.system.guest.init import main"
 # Isolated and without site-packages: it starts in 20 ms, and nothing in the user's environment can reach into it.
-_START = f"import sys; sys.path.insert(0, sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
+_START = f"import sys; sys.path.append(sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
 _PACKAGES = str(Path(__file__).parents[2])
 
 
@@ -67,6 +67,7 @@ class ServiceFact:
     revision: str = ""
     exit_code: int | None = None
     error: str = ""
+    ended_at: float = 0.0
 
 
 def write_plan(plan: HostPlan) -> bool:
@@ -128,4 +129,5 @@ def _service_fact(name: str, fact: Mapping[str, object], alive: bool) -> Service
         revision=str(fact.get("revision", "")),
         exit_code=code if isinstance(code, int) else None,
         error=str(fact.get("error", "")),
+        ended_at=float(str(fact.get("ended", 0.0))),
     )

@@ -28,10 +28,10 @@ class Process:
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is none, or only its zombie."""
     try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()  # a name may be any bytes
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def find(matches: Callable[[int], bool]) -> list[Process]:
@@ -57,6 +57,14 @@ def environment(pid: int) -> list[bytes]:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def owner(pid: int) -> int | None:
+    """The uid it runs as."""
+    try:
+        return os.stat(PROC / str(pid)).st_uid
+    except OSError:
+        return None
 
 
 def arguments(pid: int) -> list[str]:

@@ -35,7 +35,7 @@ class DaemonStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # Slurm's word with its flags: "idle", "drained*", or "off" where Slurm cannot say
+    state: str  # Slurm's word with its flags: "idle", "idle+drain", or "unknown" where Slurm cannot say
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
@@ -60,7 +60,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """A cluster as it is now. `phase` is up, half-made, degraded or stopping; `problems` say why and what to do."""
+    """A cluster as it is now. `phase` is up, degraded, half-made, half-removed or gone; `problems` say why."""
 
     name: str
     target: str

@@ -10,35 +10,20 @@ from dalsegno.slurm.render.policy import policy
 from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
 
-# Each of these opens a record of its own and may stand many times; a raw one is added to ours.
-_RECORDS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname", "include")
-
 
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
-    """slurm.conf, the same for every daemon and command (see `Layout.for_backup` for the one exception)."""
-    raw = {key: value for key, value in cluster.slurm.extra.items() if key.lower() not in _RECORDS}
-    records = {key: value for key, value in cluster.slurm.extra.items() if key.lower() in _RECORDS}
-    settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), raw)
-    hosts = "" if _is_raw("SlurmctldHost", raw) else _controllers(layout)
+    """slurm.conf, the same for every daemon and command. Raw settings are written last and win over ours."""
+    settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), cluster.slurm.extra)
     return "".join(
         [
             header("slurm.conf", cluster.name, layout.spec),
-            hosts,
+            _controllers(layout),
             lines(settings),
             "\n",
             node_lines(cluster, layout),
             partition_lines(cluster),
-            *(_record(key, value) for key, value in records.items()),
         ]
     )
-
-
-def _is_raw(key: str, raw: Settings) -> bool:
-    return key.lower() in {name.lower() for name in raw}
-
-
-def _record(key: str, value: str) -> str:
-    return f"{key} {value}\n" if key.lower() == "include" else f"{key}={value}\n"
 
 
 def _controllers(layout: Layout) -> str:

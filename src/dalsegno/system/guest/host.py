@@ -51,8 +51,12 @@ class Host:
 
     def reconnect(self) -> None:
         """After the switch was replaced there is a new cable, and it has no address yet."""
-        if self.plan["address"] and link_exists(self.plan["interface"]):
+        if not self.plan["address"] or not link_exists(self.plan["interface"]):
+            return
+        try:
             give_address(self.plan["interface"], self.plan["address"])
+        except OSError as error:  # the cable was pulled again meanwhile: that must not end the host
+            sys.stderr.write(f"address not set: {error}\n")
 
     def reconcile(self) -> None:
         """Stop what is not wanted or wanted otherwise, start what is missing; leave alone what is on hold."""
@@ -69,7 +73,7 @@ class Host:
         try:
             pid = spawn(service)
         except OSError as error:
-            self.facts[name] = {"exit_code": 127, "error": str(error), "revision": revision}
+            self.facts[name] = {"exit_code": 127, "error": str(error), "revision": revision, "ended": time.time()}
             return
         self.running[name] = (pid, revision)
         self.facts[name] = {"pid": pid, "revision": revision, "started": time.time()}
@@ -96,7 +100,7 @@ class Host:
             pid, code = found
             for name in [name for name, (service, _) in self.running.items() if service == pid]:
                 del self.running[name]
-                self.facts[name] = {**self.facts[name], "pid": 0, "exit_code": code}
+                self.facts[name] = {**self.facts[name], "pid": 0, "exit_code": code, "ended": time.time()}
                 ended = True
         if ended:
             self.write()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.files import make_folder
 from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
@@ -18,9 +20,9 @@ from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
 from dalsegno.targets.local.cables import plug_in
-from dalsegno.targets.local.daemons import hold_all, port_answers, socket_answers, start_services, wait_until
+from dalsegno.targets.local.daemons import hold_all, port_answers, socket_answers, start_and_wait, start_services
 from dalsegno.targets.local.database import fill_database
-from dalsegno.targets.local.drain import drain_and_wait, wait_for_nodes
+from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
@@ -38,7 +40,6 @@ class Site:
     machine: Machine
     cache: Path
     slurm: SlurmClient
-    machine_passwd: str
     say: Say
 
 
@@ -51,16 +52,21 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
         owner_uid=before.owner_uid if before else owner_uid(),
         registered=before.registered if before else False,
     )
-    furnish.make_folders(site.folder, plan)
+    make_folder(site.folder.root)
     write_state(site.folder, state)  # first of all: from here on `down` and `status` know of it
+    furnish.make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
-        drain_and_wait(site.slurm, plan, site.say)
+        drain_and_wait(site.slurm, plan, site.folder, site.say)
+    if plan.placement.hosts == VIRTUAL:
+        lost = [node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes]
+        set_down_and_wait(site.slurm, lost, site.folder)
     _put_files(site, plan)
     _boot_hosts(site, plan)
     state = _start_head(site, plan, state)
+    since = time.time()
     _start_nodes(site, plan)
-    remove_hosts(site.runner, site.folder, plan.remove_hosts)
-    _settle(site, plan)
+    remove_hosts(site.folder, plan.remove_hosts)
+    _settle(site, plan, since)
     write_applied(site.folder, plan.cluster)
     write_state(site.folder, replace(state, phase=UP))
 
@@ -73,7 +79,7 @@ def owner_uid() -> int:
 def _put_files(site: Site, plan: LocalPlan) -> None:
     furnish.make_devices(site.folder, plan)
     furnish.make_key(site.folder)
-    furnish.make_homes(site.folder, plan, site.machine_passwd)
+    furnish.make_homes(site.folder, plan)
     furnish.write_files(site.folder, plan)
     if plan.cluster.slurm.accounting and not site.folder.database.exists():
         site.say("preparing the accounting database")
@@ -89,17 +95,19 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
     for host in missing:
         write_plan(hold_all(host))
     booted = boot(site.runner, missing, str(site.folder.root))
-    if plan.placement.hosts == VIRTUAL and booted:
-        switch = host_process(site.folder.host(SWITCH))
-        if switch is None:
-            raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
-        # A new switch: everyone needs a new cable.
-        reach = _living(site, plan) if SWITCH in booted else booted
-        plug_in(
-            site.runner, plan.placement, switch.pid, {name: host.pid for name, host in reach.items() if name != SWITCH}
-        )
-        for name in reach.keys() - booted.keys():
-            reload(site.folder.host(name))  # it has a new cable: have it take up its address again
+    if plan.placement.hosts == VIRTUAL:
+        _connect(site, plan, booted)
+
+
+def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
+    """Cables for those that have none: new hosts, all hosts of a new switch, those of an `up` that was cut short."""
+    living = _living(site, plan)
+    switch = living.pop(SWITCH, None)
+    if switch is None:
+        raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
+    plugged = plug_in(site.runner, plan.placement, switch.pid, living, new=booted.keys())
+    for name in plugged - booted.keys():
+        reload(site.folder.host(name))  # have it give its new cable an address
 
 
 def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
@@ -111,21 +119,18 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     """munge, database, accounting, controller: each when the one before it answers."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
-    start_services(head, up)
-    wait_until(lambda: socket_answers(site.folder.munge_socket), head, "munged")
+    start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
     if plan.cluster.slurm.accounting:
         state = _start_accounting(site, plan, state, up)
     site.say("starting slurmctld")
     up.append("slurmctld")
-    start_services(head, up)
-    wait_until(lambda: site.slurm.ping()[0].up, head, "slurmctld")
+    start_and_wait(head, up, "slurmctld", lambda: site.slurm.ping()[0].up)
     if plan.cluster.slurm.backup_controller:
         backup = plan.desired.hosts[BACKUP]
-        start_services(backup, ["slurmctld"])
-        wait_until(lambda: site.slurm.ping()[1].up, backup, "slurmctld")
+        start_and_wait(backup, ["slurmctld"], "slurmctld", lambda: site.slurm.ping()[1].up)
     if plan.cluster.slurm.rest:
-        start_services(head, [*up, "slurmrestd"])
-        wait_until(lambda: socket_answers(site.folder.run / "rest/slurmrestd.sock"), head, "slurmrestd")
+        socket = site.folder.run / "rest/slurmrestd.sock"
+        start_and_wait(head, [*up, "slurmrestd"], "slurmrestd", lambda: socket_answers(socket))
     return state
 
 
@@ -134,11 +139,10 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
     address = plan.placement.addresses[plan.cluster.head]
     site.say("starting accounting (MariaDB, slurmdbd)")
     up.append("mariadbd")
-    start_services(head, up)
-    wait_until(lambda: socket_answers(site.folder.database_socket), head, "mariadbd")
+    start_and_wait(head, up, "mariadbd", lambda: socket_answers(site.folder.database_socket))
     up.append("slurmdbd")
-    start_services(head, up)
-    wait_until(lambda: port_answers(address, plan.placement.ports.get("slurmdbd", 6819)), head, "slurmdbd")
+    port = plan.placement.ports.get("slurmdbd", 6819)
+    start_and_wait(head, up, "slurmdbd", lambda: port_answers(address, port))
     if not state.registered:
         register_cluster(site.slurm, plan.cluster.name)
         state = replace(state, registered=True)
@@ -159,13 +163,13 @@ def _hosts_with_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
     return [plan.desired.hosts[plan.cluster.head]]
 
 
-def _settle(site: Site, plan: LocalPlan) -> None:
+def _settle(site: Site, plan: LocalPlan, since: float) -> None:
     if plan.accounting:  # slurmdbd knows limits on GPUs only once slurmctld has told it of them
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
     if plan.reconfigure or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
         site.slurm.reconfigure()  # also for QOS that partitions name and slurmctld did not know when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
-    wait_for_nodes(site.slurm, plan, site.folder)
+    wait_for_nodes(site.slurm, plan, site.folder, since)
     if plan.reservations:
         update_reservations(site.slurm, plan.cluster, plan.old_reservations)

@@ -7,10 +7,11 @@ and all of it is gone the moment the switch's first process is.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dalsegno.system.network import link_names, run_ip
 from dalsegno.system.processes import Runner
+from dalsegno.system.procfs import Process
 from dalsegno.targets.local.placement import Placement
 
 BRIDGE, UPLINK = "br0", "uplink"
@@ -21,23 +22,33 @@ def port_name(address: str) -> str:
     return f"p{int(ipaddress.IPv4Address(address)):x}"
 
 
-def plug_in(runner: Runner, placement: Placement, switch_pid: int, hosts: Mapping[str, int]) -> None:
-    """Make the bridge if it is new, and connect the hosts (name → PID) whose cables are missing."""
+def plug_in(
+    runner: Runner, placement: Placement, switch_pid: int, hosts: Mapping[str, Process], new: Collection[str]
+) -> set[str]:
+    """Make the bridge, the machine's cable and those of hosts that are new or have none; returns who got one."""
     inside = link_names(runner, switch_pid)
     if BRIDGE not in inside:
         run_ip(runner, [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"], switch_pid)
     if UPLINK not in inside:
+        _delete(runner, placement.link)  # of a switch that is dead: the kernel may be about to do the same
         run_ip(runner, _machine_cable(placement, switch_pid))
-        run_ip(runner, [f"link set {UPLINK} master {BRIDGE} up"], switch_pid)
-    ports = {port_name(placement.addresses[name]): pid for name, pid in hosts.items()}
-    for port in inside & ports.keys():
-        unplug(runner, switch_pid, port)  # of a host that is dead: the kernel may be about to do the same
-    run_ip(runner, [line for port, pid in ports.items() for line in _host_cable(port, pid)], switch_pid)
+    run_ip(runner, [f"link set {UPLINK} master {BRIDGE} up"], switch_pid)
+    ports = {name: port_name(placement.addresses[name]) for name in hosts}
+    wanting = {name for name, port in ports.items() if name in new or port not in inside}
+    for name in wanting:
+        if ports[name] in inside:
+            _delete(runner, ports[name], switch_pid)
+        if name not in new:
+            _delete(runner, "eth0", hosts[name].pid)  # its end of a cable whose other end is gone
+    cables = [line for name in sorted(wanting) for line in _host_cable(ports[name], hosts[name].pid)]
+    run_ip(runner, cables, switch_pid)
+    return wanting
 
 
-def unplug(runner: Runner, switch_pid: int, port: str) -> None:
+def _delete(runner: Runner, link: str, inside: int | None = None) -> None:
     """Pull a cable; gone already is fine."""
-    runner.run(["nsenter", "-t", str(switch_pid), "-n", "ip", "link", "del", port], timeout_s=30)
+    enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
+    runner.run([*enter, "ip", "link", "del", link], timeout_s=30)
 
 
 def _machine_cable(placement: Placement, switch_pid: int) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, service_facts, write_plan
 
 START_S = 60.0
@@ -27,20 +27,37 @@ def hold_all(plan: HostPlan) -> HostPlan:
     return replace(plan, services=tuple(replace(service, hold=True) for service in plan.services))
 
 
-def wait_until(ready: Callable[[], bool], plan: HostPlan, name: str, timeout_s: float = START_S) -> None:
-    """Wait for a service to serve; its death, its host's death, or silence is an error with the end of its log."""
+def start_and_wait(
+    plan: HostPlan, names: Collection[str], name: str, ready: Callable[[], bool], timeout_s: float = START_S
+) -> None:
+    """Have a host start these services, and wait until `name` serves.
+
+    Its death from now on, its host's death, or silence is an error with the end of its log.
+    """
+    asked_at = time.time()
+    start_services(plan, names)
     service = next(service for service in plan.services if service.name == name)
     until = time.monotonic() + timeout_s
     pause_s = 0.005
-    while not (_is_current(plan, service) and ready()):
-        _raise_if_dead(plan, service)
+    while not (_is_current(plan, service) and _answers(ready)):
+        raise_if_dead(plan, service, asked_at)
         if time.monotonic() > until:
             raise TargetError(
-                f"{name} on {plan.name} does not answer after {timeout_s:.0f} s\n{log_tail(service.log)}",
+                f"{name} on {plan.name} does not answer after {timeout_s:.0f} s; the end of its log:\n"
+                f"{log_tail(service.log)}",
                 where=service.log,
+                hint="a loaded machine may need longer: run `dalsegno up` again",
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.3, 0.1)
+
+
+def _answers(ready: Callable[[], bool]) -> bool:
+    """A question that fails is no answer yet: why the daemon is not there, its own log tells better."""
+    try:
+        return ready()
+    except DalsegnoError:
+        return False
 
 
 def _is_current(plan: HostPlan, service: Service) -> bool:
@@ -49,11 +66,14 @@ def _is_current(plan: HostPlan, service: Service) -> bool:
     return fact is not None and fact.running and fact.revision == service.revision
 
 
-def _raise_if_dead(plan: HostPlan, service: Service) -> None:
+def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
+    """An earlier death does not count: it is what we are about to mend."""
     if host_process(Path(plan.dir)) is None:
-        raise TargetError(f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log)
+        raise TargetError(
+            f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
+        )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    if fact is not None and fact.exit_code is not None and fact.revision == service.revision:
+    if fact is not None and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"
         raise TargetError(
             f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",
@@ -63,7 +83,7 @@ def _raise_if_dead(plan: HostPlan, service: Service) -> None:
 
 
 def log_tail(path: str, lines: int = LOG_LINES) -> str:
-    """The last lines of a log, those that complain first in line if there are too many."""
+    """The last lines of a log, set in."""
     try:
         text = Path(path).read_text(errors="replace").splitlines()
     except OSError:

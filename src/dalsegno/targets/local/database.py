@@ -37,9 +37,11 @@ def _mariadb_version(runner: Runner) -> str:
 
 
 def _make_template(runner: Runner, template: Path, user: str) -> None:
-    part = template.with_name(f"{template.name}.{os.getpid()}.part")
     make_folder(template.parent)
-    remove_tree(part)
+    for old in template.parent.glob("*.part"):
+        if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
+            remove_tree(old)  # of an `up` that was killed here
+    part = template.with_name(f"{template.name}.{os.getpid()}.part")
     install = program("mariadb-install-db") or "mariadb-install-db"
     # From inside its parent: with a blank in an absolute path its own script fails.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]

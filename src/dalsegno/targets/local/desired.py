@@ -22,25 +22,26 @@ from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.hostplans import host_plans
 from dalsegno.targets.local.layout import slurm_layout
-from dalsegno.targets.local.people import group_file, passwd_file
+from dalsegno.targets.local.people import People, group_file, passwd_file
 from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
 
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
 # What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
 RECONFIGURED = re.compile(
-    r"^(#|$|PartitionName|Priority|Scheduler|Preempt|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)", re.I
+    r"^(#|$|PartitionName|(Priority|Scheduler|Preempt)(?!Type)|Slurm(d|ctld)Timeout|MinJobAge|KillWait|MaxJobCount)",
+    re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
 class File:
-    """A file's text and rights. `once`: others may change it later. `in_place`: hosts have it mounted, and would not
-    see another file put in its stead."""
+    """A file's text and rights. With a `stamp`, others may change it, and it is written anew only when what the stamp
+    stands for has changed. `in_place`: hosts have it mounted, and would not see another file put in its stead."""
 
     text: str
     mode: int = 0o644
-    once: bool = False
+    stamp: str = ""
     in_place: bool = False
 
 
@@ -52,10 +53,8 @@ class Desired:
     hosts: Mapping[str, HostPlan]
 
 
-def desired(
-    cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: tuple[str, str]
-) -> Desired:
-    """`people` are the machine's own passwd and group files, to which a virtual host adds the cluster's users."""
+def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: People) -> Desired:
+    """`people` are the machine's own, to whom a virtual host adds the cluster's users."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
@@ -89,21 +88,28 @@ def _structure(files: Mapping[str, File]) -> list[str]:
     ]
 
 
-def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: tuple[str, str]) -> dict[str, File]:
-    files = {f"hosts/{node.name}/telemetry.json": File(telemetry(node, placement), once=True) for node in cluster.nodes}
+def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: People) -> dict[str, File]:
+    files = {
+        f"hosts/{node.name}/telemetry.json": File(telemetry(node, placement), stamp=_gpu_stamp(node, placement))
+        for node in cluster.nodes
+    }
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
         stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
         files["etc/hosts"] = File(hosts_file(cluster, placement), in_place=True)
-        files["etc/passwd"] = File(passwd_file(people[0], cluster.users, str(folder.homes)), in_place=True)
-        files["etc/group"] = File(group_file(*people, cluster.users), in_place=True)
+        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, str(folder.homes)), in_place=True)
+        files["etc/group"] = File(group_file(people, cluster.users, placement.uids), in_place=True)
     return files
 
 
 def hosts_file(cluster: Cluster, placement: Placement) -> str:
     lines = [f"{placement.addresses[name]} {name}" for name in host_names(cluster)]
     return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
+
+
+def _gpu_stamp(node: Node, placement: Placement) -> str:
+    return f"made for {node.gpus if placement.gpus_simulated else 0} x {node.gpu_type or 'gpu'}"
 
 
 def telemetry(node: Node, placement: Placement) -> str:
@@ -120,4 +126,4 @@ def telemetry(node: Node, placement: Placement) -> str:
         }
         for index in range(node.gpus if placement.gpus_simulated else 0)
     ]
-    return json.dumps({"node": node.name, "gpus": gpus}, indent=1)
+    return json.dumps({"node": node.name, "gpus": gpus, "stamp": _gpu_stamp(node, placement)}, indent=1)

@@ -3,52 +3,103 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeState
+from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say
-from dalsegno.targets.local.daemons import log_tail
+from dalsegno.targets.local.daemons import log_tail, raise_if_dead
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.observe import running_jobs
+from dalsegno.targets.local.observe import controller_runs, running_jobs
 from dalsegno.targets.local.plan import LocalPlan
 
 REGISTER_S = 120.0
 REMOVAL_REASON = "dalsegno:remove"
-# Reasons that Slurm itself gives to a node that was away: a host that `up` has booted again is meant to be back.
-AWAY = ("not responding", "node unexpectedly rebooted", "none")
+BOOT_REASON = "dalsegno:boot"
+# Reasons that Slurm itself, or an `up`, gives to a node that was away: it is meant to be back. Others are not ours.
+AWAY = ("not responding", "node unexpectedly rebooted", "none", BOOT_REASON)
 
 
-def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, say: Say) -> None:
+def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
     """Let nothing new onto what is to go, and wait for what runs there; Ctrl-C stops the waiting, not the jobs."""
-    for partition in plan.remove_partitions:
+    if not controller_runs(folder):
+        _refuse_to_guess(plan, folder)
+        return
+    nodes = [node.name for node in slurm.nodes() if node.name in plan.remove_nodes]
+    partitions = [part.name for part in slurm.partitions() if part.name in plan.remove_partitions]
+    for partition in dict.fromkeys(partitions):
         slurm.update(PartitionName=partition, State="DRAIN")
-    if plan.remove_nodes:
-        slurm.drain(plan.remove_nodes, REMOVAL_REASON)
+    if nodes:
+        slurm.drain(nodes, REMOVAL_REASON)
     said: list[str] = []
-    while jobs := [
-        job.id for job in running_jobs(slurm)
-        if job.nodes & set(plan.remove_nodes) or job.partition in plan.remove_partitions
-    ]:  # fmt: skip
+    while jobs := _in_the_way(slurm, set(nodes), set(partitions)):
         if jobs != said:
             say(f"waiting for job {', '.join(jobs)} to end (Ctrl-C stops waiting; `dalsegno up` again goes on)")
             said = jobs
         time.sleep(0.5)
 
 
-def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder) -> None:
+def _in_the_way(slurm: SlurmClient, nodes: set[str], partitions: set[str]) -> list[str]:
+    """Jobs on what is to go. One that waits for nodes which will never be free again would be waited for in vain."""
+    jobs = [job for job in running_jobs(slurm) if job.nodes & nodes or job.partition in partitions]
+    waiting = [job.id for job in jobs if not job.nodes]
+    if waiting:
+        raise TargetError(
+            f"job {', '.join(waiting)} waits in a partition that is to go",
+            hint=f"scancel {' '.join(waiting)}, or move it: scontrol update job={waiting[0]} partition=NAME",
+        )
+    return [job.id for job in jobs]
+
+
+def _refuse_to_guess(plan: LocalPlan, folder: Folder) -> None:
+    """Without slurmctld no one knows what runs on a node; one whose host is off runs nothing."""
+    alive = [name for name in plan.remove_nodes if host_process(folder.host(name)) is not None]
+    if alive:
+        raise TargetError(
+            f"slurmctld does not answer, so what runs on {compress(alive)} is not known",
+            hint="bring it up with the old file first, then remove the nodes",
+        )
+
+
+def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) -> None:
+    """Before a lost host is booted again: Slurm must have taken it out of its jobs, or it ends them all."""
+    if not nodes or not controller_runs(folder):
+        return
+    slurm.set_down(nodes, BOOT_REASON)
+    gone = set(nodes)
+    _wait(
+        lambda: not any(job.nodes & gone for job in running_jobs(slurm)),
+        lambda: TargetError(f"Slurm does not take {compress(nodes)} out of its jobs", hint="run `dalsegno up` again"),
+    )
+
+
+def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
     """Until every node has registered; hosts that were booted again are taken back into service."""
     wanted = {node.name for node in plan.cluster.nodes}
-    _wait(lambda: not _missing(slurm, plan, wanted), lambda: _complaint(slurm, plan, folder, wanted))
+
+    def all_there() -> bool:
+        missing = _missing(slurm, wanted)
+        _raise_for_dead_slurmd(plan, missing, since)
+        return not missing
+
+    _wait(all_there, lambda: _complaint(slurm, folder, wanted))
 
 
-def _missing(slurm: SlurmClient, plan: LocalPlan, wanted: set[str]) -> set[str]:
+def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> None:
+    for host in plan.desired.hosts.values():
+        for service in host.services:
+            if service.name.startswith("slurmd") and (service.name.partition(":")[2] or host.name) in missing:
+                raise_if_dead(host, service, since)
+
+
+def _missing(slurm: SlurmClient, wanted: set[str]) -> set[str]:
     nodes = {node.name: node for node in slurm.nodes()}
     for node in nodes.values():
-        if _is_back(node) and (node.name in plan.boot or plan.placement.hosts == "loopback"):
+        if _is_back(node) and node.name in wanted:
             slurm.resume(node.name)
     return wanted - {name for name, node in nodes.items() if is_registered(node)}
 
@@ -73,11 +124,12 @@ def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> Non
         pause_s = min(pause_s * 1.3, 0.25)
 
 
-def _complaint(slurm: SlurmClient, plan: LocalPlan, folder: Folder, wanted: set[str]) -> TargetError:
-    missing = sorted(_missing(slurm, plan, wanted))
+def _complaint(slurm: SlurmClient, folder: Folder, wanted: set[str]) -> TargetError:
+    missing = sorted(_missing(slurm, wanted) or wanted)
     log = str(folder.log(missing[0], "slurmd"))
     return TargetError(
         f"{len(missing)} nodes did not register within {REGISTER_S:.0f} s: {compress(missing)}; "
         f"the end of {missing[0]}'s log:\n{log_tail(log)}",
         where=log,
+        hint="`dalsegno status` shows the daemons; `dalsegno up` again starts what is missing",
     )

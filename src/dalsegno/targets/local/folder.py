@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +86,10 @@ class Folder:
     @property
     def devices(self) -> Path:
         """Simulated GPUs. Of all paths in Slurm's files only these cannot hold a blank, so they may live elsewhere."""
-        has_blank = any(letter.isspace() for letter in str(self.root))
-        return Path("/tmp") / f"dalsegno-{self.id}-dev" if has_blank else self.root / "dev"
+        if not any(letter.isspace() for letter in str(self.root)):
+            return self.root / "dev"
+        uid = os.geteuid()
+        return Path("/run" if uid == 0 else f"/run/user/{uid}") / f"dalsegno-{self.id}-dev"
 
     @property
     def homes(self) -> Path:
@@ -105,4 +108,9 @@ class Folder:
             raise TargetError(
                 f"the state folder's path is too long for a socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",
                 hint="set DALSEGNO_HOME to a shorter folder",
+            )
+        if not self.devices.is_relative_to(self.root) and not self.devices.parent.is_dir():
+            raise TargetError(
+                f"Slurm cannot read GPU devices below a folder with a blank in its name: {self.root}",
+                hint="set DALSEGNO_HOME to another folder",
             )

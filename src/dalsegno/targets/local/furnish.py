@@ -8,8 +8,9 @@ import secrets
 from dalsegno.system.files import make_folder, write_atomic, write_in_place
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.people import new_users
 from dalsegno.targets.local.plan import LocalPlan
+
+REST_UID = 65534
 
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
@@ -18,7 +19,9 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(path)
     make_folder(folder.secret, 0o700)
     make_folder(folder.slurmctld_state, 0o700)
-    make_folder(folder.run / "rest", 0o777 if os.geteuid() == 0 else 0o755)
+    make_folder(folder.run / "rest")
+    if os.geteuid() == 0:
+        os.chown(folder.run / "rest", REST_UID, -1)  # slurmrestd, as nobody, makes its socket there
     for host in plan.desired.hosts:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
@@ -40,11 +43,11 @@ def make_key(folder: Folder) -> None:
         write_atomic(folder.munge_key, secrets.token_hex(64), 0o600)
 
 
-def make_homes(folder: Folder, plan: LocalPlan, machine_passwd: str) -> None:
+def make_homes(folder: Folder, plan: LocalPlan) -> None:
     """Home folders of the users that exist only inside the cluster."""
-    for user, uid in new_users(machine_passwd, plan.cluster.users):
-        home = folder.homes / user.name
-        if os.geteuid() == 0 and not home.exists():
+    for name, uid in plan.placement.uids.items():
+        home = folder.homes / name
+        if not home.exists():
             make_folder(home)
             os.chown(home, uid, uid)
 

@@ -25,8 +25,15 @@ def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmCl
         files={name: text for name in wanted.files if (text := read_text(folder.root / name)) is not None},
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
-        jobs=running_jobs(slurm) if controller_runs(folder) else (),
+        jobs=_jobs_or_silence(folder, slurm),
     )
+
+
+def _jobs_or_silence(folder: Folder, slurm: SlurmClient) -> tuple[RunningJob, ...] | None:
+    try:
+        return running_jobs(slurm) if controller_runs(folder) else None
+    except DalsegnoError:
+        return None
 
 
 def controller_runs(folder: Folder) -> bool:
@@ -41,9 +48,6 @@ def host_folders(folder: Folder) -> list[Path]:
 
 
 def running_jobs(slurm: SlurmClient) -> tuple[RunningJob, ...]:
-    """Jobs that a change could hurt. A controller that does not answer holds no plan up: what it ran, goes on."""
-    try:
-        jobs = slurm.jobs()
-    except DalsegnoError:
-        return ()
-    return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in jobs if not job.state.ended)
+    """Jobs that a change could hurt; raises if slurmctld does not say, which is not the same as none."""
+    living = [job for job in slurm.jobs() if not job.state.ended]
+    return tuple(RunningJob(job.label, job.partition, frozenset(job.nodes)) for job in living)

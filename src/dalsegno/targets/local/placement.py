@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import Machine
+from dalsegno.targets.local.people import People, assign_uids
 
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
@@ -30,6 +31,7 @@ class Placement:
     ports: Mapping[str, int] = field(default_factory=dict)  # loopback: node or daemon -> port
     gpu_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gpus_simulated: bool = True
+    uids: Mapping[str, int] = field(default_factory=dict)  # of users that exist only here
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Free:
     networks: Sequence[ipaddress.IPv4Network] = ()  # in use
     links: frozenset[str] = frozenset()  # in use
     port_run: Callable[[int, set[int]], int | None] = lambda count, taken: FIRST_PORT
+    people: People = field(default_factory=People)  # in use
 
 
 def head_hosts(cluster: Cluster) -> list[str]:
@@ -74,7 +77,8 @@ def place(
     placed = (
         _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
     )
-    return _place_gpus(cluster, machine, placed, devices)
+    uids = assign_uids(cluster.users, free.people, placed.uids) if hosts == VIRTUAL else {}
+    return replace(_place_gpus(cluster, machine, placed, devices), uids=uids)
 
 
 def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free) -> Placement:
@@ -84,10 +88,15 @@ def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free
             f"{len(names)} virtual hosts are more than one bridge takes ({HOSTS_MAX})",
             hint="set `local: {hosts: loopback}` for clusters of this size",
         )
+    if base.subnet and cluster.local.subnet not in ("", base.subnet):
+        raise TargetError(
+            f"the cluster's network is {base.subnet} and cannot become {cluster.local.subnet} while it is up",
+            hint=f"`dalsegno down {cluster.name}` first",
+        )
     subnet = base.subnet or _choose_subnet(cluster, folder_id, free)
     network = ipaddress.IPv4Network(subnet)
     kept = {name: address for name, address in base.addresses.items() if name in names}
-    taken = set(kept.values())
+    taken = set(base.addresses.values())  # of those that are about to go, too: they live until the very end
     fresh = (str(network[index]) for index in range(2, network.num_addresses - 1) if str(network[index]) not in taken)
     addresses = {name: kept.get(name) or next(fresh) for name in names}
     return replace(base, subnet=subnet, link=base.link or _choose_link(folder_id, free), addresses=addresses)
@@ -95,13 +104,24 @@ def _place_virtual(cluster: Cluster, folder_id: str, base: Placement, free: Free
 
 def _choose_subnet(cluster: Cluster, folder_id: str, free: Free) -> str:
     if cluster.local.subnet:
-        return cluster.local.subnet
+        return _checked_subnet(cluster.local.subnet, free)
     candidates = list(SUBNETS.subnets(new_prefix=SUBNET_BITS))
     start = int(folder_id, 16) % len(candidates)
     for subnet in candidates[start:] + candidates[:start]:
         if not any(subnet.overlaps(used) for used in free.networks):
             return str(subnet)
     raise TargetError(f"no free network in {SUBNETS}", hint="name one: `local: {subnet: 172.30.0.0/20}`")
+
+
+def _checked_subnet(subnet: str, free: Free) -> str:
+    """A network that the machine reaches already would be cut off from it."""
+    used = next((network for network in free.networks if ipaddress.IPv4Network(subnet).overlaps(network)), None)
+    if used is not None:
+        raise TargetError(
+            f"network {subnet} overlaps {used}, which this machine uses already",
+            hint="leave `local.subnet` out, or choose another",
+        )
+    return subnet
 
 
 def _choose_link(folder_id: str, free: Free) -> str:

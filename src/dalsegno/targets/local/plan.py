@@ -10,15 +10,16 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.targets.local.desired import Desired, File
 from dalsegno.targets.local.placement import Placement
-from dalsegno.targets.local.store import State
+from dalsegno.targets.local.store import UP, State
 
 
 @dataclass(frozen=True)
 class RunningJob:
+    """A job that a change could hurt; one that waits has no nodes yet."""
+
     id: str
     partition: str
     nodes: frozenset[str]
-    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Observed:
     files: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()  # hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
-    jobs: tuple[RunningJob, ...] = ()
+    jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class LocalPlan:
     placement: Placement
     desired: Desired
     fresh: bool
+    unfinished: bool = False  # an earlier `up` was cut short: whatever it left, is done again
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
     remove_partitions: tuple[str, ...] = ()
@@ -53,18 +55,20 @@ class LocalPlan:
     accounting: bool = False
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
-    wait_for: tuple[str, ...] = ()  # jobs that must end first
+    wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: not known
+    left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
 
     @property
     def empty(self) -> bool:
         return not (
-            self.fresh or self.remove_hosts or self.remove_partitions or self.boot or self.write or self.start
+            self.fresh or self.unfinished
+            or self.remove_hosts or self.remove_partitions or self.boot or self.write or self.start
             or self.restart or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
         if self.fresh:
-            return [_creation(self)]
+            return [_creation(self), *self.left_out]
         if self.empty:
             return ["nothing to do: the cluster is as the file says"]
         return [*_changes(self), _restarts(self), _jobs(self)]
@@ -74,6 +78,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
     """What has to happen so that what is seen becomes what is wanted."""
     before = seen.applied
     fresh = seen.state is None
+    unfinished = seen.state is not None and seen.state.phase != UP
     if before is not None:
         _refuse_impossible(before, wanted)
     old_nodes = [node.name for node in before.nodes] if before else []
@@ -89,19 +94,21 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         placement,
         desired,
         fresh,
+        unfinished,
         add_nodes=_without(new_nodes, old_nodes),
         remove_nodes=gone_nodes,
         remove_partitions=gone_partitions,
-        remove_hosts=_without([*seen.services, *seen.alive], desired.hosts),
+        remove_hosts=_without([*seen.services, *seen.alive, *gone_nodes], desired.hosts),
         boot=_without(desired.hosts, seen.alive),
         write=write,
         start=start,
         restart=restart,
-        reconfigure="etc/slurm.conf" in write and not restart,
+        reconfigure=("etc/slurm.conf" in write or unfinished) and not any(name == "slurmctld" for _, name in restart),
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
-        wait_for=tuple(job.id for job in seen.jobs if job.nodes & set(gone_nodes) or job.partition in gone_partitions),
+        wait_for=_in_the_way(seen.jobs, gone_nodes, gone_partitions),
+        left_out=_left_out(wanted),
     )
 
 
@@ -112,13 +119,28 @@ def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
 
 
 def _differs(file: File, found: str | None) -> bool:
-    return found is None if file.once else found != file.text
+    return found is None or (found != file.text if file.stamp == "" else file.stamp not in found)
 
 
 def _reservation_names(before: Cluster | None, wanted: Cluster) -> tuple[str, ...]:
     """Those that may be there: of the last file, and of this one, should an earlier `up` have been cut short."""
     names = [item.name for cluster in (before, wanted) if cluster for item in cluster.reservations]
     return tuple(dict.fromkeys(names))
+
+
+def _in_the_way(
+    jobs: tuple[RunningJob, ...] | None, nodes: Iterable[str], partitions: Iterable[str]
+) -> tuple[str, ...] | None:
+    """The jobs on what is to go."""
+    if jobs is None:
+        return None
+    gone_nodes, gone_partitions = set(nodes), set(partitions)
+    return tuple(job.id for job in jobs if job.nodes & gone_nodes or job.partition in gone_partitions)
+
+
+def _left_out(wanted: Cluster) -> tuple[str, ...]:
+    names = ", ".join(f"`{storage.name}`" for storage in wanted.storage)
+    return (f"leaves out storage {names}: all hosts share this machine's own file system",) if names else ()
 
 
 def _people(cluster: Cluster) -> object:
@@ -174,6 +196,7 @@ def _changes(plan: LocalPlan) -> list[str]:
     other_hosts = [name for name in plan.remove_hosts if name not in plan.remove_nodes]
     dead = [f"{name} on {host}" for host, name in plan.start]
     lines = [
+        (plan.unfinished, "finishes what an earlier `up` began"),
         (plan.add_nodes, f"adds {_named('node', plan.add_nodes)}"),
         (plan.remove_nodes, f"drains and removes {_named('node', plan.remove_nodes)}"),
         (plan.remove_partitions, f"removes {_named('partition', plan.remove_partitions)}"),
@@ -194,6 +217,8 @@ def _restarts(plan: LocalPlan) -> str:
 
 
 def _jobs(plan: LocalPlan) -> str:
+    if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
+        return "slurmctld does not answer: which jobs this would hurt is not known"
     if plan.wait_for:
         return f"waits for {_named('job', plan.wait_for)} to end first; ends no job"
     return "ends no job"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import host_process
-from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import end
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.sweep import remove_cgroup
 
 
-def remove_hosts(runner: Runner, folder: Folder, names: Sequence[str]) -> None:
+def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
     """End each host's first process, and so all of it; its cable goes with it."""
     living = [process for name in names if (process := host_process(folder.host(name))) is not None]
     end(living)

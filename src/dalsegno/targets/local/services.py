@@ -70,8 +70,8 @@ class Services:
         return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
 
     def slurmrestd(self) -> Service:
-        """slurmrestd refuses to run as root or SlurmUser, so as root it becomes `nobody`; its socket is open to all,
-        and asks each caller's own rights (rest_auth/local)."""
+        """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
+        which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
         as_root = ["-u", "nobody", "-g", "nogroup"] if self.machine.is_root else []
         return self._service(
             "slurmrestd", [*as_root, "-a", "rest_auth/local", f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
+from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.system.procfs import Process
@@ -35,8 +37,31 @@ def enter(
 ) -> tuple[list[str], dict[str, str]]:
     """What to become, and with which environment, for a shell or one command on the cluster."""
     inner = list(command) or [env.get("SHELL") or "/bin/bash"]
-    person = {"USER": user, "LOGNAME": user, "HOME": str(folder.homes / user)} if user else {}
-    return [*entrance(folder, cwd, host=host, user=user), *inner], {**env, **user_env(folder, env), **person}
+    prefix = entrance(folder, cwd, host=host, user=user)
+    return [*prefix, *inner], {**(_person_env(folder, user, env) if user else env), **user_env(folder, env)}
+
+
+def _person_env(folder: Folder, user: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Another's session: none of root's own variables go along, and so none of its secrets into jobs."""
+    person = _person(folder, user)
+    plain = {name: env[name] for name in ("TERM", "LANG", "LC_ALL", "TZ") if name in env}
+    return {**plain, "USER": user, "LOGNAME": user, "HOME": person.home, "SHELL": person.shell}
+
+
+class _Person(NamedTuple):
+    uid: str
+    gid: str
+    home: str
+    shell: str
+
+
+def _person(folder: Folder, user: str) -> _Person:
+    """As the cluster's hosts know them."""
+    lines = (read_text(folder.etc / "passwd") or "").splitlines()
+    fields = next((fields for line in lines if (fields := line.split(":"))[0] == user), None)
+    if fields is None or len(fields) < 7:
+        raise UsageError(f"{folder.name} has no user `{user}`", hint="`users:` in the cluster file adds one")
+    return _Person(fields[2], fields[3], fields[5], fields[6] or "/bin/sh")
 
 
 def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
@@ -60,7 +85,10 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
                 hint="`dalsegno status` shows what is, `dalsegno up` boots it",
             )
         return []  # a half-made cluster still has its files, and Slurm's commands their own errors
-    become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"] if user else []
+    become: list[str] = []
+    if user:
+        person = _person(folder, user)
+        become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
     net = ["--net"] if host else []  # without a host named, the machine's own network stays: pip, git and the like
     nsenter = [
         program("nsenter") or "nsenter",

@@ -46,7 +46,10 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
 
 
 def read_summary(folder: Folder) -> dict[str, str | int]:
-    state, applied = read_state(folder), read_applied(folder)
+    try:
+        state, applied = read_state(folder), read_applied(folder)
+    except (DalsegnoError, TypeError, KeyError, ValueError):
+        return {"target": "local", "phase": "damaged", "nodes": 0}
     phase = "up" if state and state.phase == UP else "half-made" if state else "gone"
     if phase == "up" and applied and host_process(folder.host(applied.head)) is None:
         phase = "stopped"

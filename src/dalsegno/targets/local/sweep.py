@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from pathlib import Path
 
 from dalsegno.errors import TargetError
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import INIT
-from dalsegno.system.network import link_names, run_ip
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import (
     MARK,
@@ -21,6 +21,7 @@ from dalsegno.system.procfs import (
     environment,
     find,
     marked,
+    owner,
     start_ticks,
     stop,
 )
@@ -54,7 +55,10 @@ def end_processes(folder: Folder) -> bool:
             return found
         found = True
         end(processes)
-    raise TargetError(f"processes of {folder.name} do not end: {[process.pid for process in processes]}")
+    raise TargetError(
+        f"processes of {folder.name} do not end: {[process.pid for process in processes]}",
+        hint="they may hang in the kernel (a dead file system?); `dalsegno down` again when they are gone",
+    )
 
 
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
@@ -72,10 +76,13 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
 
 def _is_ours(pid: int, folder: Folder) -> bool:
-    """Started by us, or by Slurm as a task of a job here (also one that left its step's session and parents)."""
+    """Started by us, or by Slurm as a task of a job here (also one that left its step's session and parents).
+
+    Only our own: another user's process may carry any mark it likes.
+    """
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
-        return True
+        return owner(pid) == os.geteuid()
     return f"SLURM_CONF={folder.slurm_conf}".encode() in env and any(
         item.startswith(b"SLURMD_NODENAME=") for item in env
     )
@@ -93,10 +100,10 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
     prefix = f"ds{folder.id}"
     until = time.monotonic() + LINK_GONE_S
     found = False
-    while mine := [name for name in link_names(runner) if name.startswith(prefix)]:
+    while mine := [name for _, name in socket.if_nameindex() if name.startswith(prefix)]:
         found = True
         if time.monotonic() > until:
-            run_ip(runner, [f"link del {name}" for name in mine])
+            runner.run(["ip", "link", "del", mine[0]], timeout_s=30)
         time.sleep(0.01)
     return found
 

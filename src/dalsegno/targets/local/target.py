@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
-from dalsegno.errors import TargetError
+from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
@@ -18,6 +20,7 @@ from dalsegno.targets.local.apply import Site, apply
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import observe
+from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
@@ -71,26 +74,39 @@ class LocalTarget:
             raise TypeError(f"not a plan of the local target: {plan!r}")
         state = self._state()
         if state is None:
-            sweep(self.runner, self.folder)  # what an earlier cluster of this name may have left without its folder
-        site = Site(self.runner, self.folder, self.machine, self.cache, self.slurm, self._people()[0], say)
+            sweep(self.runner, self.folder)  # what an earlier cluster of this name, or half a `down`, has left
+        site = Site(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
         try:
             apply(site, plan, state)
-        except TargetError as error:
+        except DalsegnoError as error:
             if state is None or state.phase != UP or before is None:
                 raise
             say("that failed: putting the cluster back as it was")
+            self._put_back(site, before, state, error)
+
+    def _put_back(self, site: Site, before: Cluster, state: State, error: DalsegnoError) -> NoReturn:
+        """Undo a change that Slurm did not take, then tell of it."""
+        try:
+            write_state(self.folder, state)  # the old places: hosts that were to go still live there
             apply(site, self.plan(before), state)
+        except DalsegnoError as second:
             raise TargetError(
-                f"{error.what}\nThe cluster was put back as it was before; nothing was changed.",
+                f"{error.what}\nPutting the cluster back as it was failed too: {second.what}",
                 where=error.where,
-                hint="mend what the log complains about, then `dalsegno up` again",
+                hint="`dalsegno status` shows what stands; `dalsegno up` with the old file tries again",
             ) from error
+        raise TargetError(
+            f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",
+            where=error.where,
+            hint="mend what it complains about, then `dalsegno up` again",
+        ) from error
 
     def destroy(self, say: Say) -> bool:
         state = read_state_leniently(self.folder)
         if state is not None:
-            write_state(self.folder, replace(state, phase=REMOVING))
+            with contextlib.suppress(DalsegnoError):  # a full disk must not keep us from freeing it
+                write_state(self.folder, replace(state, phase=REMOVING))
         return sweep(self.runner, self.folder)
 
     def status(self) -> Status:
@@ -122,12 +138,9 @@ class LocalTarget:
         return SlurmClient(self.runner, {"PATH": NODE_PATH, **slurm_env(self.folder)}, prefix=prefix)
 
     def _state(self) -> State | None:
-        """The state to go on from; a `down` that was cut short is finished first."""
+        """The state to go on from: none where a `down` was cut short."""
         state = read_state(self.folder)
-        if state is not None and state.phase == REMOVING:
-            sweep(self.runner, self.folder)
-            return None
-        return state
+        return None if state is not None and state.phase == REMOVING else state
 
     def _check_packages(self, cluster: Cluster) -> None:
         programs = [
@@ -148,12 +161,14 @@ class LocalTarget:
 
     def _free(self) -> Free:
         if not self.machine.is_root:
-            return Free(port_run=_port_run)
-        return Free(used_networks(self.runner), frozenset(link_names(self.runner)), _port_run)
+            return Free(port_run=self._port_run)
+        return Free(used_networks(self.runner), frozenset(link_names(self.runner)), self._port_run, self._people())
 
-    def _people(self) -> tuple[str, str]:
-        return Path("/etc/passwd").read_text(), Path("/etc/group").read_text()
+    def _people(self) -> People:
+        passwd, group = (Path(f"/etc/{name}").read_text(errors="surrogateescape") for name in ("passwd", "group"))
+        return People(passwd, group)
 
-
-def _port_run(count: int, taken: set[int]) -> int | None:
-    return first_free_run(count, FIRST_PORT, LAST_PORT, taken)
+    def _port_run(self, count: int, taken: set[int]) -> int | None:
+        """Each cluster looks from a place of its own, so that two that come up at once do not choose the same."""
+        start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
+        return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)

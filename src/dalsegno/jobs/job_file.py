@@ -1,0 +1,106 @@
+"""A job file, `job.yaml`: the options of `dalsegno run` by the same words, with every fault at its line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dalsegno.errors import Problem, SpecError, UsageError
+from dalsegno.jobs.options import OPTIONS, make_request
+from dalsegno.jobs.request import RunRequest
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from dalsegno.spec.document import Document
+
+_MAX_BYTES = 1024 * 1024
+_EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
+_FIELDS = {option.word: option.target for option in OPTIONS}
+
+
+def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
+    """The request in the file at `path`; fields in `over` go before those of the file."""
+    name = os.fspath(path)
+    return parse_job(_read(name), name, over)
+
+
+def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
+    """The request in `text`. Raises SpecError with all problems of the file."""
+    fields = job_fields(text, filename)
+    script, args = str(fields.pop("script")), fields.pop("args", ())
+    try:
+        return make_request(script, args, fields, over or {})
+    except UsageError as fault:
+        raise SpecError([Problem(fault.what, filename, fault.hint)]) from None
+
+
+def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
+    """Fields of a request that the file sets, `script` and `args` among them."""
+    from dalsegno.spec.document import Table, read_document
+
+    document = read_document(text, filename)
+    if not isinstance(document.data, Table):
+        raise SpecError([Problem("there is no job in this file", filename, _EXAMPLE)])
+    found = _validated(document)
+    if document.problems:
+        raise SpecError(sorted(document.problems, key=_line))
+    return found
+
+
+def _validated(document: Document) -> dict[str, Any]:
+    """What the file sets; faults go to the document's problems."""
+    from pydantic import ValidationError
+
+    from dalsegno.jobs.job_model import JobFile
+
+    # `x-…` is the user's own: a place for anchors. `key:` with nothing after it is as good as not there.
+    given = {key: value for key, value in document.data.items() if not key.startswith("x-") and value is not None}
+    try:
+        job = JobFile.model_validate(given)
+    except ValidationError as refused:
+        document.problems += [_problem(error, document) for error in refused.errors(include_url=False)]
+        return {}
+    return {_FIELDS.get(key, key): getattr(job, key) for key in given}
+
+
+def _problem(error: ErrorDetails, document: Document) -> Problem:
+    from dalsegno.jobs.job_model import USAGE, JobFile
+    from dalsegno.spec.faults import word_fault
+    from dalsegno.spec.unknown_keys import hint_unknown
+
+    key, kind = str(error["loc"][0]), error["type"]
+    where = document.where((key,))
+    if kind == "extra_forbidden":
+        return Problem(f"a job file has no setting `{_short(key)}`", where, hint_unknown(JobFile, (), key))
+    if kind == "missing":
+        return Problem(f"a job file needs `{key}`", document.where(()), f"add `{key}: train.py`")
+    if kind == USAGE:
+        return Problem(f"`{key}`: {error['ctx']['what']}", where, error["ctx"]["hint"])
+    what, hint = word_fault(error, (key,), document.data, JobFile)
+    return Problem(what, where, hint)
+
+
+def _short(key: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in key[:60])
+
+
+def _line(problem: Problem) -> int:
+    return int(problem.where.rpartition(":")[2])
+
+
+def _read(name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror or error}"
+        raise SpecError([Problem(what, name, "name a job file (`job.yaml`) or an sbatch script")]) from None
+    if len(raw) > _MAX_BYTES:
+        raise SpecError([Problem("the file is larger than 1 MiB", name, "is this a job file?")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None

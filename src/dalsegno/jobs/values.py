@@ -1,0 +1,167 @@
+"""What one can ask of a run, read from text: the same words on the command line, in a job file and in variables.
+
+Every fault is a sentence of its own, so that it reads well after a flag's name and after a file's line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dalsegno.errors import UsageError
+from dalsegno.hostlist import MAX_NODES, HostlistError, expand
+
+UNLIMITED_S = 0  # a time limit of none, as Slurm reads `--time=0`
+MAX_COUNT = 65_536
+
+_NODES = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
+_GPUS = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_.-]*):)?([0-9]{1,4})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_TIME_HINT = "write `90` (minutes), `2:00:00`, `1-12:00:00`, `2h`, or `unlimited`"
+_SECONDS_HINT = "write seconds, or `90s`, `5m`, `1h`"
+
+
+class Nodes(NamedTuple):
+    """How many nodes a run wants: it starts with `max`, and may go on with `min`."""
+
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min}:{self.max}"
+
+
+class Gpus(NamedTuple):
+    """GPUs of each node, of any type or of one."""
+
+    count: int = 0
+    type: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.count}" if self.type else str(self.count)
+
+
+def shown(text: str) -> str:
+    """Text from a user as it may stand in a message: short, on one line, in backticks."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f"`{line[:60]}…`" if len(line) > 60 else f"`{line}`"
+
+
+def parse_nodes(text: str) -> Nodes:
+    """`4`, or `1:4`: at least 1 and at most 4 (Slurm's own `1-4` too)."""
+    found = _NODES.fullmatch(text.strip())
+    nodes = Nodes(int(found[1]), int(found[2] or found[1])) if found else Nodes(0, 0)
+    if not 1 <= nodes.min <= nodes.max <= MAX_NODES:
+        raise UsageError(f"{shown(text)} is not a number of nodes", hint="write `4`, or `1:4` for at least 1, at most 4")
+    return nodes
+
+
+def parse_count(text: str, least: int = 0) -> int:
+    """A whole number of things."""
+    bare = text.strip()
+    if not (bare.isascii() and bare.isdigit() and len(bare) < 8 and least <= int(bare) <= MAX_COUNT):
+        raise UsageError(f"{shown(text)} is not a whole number from {least} to {MAX_COUNT}")
+    return int(bare)
+
+
+def parse_positive(text: str) -> int:
+    return parse_count(text, least=1)
+
+
+def parse_gpus(text: str) -> Gpus:
+    """`8`, or with Slurm's type `h100:8`."""
+    found = _GPUS.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"{shown(text)} is not a number of GPUs", hint="write `8`, or `h100:8`")
+    return Gpus(int(found[2]), found[1] or "")
+
+
+def parse_time_limit(text: str) -> int:
+    """Seconds of one of Slurm's times (a bare number is minutes) or of `2h`; UNLIMITED_S for no limit."""
+    seconds = _seconds(text, 60, _TIME_HINT)
+    return UNLIMITED_S if seconds is None else seconds
+
+
+def parse_seconds(text: str) -> int:
+    """A span where a bare number is seconds; 0 (or `off`) switches off what it bounds."""
+    if text.strip().lower() == "off":
+        return 0
+    seconds = _seconds(text, 1, _SECONDS_HINT)
+    if seconds is None:
+        raise UsageError(f"{shown(text)} is not a span of time", hint=_SECONDS_HINT)
+    return seconds
+
+
+def _seconds(text: str, bare_s: int, hint: str) -> int | None:
+    from dalsegno.spec.quantities import parse_time  # pydantic comes with it: only who gives a time pays
+
+    try:
+        return parse_time(text, bare_s)
+    except ValueError:
+        raise UsageError(f"{shown(text)} is not a time", hint=hint) from None
+
+
+def parse_memory(text: str) -> int:
+    """MiB of `64G`; a bare number is MiB and 0 is all the node has, both as in Slurm."""
+    from dalsegno.spec.quantities import parse_size_mib
+
+    bare = text.strip()
+    try:
+        return int(bare) if bare.isascii() and bare.isdigit() and len(bare) < 12 else parse_size_mib(bare)
+    except ValueError:
+        raise UsageError(f"{shown(text)} is not a size", hint="write `64G`, `512M`, `1T`, or `0` for all") from None
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Names of nodes: `gpu[1-4],gpu9`."""
+    try:
+        return tuple(dict.fromkeys(expand(text)))
+    except HostlistError as fault:
+        raise UsageError(fault.what, hint=fault.hint or "write `gpu3`, or `gpu[1-4]`") from None
+
+
+def parse_env_pairs(pairs: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """`K=V` words; of a name given twice the last one counts."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not _VARIABLE.fullmatch(key):
+            raise UsageError(f"{shown(pair)} is not a variable and its value", hint="write `NAME=value`")
+        found.pop(key, None)
+        found[key] = value
+    return tuple(found.items())
+
+
+def parse_env_words(text: str) -> tuple[tuple[str, str], ...]:
+    """Several `K=V` in one text, separated and quoted as for a shell."""
+    return parse_env_pairs(parse_words(text))
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """The words of a text as a shell would split it."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as fault:
+        raise UsageError(f"{shown(text)} cannot be split into words: {fault}", hint="close the quotes") from None
+
+
+def parse_modules(text: str) -> tuple[str, ...]:
+    """Python modules, separated by commas."""
+    return tuple(parse_module(name.strip()) for name in text.split(",") if name.strip())
+
+
+def parse_module(name: str) -> str:
+    if not _MODULE.fullmatch(name):
+        raise UsageError(f"{shown(name)} is not the name of a Python module", hint="write `transformers.models`")
+    return name
+
+
+def parse_flag(text: str) -> bool:
+    """A switch in a variable: 1 or 0, yes or no, true or false, on or off."""
+    if text.strip().lower() not in _BOOLEANS:
+        raise UsageError(f"{shown(text)} is neither yes nor no", hint="write `1` or `0`")
+    return _BOOLEANS[text.strip().lower()]

@@ -1,0 +1,56 @@
+"""What the pages show is true: files validate, commands answer as shown."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dalsegno.errors import SpecError
+from dalsegno.spec import parse_spec, resolve
+from tests.docs.blocks import NOT_RUN, PAGES, ROOT, Block, blocks, every_block, lines, matches, needs_cluster, play
+
+BASE = {"name": "name: demo", "target": "target: local", "partitions": "partitions: [{name: train, nodes: 2}]"}
+
+
+def whole(block: Block) -> str:
+    """An example may show only the section that it is about."""
+    keys = yaml.safe_load(block.text)
+    return "\n".join([block.text, *(line for key, line in BASE.items() if key not in keys)])
+
+
+@pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.where)
+def test_every_cluster_file_is_valid_unless_it_is_said_to_be_faulty(block: Block):
+    if "faulty" in block.words:
+        with pytest.raises(SpecError):
+            parse_spec(whole(block), block.where)
+    else:
+        assert resolve(parse_spec(whole(block), block.where)).nodes
+
+
+@pytest.mark.parametrize("block", every_block("sh"), ids=lambda block: block.where)
+def test_a_block_is_run_as_a_whole_or_not_at_all(block: Block):
+    known = [line for line in lines(block) if line in NOT_RUN]
+    assert known in ([], lines(block)), "add the rest to NOT_RUN with a reason, or move it to a block of its own"
+
+
+def test_what_is_not_run_is_still_on_a_page():
+    assert set(NOT_RUN) <= {line for block in every_block("sh") for line in lines(block)}
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    assert {block.language for page in PAGES for block in blocks(page)} == {"yaml", "sh", "console"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not needs_cluster(page)], ids=lambda page: page.name)
+def test_commands_that_need_no_cluster_answer_as_the_page_says(page: Path, tmp_path: Path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
+    assert play(page, tmp_path, env) == []
+
+
+def test_answers_are_compared_but_for_numbers_spacing_and_what_is_left_out():
+    assert matches("up after 1.0 s\n", "up after 12.34 s\n")
+    assert matches("a\n…\nz\n", "a\nb\nc\nz\n") and matches("a\n…\nz\n", "a\nz\n")
+    assert not matches("a\n…\nz\n", "a\nb\n")
+    assert not matches("train-1 idle\n", "train-1 down\n")
+    assert matches("", "") and not matches("", "words\n")

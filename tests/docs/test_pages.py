@@ -1,0 +1,89 @@
+"""What the pages say of the program is what the program is: commands, fields, rooms, links."""
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from docs.field_tables import PAGE, fill, marked, sections
+
+from dalsegno.cli.main import COMMANDS
+from dalsegno.spec.model import ClusterSpec
+from tests.docs.blocks import FENCE, PAGES, ROOT
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
+
+
+def text_of(page: Path) -> str:
+    """Without its blocks, whose brackets are not links."""
+    return FENCE.sub("", page.read_text())
+
+
+def test_the_table_of_commands_is_that_of_the_program():
+    readme = text_of(ROOT / "README.md").partition("## Commands")[2].partition("\n## ")[0]
+    shown = dict(ROW.findall(readme))
+    assert list(shown) == [*COMMANDS, "setup"]
+    assert {name: shown[name] for name in COMMANDS} == COMMANDS
+
+
+def test_the_field_tables_are_those_of_the_model():
+    page = PAGE.read_text()
+    assert fill(page) == page, "run: .venv/bin/python docs/field_tables.py"
+
+
+def test_every_section_of_the_cluster_file_has_its_table():
+    assert set(marked(PAGE.read_text())) == {section.__name__ for section in sections(ClusterSpec)}
+
+
+def test_every_room_of_the_package_is_on_the_page_about_it():
+    page = (ROOT / "docs/architecture.md").read_text()
+    folder = ROOT / "src/dalsegno"
+    rooms = [f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()]
+    files = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
+    assert [room for room in (*rooms, *files) if f"`{room}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path):
+    inside = [link for link in LINK.findall(text_of(page)) if "://" not in link]
+    assert [link for link in inside if not leads_somewhere(page, link)] == []
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if anchor else []
+    return not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+# The measured table --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("table")
+
+
+def test_the_measured_table_has_its_place_and_is_there(table: ModuleType):
+    page = (ROOT / "docs/performance.md").read_text()
+    measured = page.partition(table.BEGIN)[2].partition(table.END)[0]
+    assert "Measured on 20" in measured and "| 4 virtual hosts" in measured
+
+
+def test_a_new_table_takes_the_place_of_the_old_one(table: ModuleType):
+    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    assert table.put_between_markers(page, "new") == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    with pytest.raises(ValueError, match="markers"):
+        table.put_between_markers("no place here", "new")
+
+
+def test_a_row_is_judged_by_its_median(table: ModuleType):
+    assert table.Row("up", 3.0, (2.0, 2.9, 9.0)).verdict == "kept"
+    assert table.Row("up", 3.0, (2.0, 3.1, 9.0)).verdict == "**missed**"
+    assert table.Row("up", None, (15.0,), note="takes 9 MiB", asked="come up").verdict == "kept; takes 9 MiB"
+    assert table.Row("up", None, (), note="needs root").verdict == "not measured: needs root"
