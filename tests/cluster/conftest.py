@@ -115,7 +115,7 @@ def leftovers(home: Path) -> list[str]:
             entry.startswith((b"DALSEGNO_MARK=" + mark, b"SLURM_CONF=" + mark)) for entry in environment(pid)
         )
     )
-    ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "half", "pair")]
+    ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "demo", "dalsegno-demo")]
     links = [name for name in os.listdir("/sys/class/net") if any(name.startswith(f"ds{one}") for one in ids)]
     cgroups = [str(path) for one in ids for path in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{one}")]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{home}/clusters" in line]

@@ -73,7 +73,7 @@ def test_a_subnet_asked_for_must_not_cut_the_machine_off():
 
 def test_the_subnet_of_a_running_cluster_stays():
     first = put(cluster(local=Local(subnet="10.1.0.0/20")))
-    with pytest.raises(TargetError, match="cannot become 10.2.0.0/20 while it is up"):
+    with pytest.raises(TargetError, match=r"cannot become 10\.2\.0\.0/20 while it is up"):
         put(cluster(local=Local(subnet="10.2.0.0/20")), before=first)
 
 

@@ -143,7 +143,7 @@ def test_a_cluster_name_becomes_a_table_prefix(faults, name):
 
 @pytest.mark.parametrize("name", ["DEFAULT", "default", "ALL", "localhost"])
 def test_slurm_keeps_some_names_for_itself(faults, name):
-    hint = "Slurm keeps this word for itself; choose another name"
+    hint = "it has a meaning of its own; choose another name"
     assert faults(BASE.replace("train", name)) == [(4, f"`name` of partition `{name}` cannot be `{name}`", hint)]
 
 

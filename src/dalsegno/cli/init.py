@@ -19,6 +19,7 @@ from dalsegno.errors import DalsegnoError, UsageError
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 def command(file: str, target: str, name: str, force: bool) -> None:
     """Write a commented starter file to FILE (default: cluster.yaml) and check it."""
+    from dalsegno.cluster import BUILT
     from dalsegno.spec import parse_spec, starter
     from dalsegno.system.files import write_atomic
 
@@ -33,4 +34,5 @@ def command(file: str, target: str, name: str, force: bool) -> None:
         raise UsageError(f"a cluster cannot be called `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
     said = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
-    out.talk(f"wrote {file}; next: `dalsegno validate{said}`, then `dalsegno up{said}`")
+    then = f", then `dalsegno up{said}`" if target in BUILT else f" (making {target} clusters real is not built yet)"
+    out.talk(f"wrote {file}; next: `dalsegno validate{said}`{then}")

@@ -82,6 +82,9 @@ def main() -> None:
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:
+    if isinstance(error, click.ClickException) and type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later
+        out.talk(error.format_message())
+        return error.exit_code
     if isinstance(error, click.ClickException):
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else ""
         out.error(error.format_message(), hint=usage)

@@ -15,11 +15,14 @@ from dalsegno.cli.options import file_argument, json_option
 @json_option
 def command(file: str, json_: bool) -> None:
     """Say what `up` would do with FILE (default: cluster.yaml): what it adds and removes, restarts and waits for."""
-    from dalsegno.cluster import open_target, place_named
+    from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec import load_spec, resolve
 
     cluster = resolve(load_spec(Path(file)))
-    plan = open_target(cluster.target, place_named(cluster.name)).plan(cluster)
+    place = place_named(cluster.name)
+    target = open_target(cluster.target, place)
+    may_change(place)  # who may not change it may not read all of it either
+    plan = target.plan(cluster)
     if json_:
         out.as_json(
             {

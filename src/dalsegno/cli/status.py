@@ -30,12 +30,16 @@ def _show(status: Status) -> None:
     out.data(f"{status.name} ({status.target}) is {status.phase}" + (f": {facts}" if facts else ""))
     for problem in status.problems:
         out.warn(problem)
-    out.data("")
-    out.table(["NODE", "STATE", "PARTITION", "GPUS", "ADDRESS", "REASON"], [_node_row(node) for node in status.nodes])
-    out.data("")
-    out.table(["DAEMON", "HOST", "STATE"], _daemon_rows(status))
+    _section(["NODE", "STATE", "PARTITION", "GPUS", "ADDRESS", "REASON"], [_node_row(node) for node in status.nodes])
+    _section(["DAEMON", "HOST", "STATE"], _daemon_rows(status))
     out.data("")
     _show_queue(status)
+
+
+def _section(headers: list[str], rows: list[list[str]]) -> None:
+    if rows:
+        out.data("")
+        out.table(headers, rows)
 
 
 def _node_row(node: NodeStatus) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.errors import Problem, SpecError, UsageError
 from dalsegno.jobs.options import OPTIONS, make_request
 from dalsegno.jobs.request import RunRequest
+from dalsegno.jobs.values import shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1024 * 1024
 _EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
 _FIELDS = {option.word: option.target for option in OPTIONS}
+_MEANT = {  # words of Slurm, of torchrun and of other tools
+    "walltime": "time",
+    "time_limit": "time",
+    "ntasks_per_node": "nproc_per_node",
+    "gpus": "gpus_per_node",
+    "gres": "gpus_per_node",
+    "memory": "mem",
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "job_name": "name",
+    "workdir": "chdir",
+    "command": "script",
+    "environment": "env",
+    "queue": "partition",
+}
 
 
 def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
@@ -74,17 +90,15 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
     key, kind = str(error["loc"][0]), error["type"]
     where = document.where((key,))
     if kind == "extra_forbidden":
-        return Problem(f"a job file has no setting `{_short(key)}`", where, hint_unknown(JobFile, (), key))
+        meant = _MEANT.get(key.lower().replace("-", "_"))
+        hint = f"did you mean `{meant}`?" if meant else hint_unknown(JobFile, (), key)
+        return Problem(f"a job file has no setting {shown(key)}", where, hint)
     if kind == "missing":
         return Problem(f"a job file needs `{key}`", document.where(()), f"add `{key}: train.py`")
     if kind == USAGE:
         return Problem(f"`{key}`: {error['ctx']['what']}", where, error["ctx"]["hint"])
     what, hint = word_fault(error, (key,), document.data, JobFile)
     return Problem(what, where, hint)
-
-
-def _short(key: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in key[:60])
 
 
 def _line(problem: Problem) -> int:

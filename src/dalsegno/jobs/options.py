@@ -1,4 +1,4 @@
-"""The options of a run as one table: word, field of RunRequest, and how its text is read.
+"""The options of a run as one table: word, meaning, how its text is read, and the field of RunRequest it sets.
 
 Command line, job file and variables all go by it, so that a word means the same wherever it stands.
 """
@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from dalsegno.errors import UsageError
-from dalsegno.hardware import did_you_mean
-from dalsegno.jobs import values
-from dalsegno.jobs.request import Framework, RunRequest
-from dalsegno.jobs.values import shown
+from dalsegno.jobs import checks, values
+from dalsegno.jobs.request import RunRequest, check_framework
+from dalsegno.jobs.sbatch_args import check_sbatch_args
 
 ENV_PREFIX = "DALSEGNO_RUN_"
+
+
+class Kind(Enum):
+    """What an option's value looks like in a job file."""
+
+    WORD = "word"
+    FLAG = "flag"  # no value on the command line
+    LIST = "list"  # may be given several times
+    MAPPING = "mapping"  # K=V, may be given several times
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,10 @@ class Option:
 
     word: str
     parse: Callable[[str], object]
+    help: str
     field: str = ""  # "": the same word
+    kind: Kind = Kind.WORD
+    examples: tuple[object, ...] = ()
 
     @property
     def target(self) -> str:
@@ -39,42 +51,83 @@ class Option:
         return "--" + self.word.replace("_", "-")
 
 
-def parse_framework(text: str) -> Framework:
-    words = [framework.value for framework in Framework]
-    if text.strip().lower() not in words:
-        hint = did_you_mean(text, words, otherwise=f"there are {', '.join(words)}")
-        raise UsageError(f"{shown(text)} is no framework we know", hint=hint)
-    return Framework(text.strip().lower())
+def _checked(check: Callable[[str], None]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        check(text)
+        return text
 
+    return parse
+
+
+def _named(kind: str) -> Callable[[str], str]:
+    return _checked(lambda text: checks.check_slurm_names({kind: text}))
+
+
+def _sbatch_args(text: str) -> tuple[str, ...]:
+    words = values.parse_words(text)
+    check_sbatch_args(words)
+    return words
+
+
+_path = _checked(lambda text: checks.check_paths([text]))
 
 OPTIONS = (
-    Option("nodes", values.parse_nodes),
-    Option("nproc_per_node", values.parse_positive),
-    Option("gpus_per_node", values.parse_gpus),
-    Option("cpus_per_task", values.parse_positive),
-    Option("mem", values.parse_memory, "memory_mib"),
-    Option("spares", values.parse_count),
-    Option("partition", str),
-    Option("time", values.parse_time_limit, "time_limit_s"),
-    Option("account", str),
-    Option("qos", str),
-    Option("constraint", str),
-    Option("exclude", values.parse_hosts),
-    Option("env", values.parse_env_words),
-    Option("venv", str),
-    Option("conda", str),
-    Option("name", str),
-    Option("detach", values.parse_flag),
-    Option("max_restarts", values.parse_count),
-    Option("preload", values.parse_modules),
-    Option("no_preload", values.parse_flag),
-    Option("fresh", values.parse_flag),
-    Option("framework", parse_framework),
-    Option("hang_timeout", values.parse_seconds, "hang_timeout_s"),
-    Option("signal_lead", values.parse_seconds, "signal_lead_s"),
-    Option("chdir", str),
-    Option("output", str),
-    Option("sbatch_args", values.parse_words),
+    Option("nodes", values.parse_nodes, "Nodes, or MIN:MAX: it may go on with MIN of them.", examples=(4, "1:4")),
+    Option("nproc_per_node", values.parse_positive, "Processes on each node; else one for each GPU, else one."),
+    Option("gpus_per_node", values.parse_gpus, "GPUs of each node.", examples=(8, "h100:8")),
+    Option("cpus_per_task", values.parse_positive, "CPUs for each process; else its share by GPUs, else one."),
+    Option("mem", values.parse_memory, "Memory of each node; 0: all of it.", "memory_mib", examples=("64G",)),
+    Option("spares", values.parse_count, "Further nodes, kept warm, that take the place of lost ones."),
+    Option("partition", _named("partition"), "Slurm partition, or several with commas."),
+    Option(
+        "time",
+        values.parse_time_limit,
+        "Time limit; beyond the partition's own the run goes on in further jobs.",
+        "time_limit_s",
+        examples=("2:00:00", "12h", "unlimited"),
+    ),
+    Option("account", _named("account"), "Slurm account."),
+    Option("qos", _named("QOS"), "Quality of service."),
+    Option("constraint", _checked(checks.check_constraint), "Features of the nodes.", examples=("a100&nvlink",)),
+    Option("exclude", values.parse_hosts, "Nodes not to use.", kind=Kind.LIST, examples=("gpu[3-4]",)),
+    Option("env", values.parse_env_words, "Environment variables of the processes.", kind=Kind.MAPPING),
+    Option("venv", _path, "Python virtual environment to run in."),
+    Option("conda", _path, "Prefix of the conda environment to run in."),
+    Option("name", _checked(checks.check_name), "Name of the run; else the script's."),
+    Option("detach", values.parse_flag, "Submit and leave; do not follow the output.", kind=Kind.FLAG),
+    Option("max_restarts", values.parse_count, "Restarts after failures of the script; a lost node costs none."),
+    Option("preload", values.parse_modules, "Python modules to import once per node, ahead.", kind=Kind.LIST),
+    Option("no_preload", values.parse_flag, "Start plain processes; nothing is imported ahead.", kind=Kind.FLAG),
+    Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=Kind.FLAG),
+    Option(
+        "framework",
+        _checked(check_framework),
+        "Whose variables the processes get.",
+        examples=("torch", "tensorflow", "jax", "mpi", "plain"),
+    ),
+    Option(
+        "hang_timeout",
+        values.parse_seconds,
+        "No step for so long is a hang: stacks are kept, then it restarts.",
+        "hang_timeout_s",
+        examples=("10m", "off"),
+    ),
+    Option(
+        "signal_lead",
+        values.parse_seconds,
+        "How long before the time limit the processes are told to save.",
+        "signal_lead_s",
+        examples=("2m",),
+    ),
+    Option("chdir", _path, "Folder to run in; else that of the command."),
+    Option("output", _path, "Folder in which the run gets its own, for logs and reports."),
+    Option(
+        "sbatch_args",
+        _sbatch_args,
+        "Further options for Slurm, as they are.",
+        kind=Kind.LIST,
+        examples=("--reservation=morning",),
+    ),
 )
 _BY_WORD = {option.word: option for option in OPTIONS}
 
@@ -85,23 +138,21 @@ def option(word: str) -> Option:
 
 
 def parse_option(word: str, text: str) -> object:
-    """The value of one option. A fault names the option it was given to."""
-    try:
-        return option(word).parse(text)
-    except UsageError as fault:
-        raise UsageError(fault.what, where=option(word).flag, hint=fault.hint) from None
+    """The value of one option on the command line. A fault names its flag."""
+    return _read(option(word), text, option(word).flag)
 
 
 def options_from_env(environ: Mapping[str, str]) -> dict[str, object]:
     """Fields of a request that variables set: `DALSEGNO_RUN_NODES=1:4`. An empty one sets nothing."""
-    return {each.target: _read(each, environ[each.variable]) for each in OPTIONS if environ.get(each.variable)}
+    given = [each for each in OPTIONS if environ.get(each.variable)]
+    return {each.target: _read(each, environ[each.variable], each.variable) for each in given}
 
 
-def _read(each: Option, text: str) -> object:
+def _read(each: Option, text: str, where: str) -> object:
     try:
         return each.parse(text)
     except UsageError as fault:
-        raise UsageError(fault.what, where=each.variable, hint=fault.hint) from None
+        raise UsageError(fault.what, where=where, hint=fault.hint) from None
 
 
 def make_request(script: str, args: tuple[str, ...] = (), *layers: Mapping[str, object]) -> RunRequest:

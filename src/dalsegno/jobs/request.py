@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from posixpath import basename
 
 from dalsegno.errors import UsageError
+from dalsegno.hardware import did_you_mean
 from dalsegno.jobs import checks
 from dalsegno.jobs.sbatch_args import check_sbatch_args
-from dalsegno.jobs.values import Gpus, Nodes, parse_env_pairs, parse_module, parse_nodes
+from dalsegno.jobs.values import (
+    NO_GPUS,
+    ONE_NODE,
+    Gpus,
+    Nodes,
+    parse_env_pairs,
+    parse_module,
+    parse_nodes,
+    shown,
+)
 
 DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send it up to 60 s early, never late
 
 
-class Framework(Enum):
-    """Which library's variables the processes get, and who starts them."""
-
-    TORCH = "torch"
-    TENSORFLOW = "tensorflow"
-    JAX = "jax"
-    MPI = "mpi"
-    PLAIN = "plain"
-
-    @property
-    def has_agents(self) -> bool:
-        """Our run agents start the processes; else srun itself does, as its tasks."""
-        return self not in (Framework.MPI, Framework.PLAIN)
+# Frameworks, and whether our run agents start the processes; else srun itself does, as its tasks.
+FRAMEWORKS = {"torch": True, "tensorflow": True, "jax": True, "mpi": False, "plain": False}
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,9 @@ class RunRequest:
 
     script: str
     args: tuple[str, ...] = ()
-    nodes: Nodes = Nodes(1, 1)
+    nodes: Nodes = ONE_NODE
     nproc_per_node: int | None = None  # else one for each GPU, else 1
-    gpus_per_node: Gpus = Gpus()
+    gpus_per_node: Gpus = NO_GPUS
     cpus_per_task: int | None = None  # a task is one of the run's processes
     memory_mib: int | None = None  # of each node; 0: all of it
     spares: int = 0
@@ -56,7 +54,7 @@ class RunRequest:
     preload: tuple[str, ...] = ()
     no_preload: bool = False
     fresh: bool = False
-    framework: Framework = Framework.TORCH
+    framework: str = "torch"  # whose variables the processes get
     hang_timeout_s: int | None = None  # 0: off; None: from the steps that the training library reports
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
@@ -67,6 +65,10 @@ class RunRequest:
         _check_words(self)
         _check_numbers(self)
         _check_choices(self)
+
+    @property
+    def has_agents(self) -> bool:
+        return FRAMEWORKS[self.framework]
 
     @property
     def processes_per_node(self) -> int:
@@ -81,8 +83,9 @@ class RunRequest:
 
 
 def _check_words(request: RunRequest) -> None:
-    if not request.script:
-        raise UsageError("there is no script to run", hint="name it last: `dalsegno run --nodes 4 train.py --lr 0.1`")
+    if not request.script or request.script.startswith("-"):
+        what = f"{shown(request.script)} is not a script to run" if request.script else "there is no script to run"
+        raise UsageError(what, hint="name it after the options: `dalsegno run --nodes 4 train.py --lr 0.1`")
     if request.name:
         checks.check_name(request.name)
     if request.constraint:
@@ -114,11 +117,18 @@ def _check_numbers(request: RunRequest) -> None:
     checks.check_signal(request.signal_lead_s, request.time_limit_s)
 
 
+def check_framework(name: str) -> None:
+    if name not in FRAMEWORKS:
+        hint = did_you_mean(name, FRAMEWORKS, otherwise=f"there are {', '.join(FRAMEWORKS)}")
+        raise UsageError(f"{shown(name)} is no framework we know", hint=hint)
+
+
 def _check_choices(request: RunRequest) -> None:
+    check_framework(request.framework)
     if request.venv and request.conda:
         raise UsageError("a run has one Python environment: `venv` or `conda`, not both", hint="leave one out")
     if request.preload and request.no_preload:
         raise UsageError("`preload` and `no_preload` exclude each other", hint="leave one out")
-    if not request.framework.has_agents and request.nodes.min != request.nodes.max:
-        what = f"a run of framework {request.framework.value} cannot change its size"
+    if not request.has_agents and request.nodes.min != request.nodes.max:
+        what = f"a run of framework {request.framework} cannot change its size"
         raise UsageError(what, hint=f"ask for {request.nodes.max} nodes, not {request.nodes}")

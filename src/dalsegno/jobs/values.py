@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from dalsegno.errors import UsageError
 from dalsegno.hostlist import MAX_NODES, HostlistError, expand
@@ -16,7 +16,7 @@ from dalsegno.hostlist import MAX_NODES, HostlistError, expand
 UNLIMITED_S = 0  # a time limit of none, as Slurm reads `--time=0`
 MAX_COUNT = 65_536
 
-_NODES = re.compile(r"([0-9]{1,6})(?:[:-]([0-9]{1,6}))?")
+_NODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 _GPUS = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9_.-]*):)?([0-9]{1,4})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -25,7 +25,8 @@ _TIME_HINT = "write `90` (minutes), `2:00:00`, `1-12:00:00`, `2h`, or `unlimited
 _SECONDS_HINT = "write seconds, or `90s`, `5m`, `1h`"
 
 
-class Nodes(NamedTuple):
+@dataclass(frozen=True)
+class Nodes:
     """How many nodes a run wants: it starts with `max`, and may go on with `min`."""
 
     min: int
@@ -35,7 +36,8 @@ class Nodes(NamedTuple):
         return str(self.max) if self.min == self.max else f"{self.min}:{self.max}"
 
 
-class Gpus(NamedTuple):
+@dataclass(frozen=True)
+class Gpus:
     """GPUs of each node, of any type or of one."""
 
     count: int = 0
@@ -45,6 +47,10 @@ class Gpus(NamedTuple):
         return f"{self.type}:{self.count}" if self.type else str(self.count)
 
 
+ONE_NODE = Nodes(1, 1)
+NO_GPUS = Gpus()
+
+
 def shown(text: str) -> str:
     """Text from a user as it may stand in a message: short, on one line, in backticks."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -52,11 +58,11 @@ def shown(text: str) -> str:
 
 
 def parse_nodes(text: str) -> Nodes:
-    """`4`, or `1:4`: at least 1 and at most 4 (Slurm's own `1-4` too)."""
+    """`4`, or `1:4`: at least 1 and at most 4."""
     found = _NODES.fullmatch(text.strip())
     nodes = Nodes(int(found[1]), int(found[2] or found[1])) if found else Nodes(0, 0)
     if not 1 <= nodes.min <= nodes.max <= MAX_NODES:
-        raise UsageError(f"{shown(text)} is not a number of nodes", hint="write `4`, or `1:4` for at least 1, at most 4")
+        raise UsageError(f"{shown(text)} is not a number of nodes", hint="write `4`, or `1:4`: at most 4, at least 1")
     return nodes
 
 

@@ -35,7 +35,7 @@ class DaemonStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # Slurm's word with its flags: "idle", "idle+drain", or "unknown" where Slurm cannot say
+    state: str  # sinfo's word: "idle", "drained", "down*"; "unknown" where Slurm cannot say
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0

@@ -25,6 +25,7 @@ def accounting_commands(cluster: Cluster, found: AccountsInfo | None = None) -> 
         *_root_commands(cluster, there),
         *_account_commands(_parents_first(cluster.accounts), there),
         *_user_commands(cluster.users, there),
+        *_former_admins(cluster.users, there),
     ]
 
 
@@ -90,6 +91,13 @@ def _user_commands(wanted: Iterable[User], found: AccountsInfo) -> list[Command]
             groups.setdefault(tuple(_added(user, missing, found)), []).append(user.name)
         changes += _user_changes(user, found)
     return [["add", "user", ",".join(names), *words] for words, names in groups.items()] + changes
+
+
+def _former_admins(wanted: Iterable[User], found: AccountsInfo) -> list[Command]:
+    """Who is no longer in the file keeps history, but not the right to change everything."""
+    named = {"root", *(user.name for user in wanted)}
+    former = [name for name, user in found.users.items() if name not in named and user.get("AdminLevel") != "None"]
+    return [["modify", "user", "where", f"name={name}", "set", "AdminLevel=None"] for name in sorted(former)]
 
 
 def _added(user: User, accounts: list[str], found: AccountsInfo) -> list[str]:

@@ -122,7 +122,7 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     start_and_wait(head, up, "munged", lambda: socket_answers(site.folder.munge_socket))
     if plan.cluster.slurm.accounting:
         state = _start_accounting(site, plan, state, up)
-    site.say("starting slurmctld")
+    _say_if(site, plan, "slurmctld", "starting slurmctld")
     up.append("slurmctld")
     start_and_wait(head, up, "slurmctld", lambda: site.slurm.ping()[0].up)
     if plan.cluster.slurm.backup_controller:
@@ -134,10 +134,18 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     return state
 
 
+def _say_if(site: Site, plan: LocalPlan, service: str, text: str) -> None:
+    """Only what really happens: services that run as they should are left alone."""
+    moved = {name.partition(":")[0] for _, name in (*plan.start, *plan.restart)}
+    booted = {one.name.partition(":")[0] for host in plan.boot for one in plan.desired.hosts[host].services}
+    if service in moved | booted:
+        site.say(text)
+
+
 def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) -> State:
     head = plan.desired.hosts[plan.cluster.head]
     address = plan.placement.addresses[plan.cluster.head]
-    site.say("starting accounting (MariaDB, slurmdbd)")
+    _say_if(site, plan, "slurmdbd", "starting accounting (MariaDB, slurmdbd)")
     up.append("mariadbd")
     start_and_wait(head, up, "mariadbd", lambda: socket_answers(site.folder.database_socket))
     up.append("slurmdbd")
@@ -152,7 +160,7 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
 
 def _start_nodes(site: Site, plan: LocalPlan) -> None:
     """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again."""
-    site.say(f"starting {len(plan.cluster.nodes)} slurmd")
+    _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _hosts_with_nodes(plan):
         start_services(host, [service.name for service in host.services])
 

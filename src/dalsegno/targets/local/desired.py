@@ -26,6 +26,7 @@ from dalsegno.targets.local.people import People, group_file, passwd_file
 from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
 
+SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not tell
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
 # What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
 RECONFIGURED = re.compile(
@@ -119,7 +120,7 @@ def telemetry(node: Node, placement: Placement) -> str:
             "index": index,
             "uuid": f"GPU-{revision(node.name, index)}",
             "name": f"{node.gpu_type.upper() or 'GPU'} (simulated)",
-            "memory_total_mib": node.gpu_memory_mib,
+            "memory_total_mib": node.gpu_memory_mib or SIMULATED_MEMORY_MIB,
             "memory_used_mib": 0,
             "temperature_c": 34,
             "utilization_percent": 0,

@@ -9,6 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.slurm.states import NodeState
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say
@@ -80,13 +81,14 @@ def set_down_and_wait(slurm: SlurmClient, nodes: Sequence[str], folder: Folder) 
 def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: float) -> None:
     """Until every node has registered; hosts that were booted again are taken back into service."""
     wanted = {node.name for node in plan.cluster.nodes}
+    in_service = {node.name for node in plan.cluster.nodes if not node.spare}
 
     def all_there() -> bool:
-        missing = _missing(slurm, wanted)
+        missing = _missing(slurm, wanted, in_service)
         _raise_for_dead_slurmd(plan, missing, since)
         return not missing
 
-    _wait(all_there, lambda: _complaint(slurm, folder, wanted))
+    _wait(all_there, lambda: _complaint(folder, _still_missing(slurm, wanted)))
 
 
 def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> None:
@@ -96,10 +98,11 @@ def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> 
                 raise_if_dead(host, service, since)
 
 
-def _missing(slurm: SlurmClient, wanted: set[str]) -> set[str]:
+def _missing(slurm: SlurmClient, wanted: set[str], in_service: set[str]) -> set[str]:
+    """Those that have not registered. On the way, nodes that have no reason left to be out of service are returned."""
     nodes = {node.name: node for node in slurm.nodes()}
     for node in nodes.values():
-        if _is_back(node) and node.name in wanted:
+        if node.name in wanted and (_is_back(node) or (node.name in in_service and _is_spare(node))):
             slurm.resume(node.name)
     return wanted - {name for name, node in nodes.items() if is_registered(node)}
 
@@ -114,6 +117,10 @@ def _is_back(node: NodeInfo) -> bool:
     return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 
 
+def _is_spare(node: NodeInfo) -> bool:
+    return node.draining and node.reason.startswith(SPARE_REASON)
+
+
 def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> None:
     until = time.monotonic() + REGISTER_S
     pause_s = 0.01
@@ -124,8 +131,11 @@ def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> Non
         pause_s = min(pause_s * 1.3, 0.25)
 
 
-def _complaint(slurm: SlurmClient, folder: Folder, wanted: set[str]) -> TargetError:
-    missing = sorted(_missing(slurm, wanted) or wanted)
+def _still_missing(slurm: SlurmClient, wanted: set[str]) -> list[str]:
+    return sorted(wanted - {node.name for node in slurm.nodes() if is_registered(node)}) or sorted(wanted)
+
+
+def _complaint(folder: Folder, missing: list[str]) -> TargetError:
     log = str(folder.log(missing[0], "slurmd"))
     return TargetError(
         f"{len(missing)} nodes did not register within {REGISTER_S:.0f} s: {compress(missing)}; "

@@ -37,10 +37,9 @@ def _jobs_or_silence(folder: Folder, slurm: SlurmClient) -> tuple[RunningJob, ..
 
 
 def controller_runs(folder: Folder) -> bool:
-    """Whether a slurmctld is there to be asked: Slurm's commands wait half a minute for one that is not."""
-    return any(
-        (fact := service_facts(path).get("slurmctld")) is not None and fact.running for path in host_folders(folder)
-    )
+    """Whether there is someone to ask: Slurm's commands wait half a minute for a slurmctld or munged that is not."""
+    running = {name for path in host_folders(folder) for name, fact in service_facts(path).items() if fact.running}
+    return {"slurmctld", "munged"} <= running
 
 
 def host_folders(folder: Folder) -> list[Path]:

@@ -205,7 +205,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (plan.accounting, "updates accounts, users and QOS"),
-        (plan.reservations and plan.cluster.reservations, "updates reservations"),
+        (plan.reservations, "updates reservations"),
     ]
     return [line for condition, line in lines if condition]
 

@@ -74,7 +74,8 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
     if not (virtual and os.geteuid() == 0):
         if host or user:
             raise UsageError(
-                "only root can enter a host or become another user, and only on virtual hosts", hint="use sudo"
+                "only root can enter a host or become another user, and only on virtual hosts",
+                hint="use sudo" if virtual else "make the cluster as root, where virtual hosts are possible",
             )
         return []
     process = _host(folder, host, state)

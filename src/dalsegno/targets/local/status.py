@@ -124,7 +124,7 @@ def _node(
     port = f":{placement.ports[name]}" if placement.hosts == LOOPBACK and name in placement.ports else ""
     return NodeStatus(
         name,
-        state=info.state_text.lower() if info else "unknown",
+        state=_state_word(info) if info else "unknown",
         reason=info.reason if info else "",
         partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
         gpus=info.gpus if info else fact.gpus if fact else 0,
@@ -133,6 +133,14 @@ def _node(
         address=placement.addresses.get(name, "") + port,
         spare=fact.spare if fact else False,
     )
+
+
+def _state_word(info: NodeInfo) -> str:
+    """As sinfo says it: idle, drained, down*."""
+    word = info.state.value.lower()
+    if info.draining and not info.down:
+        word = "drained" if info.drained else "draining"
+    return word if info.responding else f"{word}*"
 
 
 def _job(job: JobInfo) -> JobStatus:

@@ -27,6 +27,7 @@ from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.store import (
+    MAKING,
     REMOVING,
     UP,
     State,
@@ -88,7 +89,8 @@ class LocalTarget:
     def _put_back(self, site: Site, before: Cluster, state: State, error: DalsegnoError) -> NoReturn:
         """Undo a change that Slurm did not take, then tell of it."""
         try:
-            write_state(self.folder, state)  # the old places: hosts that were to go still live there
+            # The old places, since hosts that were to go still live there; and unfinished, so that all is looked at.
+            write_state(self.folder, replace(state, phase=MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
             raise TargetError(
@@ -99,7 +101,7 @@ class LocalTarget:
         raise TargetError(
             f"{error.what}\nThe cluster was put back as it was: its hosts, nodes, partitions and settings.",
             where=error.where,
-            hint="mend what it complains about, then `dalsegno up` again",
+            hint=error.hint or "mend what it complains about, then `dalsegno up` again",
         ) from error
 
     def destroy(self, say: Say) -> bool:

@@ -1,0 +1,127 @@
+"""What each process of a run finds in its environment, by framework. Pure: a world and a rank in, variables out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.hostlist import compress
+
+_LAST_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of one generation: so many on each host, hosts in the order of their group ranks."""
+
+    run: str
+    hosts: tuple[str, ...]  # names or addresses at which the others reach them
+    nproc_per_node: int
+    port: int  # where the first process, or our store beside it, listens; tensorflow takes as many as processes follow
+    restarts: int = 0
+    max_restarts: int = 0
+    gpus_per_node: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts) * self.nproc_per_node
+
+    def group_rank(self, rank: int) -> int:
+        return rank // self.nproc_per_node
+
+    def local_rank(self, rank: int) -> int:
+        return rank % self.nproc_per_node
+
+
+def framework_env(framework: str, world: World, rank: int, found: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of one process; `found` is what its agent found in its own environment."""
+    if framework == "tensorflow":
+        return tensorflow_env(world, rank, found or {})
+    if framework == "jax":
+        return jax_env(world, rank)
+    return torch_env(world, rank, found or {}) if framework == "torch" else {}
+
+
+def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    """As torchrun sets it. The store is in a process of ours, not in rank 0: that is what `USE_AGENT_STORE` says."""
+    size, local_size = str(world.size), str(world.nproc_per_node)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(world.local_rank(rank)),
+        "GROUP_RANK": str(world.group_rank(rank)),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_WORLD_SIZE": str(len(world.hosts)),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": world.hosts[0],
+        "MASTER_PORT": str(world.port),
+        "TORCHELASTIC_RUN_ID": world.run,
+        "TORCHELASTIC_RESTART_COUNT": str(world.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(world.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": found.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **torch_threads(world.nproc_per_node, found),
+    }
+
+
+def torch_threads(nproc_per_node: int, found: Mapping[str, str]) -> dict[str, str]:
+    """torchrun's default of one thread for each of several processes. Read at import: set it before the warm parent."""
+    if "OMP_NUM_THREADS" in found:
+        return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
+    return {"OMP_NUM_THREADS": "1"} if nproc_per_node > 1 else {}
+
+
+def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    """TF_CONFIG as MultiWorkerMirroredStrategy wants it: all workers' addresses, and which of them this one is."""
+    workers = [_worker_address(world, each) for each in range(world.size)]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    devices = share_of_devices(found.get("CUDA_VISIBLE_DEVICES", ""), world.nproc_per_node, world.local_rank(rank))
+    return {"TF_CONFIG": json.dumps(config), **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
+
+
+def _worker_address(world: World, rank: int) -> str:
+    port = world.port + world.local_rank(rank)
+    if port > _LAST_PORT:
+        raise DalsegnoError(f"there are no {world.nproc_per_node} ports from {world.port} on")
+    return host_port(world.hosts[world.group_rank(rank)], port)
+
+
+def jax_env(world: World, rank: int) -> dict[str, str]:
+    """For `jax.distributed.initialize()` without arguments, and for scripts that read the variables themselves.
+
+    JAX takes the coordinator's address and the devices from its own variables, but count and id from Slurm's. Those
+    of the step count our agents, spares among them; so the processes get them as if srun had started each of them.
+    """
+    local = world.local_rank(rank)
+    hosts = compress(world.hosts)
+    devices = share_of_devices(",".join(map(str, range(world.gpus_per_node))), world.nproc_per_node, local)
+    return {
+        "JAX_COORDINATOR_ADDRESS": host_port(world.hosts[0], world.port),
+        "JAX_NUM_PROCESSES": str(world.size),
+        "JAX_PROCESS_ID": str(rank),
+        **({"JAX_LOCAL_DEVICE_IDS": devices} if devices else {}),
+        "SLURM_NTASKS": str(world.size),
+        "SLURM_NPROCS": str(world.size),
+        "SLURM_STEP_NUM_TASKS": str(world.size),
+        "SLURM_STEP_NUM_NODES": str(len(world.hosts)),
+        "SLURM_STEP_NODELIST": hosts,
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(world.group_rank(rank)),
+    }
+
+
+def share_of_devices(devices: str, processes: int, index: int) -> str:
+    """One process's part of `0,1,2,3`. All of it where there are fewer devices than processes."""
+    each = [device for device in devices.split(",") if device]
+    share = len(each) // processes
+    return ",".join(each[index * share : (index + 1) * share]) if share else devices
+
+
+def host_port(host: str, port: int) -> str:
+    """An address as URLs and gRPC write it: an IPv6 one in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

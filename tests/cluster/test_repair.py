@@ -1,0 +1,113 @@
+"""What breaks while a cluster runs, and what `up` makes of it."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import descendants, find
+from dalsegno.targets.local.cables import port_name
+from tests.cluster.conftest import Cli, eventually
+from tests.cluster.test_up_down import idle_nodes, interrupt, kill_host, small
+
+
+def daemon_pid(cli: Cli, host: str, name: str) -> int:
+    """Its PID on the machine: the host itself knows it by another."""
+    process = host_process(cli.home / "clusters/one/hosts" / host)
+    assert process is not None
+    return next(pid for pid in descendants(process.pid) if _name(pid).strip() == name.encode())
+
+
+def test_a_dead_daemon_on_a_living_host_is_started_again(cli: Cli):
+    cli.ok("up", cli.file(small(2, accounting=True)))
+    for host, name in (("head", "slurmctld"), ("train-1", "slurmd"), ("head", "slurmdbd"), ("head", "munged")):
+        os.kill(daemon_pid(cli, host, name), signal.SIGKILL)
+        eventually(lambda host=host, name=name: f"{name} on {host}" in str(cli.status("one")["problems"]))
+        cli.ok("up")
+        assert cli.status("one")["phase"] == "up"
+    assert idle_nodes(cli) == 2
+
+
+def test_an_up_cut_short_at_its_very_end_is_finished(cli: Cli):
+    cli.file(small(2))
+    interrupt(cli, "waiting", signal.SIGKILL)
+    assert "finishes what an earlier `up` began" in cli.ok("plan")
+    cli.ok("up")
+    assert cli.status("one")["phase"] == "up"
+
+
+def test_a_host_left_without_a_cable_gets_one(cli: Cli):
+    """As a kill -9 between the boot of a host and its cable leaves it."""
+    cli.ok("up", cli.file(small(2)))
+    state_file = cli.home / "clusters/one/state.json"
+    state = json.loads(state_file.read_text())
+    switch = host_process(cli.home / "clusters/one/hosts/switch")
+    assert switch is not None
+    port = port_name(state["placement"]["addresses"]["train-2"])
+    subprocess.run(["nsenter", "-t", str(switch.pid), "-n", "ip", "link", "del", port], check=True)
+    state_file.write_text(json.dumps({**state, "phase": "making"}))
+    cli.ok("up")
+    assert sorted(cli.ok("shell", "--", "srun", "-N2", "hostname").split()) == ["train-1", "train-2"]
+
+
+def test_a_job_that_outlives_its_nodes_goes_on_when_a_lost_host_is_booted_again(cli: Cli):
+    cli.ok("up", cli.file(small(2)))
+    out = cli.home / "out"
+    script = f"srun --no-kill -N2 sh -c 'for i in $(seq 80); do echo $(hostname) >> {out}; sleep 0.1; done'"
+    cli.ok("shell", "--", "salloc", "--no-shell", "--no-kill", "-N2", "-J", "tough")
+    holder = cli.start("shell", "--", "sh", "-c", script.replace("srun", "srun --jobid=1"))
+    eventually(lambda: out.exists() and "train-1" in out.read_text() and "train-2" in out.read_text())
+    kill_host(cli, "train-2")
+    cli.ok("up")
+    assert idle_nodes(cli) == 1  # train-2 is back, and train-1 still holds the job
+    eventually(lambda: out.read_text().count("train-1") == 80)
+    cli.ok("down", "one")
+    holder.wait(30)
+
+
+def test_a_job_that_waits_in_a_partition_that_is_to_go_is_named(cli: Cli):
+    two = small(1) + "# second\n"
+    two = two.replace("slurm:", "  - {name: extra, nodes: 1}\nslurm:")
+    cli.ok("up", cli.file(two))
+    cli.ok("shell", "--", "sbatch", "-p", "extra", "-H", "-o", "/dev/null", "--wrap", "true")
+    answer = cli.run("up", cli.file(small(1)))
+    assert answer.code == 1 and "job 1 waits in a partition that is to go" in answer.err and "scancel 1" in answer.err
+    assert cli.status("one")["phase"] == "up"
+    assert cli.ok("shell", "--", "sinfo", "-h", "-p", "extra", "-o", "%a").strip() == "up"
+    cli.ok("shell", "--", "scancel", "1")
+    eventually(lambda: cli.ok("shell", "--", "squeue", "-h") == "")
+    cli.ok("up")
+    assert cli.ok("shell", "--", "sinfo", "-h", "-o", "%P").split() == ["train*"]
+
+
+def test_dalsegno_inside_a_host_says_where_it_is(cli: Cli):
+    cli.ok("up", cli.file(small(1)))
+    answer = cli.run("shell", "--", *cli.argv("status"))
+    assert answer.code == 2 and "this shell is inside a host" in answer.err
+
+
+def test_a_strict_umask_does_not_lock_plain_users_out(cli: Cli):
+    argv = ["sh", "-c", 'umask 077; exec "$@"', "sh", *cli.argv("up", cli.file(small(1)))]
+    subprocess.run(argv, env=cli.env, cwd=cli.home, check=True, capture_output=True)
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *cli.argv("shell", "--", "srun", "id", "-un")],
+        env=cli.env, cwd="/", capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "nobody"), done.stderr
+
+
+def test_a_process_with_a_name_of_any_bytes_does_not_stop_down(cli: Cli):
+    cli.ok("up", cli.file(small(1)))
+    script = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0); time.sleep(100)"
+    cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", f'python3 -c "{script}"')
+    eventually(lambda: find(lambda pid: _name(pid) == b"\xff\xfe\n"))
+    cli.ok("down", "one")
+
+
+def _name(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,568 @@
+"""What a local cluster should hold, and what has to happen to get there: values in, values out, no daemons."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import TargetError
+from dalsegno.spec.facts import (
+    Account,
+    Cluster,
+    Local,
+    Node,
+    Partition,
+    Priority,
+    Qos,
+    Reservation,
+    Slurm,
+    Storage,
+    Switch,
+    User,
+)
+from dalsegno.system.hosts import ServiceFact
+from dalsegno.system.machine import Machine
+from dalsegno.targets.local.desired import Desired, desired, hosts_file
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.layout import slurm_layout
+from dalsegno.targets.local.people import People
+from dalsegno.targets.local.placement import Free, Placement, place
+from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
+from dalsegno.targets.local.store import MAKING, UP, State
+
+ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, "/sys/fs/cgroup/freezer", ())
+USER = replace(ROOT, user="ann", is_root=False, namespaces=False, freezer="")
+FOLDER = Folder(Path("/state/clusters/demo"))
+PEOPLE = People("root:x:0:0::/root:/bin/sh\n", "root:x:0:\n")
+
+
+def nodes(count: int, **shape: object) -> tuple[Node, ...]:
+    facts: dict[str, object] = {"cpus": 4, "memory_mib": 8000, "gpus": 2, "gpu_type": "h100", **shape}
+    return tuple(Node(f"train-{number}", **facts) for number in range(1, count + 1))  # type: ignore[arg-type]
+
+
+def cluster(count: int = 2, *, shape: dict[str, object] | None = None, **more: object) -> Cluster:
+    made = nodes(count, **(shape or {}))
+    whole: dict[str, object] = {"partitions": (Partition("train", names(made), default=True),), **more}
+    return Cluster("demo", "local", made, **whole)  # type: ignore[arg-type]
+
+
+def names(some: Iterable[Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in some)
+
+
+def put(wanted: Cluster, machine: Machine = ROOT, before: Placement | None = None) -> Placement:
+    return place(wanted, machine, FOLDER.id, before, Free(people=PEOPLE), str(FOLDER.devices))
+
+
+def want(wanted: Cluster, machine: Machine = ROOT, before: Placement | None = None) -> Desired:
+    return desired(wanted, FOLDER, put(wanted, machine, before), machine, PEOPLE)
+
+
+def running(there: Cluster, machine: Machine = ROOT) -> Observed:
+    """A cluster that is in every way as its file says."""
+    made = want(there, machine)
+    return Observed(
+        state=State(UP, put(there, machine), machine.slurm_version, 0, registered=True),
+        applied=there,
+        files={name: file.text for name, file in made.files.items()},
+        alive=frozenset(made.hosts),
+        services={
+            host.name: {one.name: ServiceFact(one.name, True, one.revision) for one in host.services}
+            for host in made.hosts.values()
+        },
+    )
+
+
+def plan(wanted: Cluster, seen: Observed | None = None, machine: Machine = ROOT) -> LocalPlan:
+    seen = seen or Observed()
+    placed = put(wanted, machine, seen.state.placement if seen.state else None)
+    return make_plan(wanted, placed, desired(wanted, FOLDER, placed, machine, PEOPLE), seen)
+
+
+def without_service(seen: Observed, host: str, service: str) -> Observed:
+    dead = {**seen.services[host], service: ServiceFact(service, False, exit_code=-9)}
+    return replace(seen, services={**seen.services, host: dead})
+
+
+def without_host(seen: Observed, host: str) -> Observed:
+    dead = {name: replace(fact, running=False) for name, fact in seen.services[host].items()}
+    return replace(seen, alive=seen.alive - {host}, services={**seen.services, host: dead})
+
+
+# A new cluster ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machine", "sentence"),
+    [
+        (cluster(2), ROOT, "creates demo: 2 virtual nodes with 4 simulated GPUs in 1 partition, with accounting"),
+        (cluster(2), USER, "creates demo: 2 loopback nodes with 4 simulated GPUs in 1 partition, with accounting"),
+        (
+            cluster(1, shape={"gpus": 0}, slurm=Slurm(accounting=False)),
+            ROOT,
+            "creates demo: 1 virtual node in 1 partition, without accounting",
+        ),
+        (
+            cluster(1, shape={"gpus": 1}),
+            replace(ROOT, gpu_files=("/dev/nvidia0",)),
+            "creates demo: 1 virtual node with 1 GPU in 1 partition, with accounting",
+        ),
+    ],
+)
+def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: Machine, sentence: str):
+    made = plan(wanted, machine=machine)
+    assert (made.fresh, made.empty, made.sentences()) == (True, False, [sentence])
+
+
+def test_a_new_cluster_boots_every_host_and_writes_every_file():
+    made = plan(cluster(2, logins=("login-1",)))
+    assert made.boot == ("switch", "head", "login-1", "train-1", "train-2")
+    assert set(made.write) == set(made.desired.files)
+    assert (made.start, made.restart, made.reconfigure) == ((), (), False)  # nothing runs yet that could be told
+    assert made.accounting
+
+
+def test_what_the_file_asks_for_and_this_target_does_not_do_is_said():
+    wanted = cluster(1, storage=(Storage("scratch", "/scratch"), Storage("homes", "/home")))
+    assert plan(wanted).sentences()[1:] == [
+        "leaves out storage `scratch`, `homes`: all hosts share this machine's own file system"
+    ]
+
+
+# Nothing, and half -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", [ROOT, USER])
+def test_a_cluster_that_is_as_its_file_says_needs_nothing(machine: Machine):
+    there = cluster(3)
+    made = plan(there, running(there, machine), machine)
+    assert (made.empty, made.sentences()) == (True, ["nothing to do: the cluster is as the file says"])
+
+
+def test_an_up_that_was_cut_short_is_done_again_though_nothing_seems_to_be_missing():
+    there = cluster(2)
+    seen = running(there)
+    assert seen.state is not None
+    half = replace(seen, applied=None, state=replace(seen.state, phase=MAKING))
+    made = plan(there, half)
+    assert not made.empty and made.accounting and made.reconfigure
+    assert "finishes what an earlier `up` began" in made.sentences()
+
+
+# Nodes and partitions --------------------------------------------------------------------------------------
+
+
+def test_nodes_are_added_without_touching_the_others():
+    made = plan(cluster(4), running(cluster(2)))
+    assert made.sentences() == [
+        "adds 2 nodes (train-3, train-4)", "restarts slurmctld and 2 slurmd; running jobs go on", "ends no job",
+    ]  # fmt: skip
+    assert made.boot == ("train-3", "train-4") and made.remove_hosts == ()
+    assert not [name for name in made.write if name.startswith("hosts/train-1/")]
+    assert {"etc/slurm.conf", "etc/hosts", "hosts/train-3/telemetry.json"} <= set(made.write)
+    assert not made.reconfigure  # the restarted slurmctld reads it all anyway
+
+
+def test_removed_nodes_are_drained_and_only_their_jobs_waited_for():
+    jobs = (
+        RunningJob("7", "train", frozenset({"train-2", "train-3"})),
+        RunningJob("8", "train", frozenset({"train-1"})),
+        RunningJob("9", "train", frozenset()),
+    )
+    made = plan(cluster(2), replace(running(cluster(3)), jobs=jobs))
+    assert made.sentences() == [
+        "drains and removes 1 node (train-3)",
+        "restarts slurmctld and 2 slurmd; running jobs go on",
+        "waits for 1 job (7) to end first; ends no job",
+    ]
+    assert (made.remove_nodes, made.remove_hosts, made.boot) == (("train-3",), ("train-3",), ())
+
+
+def test_a_removed_node_whose_host_never_came_up_is_cleared_away_too():
+    seen = running(cluster(3))
+    gone = {name: facts for name, facts in seen.services.items() if name != "train-3"}
+    made = plan(cluster(2), replace(seen, alive=seen.alive - {"train-3"}, services=gone))
+    assert made.remove_hosts == ("train-3",)
+
+
+def test_what_a_silent_controller_runs_is_not_taken_for_nothing():
+    silent = replace(running(cluster(3)), jobs=None)
+    assert plan(cluster(2), silent).sentences()[-1] == (
+        "slurmctld does not answer: which jobs this would hurt is not known"
+    )
+    assert plan(cluster(4), silent).sentences()[-1] == "ends no job"  # adding hurts none, whoever runs
+
+
+def test_many_names_are_cut_short():
+    assert plan(cluster(9), running(cluster(2))).sentences()[0] == "adds 7 nodes (train-3, train-4, train-5, train-6 …)"
+
+
+def test_a_partition_over_shared_nodes_goes_without_a_restart_and_waits_for_its_jobs():
+    both = (Partition("train", ("train-1", "train-2"), default=True), Partition("debug", ("train-1",)))
+    jobs = (RunningJob("5", "debug", frozenset({"train-1"})), RunningJob("6", "train", frozenset({"train-1"})))
+    made = plan(cluster(2), replace(running(cluster(2, partitions=both)), jobs=jobs))
+    assert made.sentences() == [
+        "removes 1 partition (debug)",
+        "changes Slurm's settings in place (scontrol reconfigure)",
+        "restarts nothing",
+        "waits for 1 job (5) to end first; ends no job",
+    ]
+    assert (made.remove_nodes, made.remove_hosts) == ((), ())
+
+
+# What restarts, what does not ------------------------------------------------------------------------------
+
+BASE = cluster(2, slurm=Slurm(preempt_by="qos", preempt_mode="REQUEUE"))
+
+
+def with_slurm(**change: object) -> Cluster:
+    return replace(BASE, slurm=replace(BASE.slurm, **change))  # type: ignore[arg-type]
+
+
+def with_partition(**change: object) -> Cluster:
+    return replace(BASE, partitions=(replace(BASE.partitions[0], **change),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        with_partition(time_limit_min=30),
+        with_partition(max_nodes=1),
+        with_partition(allow_accounts=("lab",)),
+        with_partition(oversubscribe="EXCLUSIVE"),
+        replace(BASE, partitions=(*BASE.partitions, Partition("debug", ("train-1",)))),
+        with_slurm(priority=Priority(age=5)),
+        with_slurm(preempt_mode="CANCEL"),
+        with_slurm(slurmd_timeout_s=10),
+        with_slurm(extra={"SchedulerParameters": "bf_interval=9"}),
+        with_slurm(extra={"KillWait": "5"}),
+    ],
+)
+def test_a_change_that_slurm_takes_up_by_itself_restarts_nothing(wanted: Cluster):
+    made = plan(wanted, running(BASE))
+    assert (made.restart, made.start, made.boot, made.reconfigure) == ((), (), (), True)
+    assert made.write == ("etc/slurm.conf",)
+    assert made.sentences() == [
+        "changes Slurm's settings in place (scontrol reconfigure)", "restarts nothing", "ends no job",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        replace(BASE, nodes=nodes(2, cpus=8)),
+        replace(BASE, nodes=nodes(2, gpus=4)),
+        replace(BASE, nodes=nodes(2, features=("nvlink",))),
+        replace(BASE, nodes=nodes(2, weight=7)),
+        with_slurm(topology=(Switch("leaf", ("train-1", "train-2")),)),
+        with_slurm(preempt_by="partition"),
+        with_slurm(preempt_by=""),
+        with_slurm(extra={"SelectType": "select/linear"}),
+        with_slurm(extra={"MaxArraySize": "77"}),
+        with_slurm(extra={"SchedulerType": "sched/builtin"}),
+    ],
+)
+def test_a_change_that_slurm_reads_only_at_its_start_restarts_its_daemons_and_no_others(wanted: Cluster):
+    made = plan(wanted, running(BASE))
+    assert set(made.restart) == {("head", "slurmctld"), ("train-1", "slurmd"), ("train-2", "slurmd")}
+    assert made.sentences()[-2:] == ["restarts slurmctld and 2 slurmd; running jobs go on", "ends no job"]
+    assert not made.reconfigure
+
+
+def test_another_slurm_on_the_machine_restarts_its_daemons():
+    newer = replace(ROOT, slurm_version="slurm 24.11.1")
+    assert ("head", "slurmctld") in plan(BASE, running(BASE), newer).restart
+
+
+def test_a_second_controller_gets_a_host_and_all_learn_of_it():
+    made = plan(with_slurm(backup_controller=True), running(BASE))
+    assert made.boot == ("head-backup",) and "boots 1 host (head-backup)" in made.sentences()
+    assert len(made.restart) == 3
+
+
+def test_a_login_node_comes_and_goes_and_slurm_need_not_know():
+    there = replace(BASE, logins=("login-1",))
+    assert plan(there, running(BASE)).sentences() == ["boots 1 host (login-1)", "restarts nothing", "ends no job"]
+    assert plan(BASE, running(there)).sentences() == ["removes 1 host (login-1)", "restarts nothing", "ends no job"]
+
+
+def test_slurmrestd_is_only_started():
+    made = plan(with_slurm(rest=True), running(BASE))
+    assert made.sentences() == ["starts slurmrestd on head", "restarts nothing", "ends no job"]
+
+
+def test_people_change_without_a_restart():
+    crowd = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
+    made = plan(crowd, running(BASE))
+    assert made.sentences() == ["updates accounts, users and QOS", "restarts nothing", "ends no job"]
+    assert set(made.write) == {"etc/passwd", "etc/group"}
+    assert plan(with_slurm(qos=(Qos("high", 10),)), running(BASE)).accounting
+
+
+def test_reservations_are_made_anew_and_a_removed_one_is_said():
+    course = replace(BASE, reservations=(Reservation("course", ("train-1",), users=("ada",)),))
+    made = plan(course, running(BASE))
+    assert made.sentences() == ["updates reservations", "restarts nothing", "ends no job"]
+    # An interrupted `up` may have made it already.
+    assert made.old_reservations == ("course",)
+    gone = plan(BASE, running(course))
+    assert (gone.reservations, gone.old_reservations) == (True, ("course",))
+    assert gone.sentences() == ["updates reservations", "restarts nothing", "ends no job"]
+
+
+@pytest.mark.parametrize(("before", "after", "word"), [(True, False, "off"), (False, True, "on")])
+def test_accounting_cannot_be_switched_while_the_cluster_is_up(before: bool, after: bool, word: str):
+    seen = running(cluster(slurm=Slurm(accounting=before)))
+    with pytest.raises(TargetError, match=f"accounting cannot be switched {word}") as caught:
+        plan(cluster(slurm=Slurm(accounting=after)), seen)
+    assert "dalsegno down demo" in caught.value.hint
+
+
+def test_the_head_cannot_be_renamed_while_the_cluster_is_up():
+    with pytest.raises(TargetError, match="renamed from `head` to `chief`"):
+        plan(cluster(head="chief"), running(cluster()))
+
+
+# What died -------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_service_is_started_and_nothing_else_happens():
+    made = plan(BASE, without_service(running(BASE), "head", "slurmctld"))
+    assert (made.start, made.restart, made.boot, made.write) == ((("head", "slurmctld"),), (), (), ())
+    assert made.sentences() == ["starts slurmctld on head", "restarts nothing", "ends no job"]
+
+
+def test_a_service_that_was_never_heard_of_is_started():
+    seen = running(BASE)
+    assert plan(BASE, replace(seen, services={**seen.services, "train-1": {}})).start == (("train-1", "slurmd"),)
+
+
+def test_a_dead_host_is_booted_and_its_services_come_with_it():
+    made = plan(BASE, without_host(running(BASE), "train-2"))
+    assert made.sentences() == ["boots 1 host (train-2)", "restarts nothing", "ends no job"]
+    assert (made.boot, made.start, made.add_nodes) == (("train-2",), (), ())
+
+
+def test_a_file_that_someone_changed_is_put_right():
+    seen = running(BASE)
+    made = plan(BASE, replace(seen, files={**seen.files, "etc/slurm.conf": "# mine"}))
+    assert (made.write, made.reconfigure, made.restart) == (("etc/slurm.conf",), True, ())
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+def test_files_are_those_that_the_cluster_needs():
+    plainest = want(cluster(1, shape={"gpus": 0}, slurm=Slurm(accounting=False)), USER).files
+    assert set(plainest) == {"etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "hosts/train-1/telemetry.json"}
+    full = want(cluster(1, slurm=Slurm(topology=(Switch("leaf", ("train-1",)),)))).files
+    assert set(full) - set(plainest) == {
+        "etc/slurmdbd.conf", "etc/database.sql", "etc/topology.conf", "etc/hosts", "etc/passwd", "etc/group",
+        "bin/nvidia-smi",
+    }  # fmt: skip
+    assert (full["etc/slurmdbd.conf"].mode, full["bin/nvidia-smi"].mode) == (0o600, 0o755)
+
+
+def test_files_that_hosts_have_mounted_are_changed_in_place():
+    files = want(cluster(1)).files
+    assert {name for name, file in files.items() if file.in_place} == {"etc/hosts", "etc/passwd", "etc/group"}
+
+
+def test_every_host_finds_every_other_by_name():
+    there = cluster(2, logins=("login-1",), slurm=Slurm(backup_controller=True))
+    placed = put(there)
+    assert hosts_file(there, placed).splitlines() == [
+        "127.0.0.1 localhost",
+        *(f"{placed.addresses[name]} {name}" for name in ("head", "head-backup", "login-1", "train-1", "train-2")),
+    ]
+
+
+@pytest.mark.parametrize("machine", [ROOT, USER])
+def test_nothing_of_the_systems_own_slurm_is_named(machine: Machine):
+    files = want(cluster(2), machine).files
+    text = files["etc/slurm.conf"].text + files["etc/slurmdbd.conf"].text + files["etc/gres.conf"].text
+    paths = re.findall(r"(?<![\w/])/[\w./%-]+", re.sub(r"\w+Type=\S+", "", text))
+    assert paths and [path for path in paths if not path.startswith(f"{FOLDER.root}/")] == []
+
+
+def test_a_user_of_the_cluster_is_a_user_of_every_host_and_of_none_on_loopback_ports():
+    crowd = cluster(1, users=(User("ada", ("lab",), "lab"),), accounts=(Account("lab"),))
+    passwd = want(crowd).files["etc/passwd"].text
+    uid = put(crowd).uids["ada"]
+    assert passwd == PEOPLE.passwd + f"ada:x:{uid}:{uid}::{FOLDER.homes}/ada:/bin/bash\n"
+    assert "etc/passwd" not in want(crowd, USER).files
+
+
+# Telemetry: written once, then fault injection's to change -------------------------------------------------
+
+TELEMETRY = "hosts/train-1/telemetry.json"
+
+
+def telemetry_after(first: Cluster, then: Cluster, machine: Machine = ROOT) -> bool:
+    """Whether the second cluster's plan writes the telemetry again over what fault injection had put there."""
+    seen = running(first, machine)
+    edited = json.loads(seen.files[TELEMETRY])
+    for gpu in edited["gpus"]:
+        gpu["temperature_c"] = 99
+    made = plan(then, replace(seen, files={**seen.files, TELEMETRY: json.dumps(edited)}), machine)
+    return TELEMETRY in made.write
+
+
+def test_telemetry_tells_of_each_simulated_gpu():
+    told = json.loads(want(cluster(2, shape={"gpu_memory_mib": 81920})).files[TELEMETRY].text)
+    assert told["node"] == "train-1"
+    assert [(gpu["index"], gpu["name"], gpu["memory_total_mib"]) for gpu in told["gpus"]] == [
+        (0, "H100 (simulated)", 81920), (1, "H100 (simulated)", 81920),
+    ]  # fmt: skip
+    other = json.loads(want(cluster(2)).files["hosts/train-2/telemetry.json"].text)
+    assert len({gpu["uuid"] for gpu in (*told["gpus"], *other["gpus"])}) == 4
+
+
+def test_real_gpus_tell_of_themselves():
+    real = replace(ROOT, gpu_files=("/dev/nvidia0", "/dev/nvidia1"))
+    files = want(cluster(1), real).files
+    assert json.loads(files[TELEMETRY].text)["gpus"] == [] and "bin/nvidia-smi" not in files
+
+
+def test_what_fault_injection_wrote_is_kept():
+    assert not telemetry_after(cluster(2), cluster(2))
+    assert not telemetry_after(cluster(2), cluster(4))
+    assert plan(cluster(2), running(cluster(2))).empty
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"gpus": 2}, {"gpus": 4}),
+        ({"gpu_type": "h100"}, {"gpu_type": "h200"}),
+        ({"gpu_type": "a100"}, {"gpu_type": "a10"}),  # one name is the other's beginning
+        ({"gpu_type": "l4"}, {"gpu_type": "l40s"}),
+        ({"gpu_type": "l40s"}, {"gpu_type": "l4"}),
+        ({"gpu_memory_mib": 40960}, {"gpu_memory_mib": 81920}),  # p4d to p4de: both are a100 to Slurm
+    ],
+)
+def test_other_gpus_get_other_telemetry(first: dict[str, object], then: dict[str, object]):
+    assert telemetry_after(cluster(1, shape=first), cluster(1, shape=then))
+
+
+# Hosts and services ----------------------------------------------------------------------------------------
+
+
+def test_virtual_hosts_have_an_address_their_own_names_and_the_clusters_people():
+    there = cluster(1, logins=("login-1",), slurm=Slurm(backup_controller=True))
+    hosts, placed = want(there).hosts, put(there)
+    assert list(hosts) == ["switch", "head", "head-backup", "login-1", "train-1"]
+    assert all(host.isolate for host in hosts.values())
+    for name in ("head", "head-backup", "login-1", "train-1"):
+        assert hosts[name].address == f"{placed.addresses[name]}/{placed.subnet.partition('/')[2]}"
+        assert {target for _, target in hosts[name].binds} >= {"/etc/hosts", "/etc/passwd", "/etc/group"}
+    assert (hosts["switch"].address, hosts["switch"].binds) == ("", ())
+
+
+def test_each_controller_has_pid_files_of_its_own():
+    """slurm.conf has one name for them: on a shared folder the backup would end the primary."""
+    hosts = want(cluster(1, slurm=Slurm(backup_controller=True))).hosts
+    mounted = {name: dict((target, source) for source, target in hosts[name].binds) for name in hosts}
+    assert mounted["head"][str(FOLDER.pids)] != mounted["head-backup"][str(FOLDER.pids)]
+
+
+def test_a_compute_host_has_a_cgroup_of_its_own_where_there_are_any():
+    hosts = want(cluster(2)).hosts
+    assert hosts["train-1"].cgroups != hosts["train-2"].cgroups
+    assert hosts["train-1"].cgroups == {
+        "/sys/fs/cgroup/freezer": f"/sys/fs/cgroup/freezer/dalsegno-{FOLDER.id}/train-1"
+    }
+    assert hosts["head"].cgroups == {}
+    assert want(cluster(1), replace(ROOT, freezer="")).hosts["train-1"].cgroups == {}
+
+
+def test_services_are_where_they_belong_in_the_order_they_need_each_other():
+    hosts = want(cluster(2, slurm=Slurm(rest=True, backup_controller=True))).hosts
+    assert {name: [service.name for service in host.services] for name, host in hosts.items()} == {
+        "switch": [],
+        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "slurmrestd"],
+        "head-backup": ["slurmctld"],
+        "train-1": ["slurmd"],
+        "train-2": ["slurmd"],
+    }
+
+
+def test_on_loopback_one_host_holds_all():
+    hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
+    assert list(hosts) == ["head"] and not hosts["head"].isolate and hosts["head"].address == ""
+    services = {service.name: service for service in hosts["head"].services}
+    assert list(services) == ["munged", "slurmctld", "slurmd:train-1", "slurmd:train-2"]
+    assert services["slurmd:train-2"].argv[1:4] == ("-D", "-N", "train-2")
+    assert services["slurmd:train-2"].log == str(FOLDER.log("train-2", "slurmd"))
+
+
+def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
+    for host in want(cluster(1)).hosts.values():
+        for service in host.services:
+            assert service.env["DALSEGNO_MARK"] == str(FOLDER.root), service.name
+            assert service.env["SLURM_CONF"] == str(FOLDER.slurm_conf)
+            assert service.log.startswith(f"{FOLDER.root}/hosts/")
+
+
+def test_the_database_is_reached_through_its_socket_alone():
+    services = {service.name: service for service in want(cluster(1)).hosts["head"].services}
+    alone = {"--skip-networking", "--no-defaults", f"--socket={FOLDER.database_socket}"}
+    assert alone <= set(services["mariadbd"].argv)
+    assert services["slurmdbd"].env["MYSQL_UNIX_PORT"] == str(FOLDER.database_socket)
+    assert FOLDER.secret in FOLDER.database_socket.parents
+
+
+def test_slurmrestd_gives_up_being_root():
+    def argv(machine: Machine) -> tuple[str, ...]:
+        services = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts["head"].services
+        return next(service.argv for service in services if service.name == "slurmrestd")
+
+    assert argv(ROOT)[1:3] == ("-u", "nobody") and "-u" not in argv(USER)
+
+
+def test_the_same_cluster_gives_the_same_revisions_and_another_folder_others():
+    def revisions(folder: Folder) -> dict[str, str]:
+        made = desired(BASE, folder, put(BASE), ROOT, PEOPLE)
+        return {f"{host.name}/{one.name}": one.revision for host in made.hosts.values() for one in host.services}
+
+    first, again, other = revisions(FOLDER), revisions(FOLDER), revisions(Folder(Path("/state/clusters/other")))
+    assert first == again
+    assert all(first[name] != other[name] for name in first)
+
+
+# Slurm's view ----------------------------------------------------------------------------------------------
+
+
+def test_virtual_nodes_are_reached_at_their_own_addresses():
+    there = cluster(2, slurm=Slurm(backup_controller=True))
+    placed = put(there)
+    layout = slurm_layout(there, FOLDER, placed, ROOT)
+    assert [(host.name, host.address) for host in layout.controllers] == [
+        ("head", placed.addresses["head"]), ("head-backup", placed.addresses["head-backup"]),
+    ]  # fmt: skip
+    assert {name: (node.address, node.hostname, node.port) for name, node in layout.places.items()} == {
+        name: (placed.addresses[name], "", 0) for name in ("train-1", "train-2")
+    }
+    assert layout.proctrack == "cgroup"
+    assert layout.dbd is not None and layout.dbd.host.name == "head"
+
+
+def test_loopback_nodes_are_this_machine_on_ports_of_their_own():
+    there = cluster(2, slurm=Slurm(accounting=False))
+    placed = put(there, USER)
+    layout = slurm_layout(there, FOLDER, placed, USER)
+    assert [host.name for host in layout.controllers] == ["box"]
+    assert {node.hostname for node in layout.places.values()} == {"box"}
+    assert layout.places["train-1"].port != layout.places["train-2"].port == placed.ports["train-2"]
+    assert (layout.slurmctld_port, layout.slurm_user) == (placed.ports["slurmctld"], "ann")
+    assert (layout.proctrack, layout.dbd) == ("linuxproc", None)
+
+
+def test_root_on_loopback_hosts_does_without_cgroups():
+    """The freezer is there, but the hosts have no part of it of their own."""
+    there = cluster(1, local=Local(hosts="loopback"))
+    assert slurm_layout(there, FOLDER, put(there), ROOT).proctrack == "linuxproc"
