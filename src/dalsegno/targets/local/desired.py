@@ -110,7 +110,9 @@ def hosts_file(cluster: Cluster, placement: Placement) -> str:
 
 
 def _gpu_stamp(node: Node, placement: Placement) -> str:
-    return f"made for {node.gpus if placement.gpus_simulated else 0} x {node.gpu_type or 'gpu'}"
+    """Which GPUs the telemetry is of; ends in a full stop, so that no stamp is the beginning of another."""
+    count = node.gpus if placement.gpus_simulated else 0
+    return f"made for {count} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."
 
 
 def telemetry(node: Node, placement: Placement) -> str:

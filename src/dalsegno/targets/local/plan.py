@@ -103,7 +103,9 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         write=write,
         start=start,
         restart=restart,
-        reconfigure=("etc/slurm.conf" in write or unfinished) and not any(name == "slurmctld" for _, name in restart),
+        reconfigure=not fresh
+        and ("etc/slurm.conf" in write or unfinished)
+        and not any(name == "slurmctld" for _, name in restart),
         accounting=wanted.slurm.accounting and (before is None or _people(before) != _people(wanted)),
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
@@ -183,7 +185,7 @@ def _creation(plan: LocalPlan) -> str:
     nodes = plan.cluster.nodes
     gpus = sum(node.gpus for node in nodes)
     kind = "simulated " if plan.placement.gpus_simulated else ""
-    with_gpus = f" with {gpus} {kind}GPUs" if gpus else ""
+    with_gpus = f" with {_count(gpus, f'{kind}GPU')}" if gpus else ""
     with_accounting = "with" if plan.cluster.slurm.accounting else "without"
     return (
         f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_gpus} in "
