@@ -20,8 +20,8 @@ HEAD = ClusterFacts(
 FOREIGN = ClusterFacts(launcher=("/home/ada/venv/bin/python", "-m", "dalsegno"), mpi_types=("none", "pmi2"))
 
 
-def asked(script: str = "train.py", *args: str, nodes: int = 1, **more: Any) -> RunRequest:
-    return RunRequest(script, args, **{"nodes": Nodes(nodes, nodes), **more})
+def asked(script: str = "train.py", *, nodes: int | Nodes = 1, **more: Any) -> RunRequest:
+    return RunRequest(script, nodes=Nodes(nodes, nodes) if isinstance(nodes, int) else nodes, **more)
 
 
 def planned(cluster: ClusterFacts = FOREIGN, **more: Any) -> RunPlan:

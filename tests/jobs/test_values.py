@@ -85,7 +85,7 @@ def test_of_a_variable_given_twice_the_last_one_counts() -> None:
 
 
 def test_a_message_holds_no_line_breaks_and_no_escape_codes() -> None:
-    assert values.shown("a\n\x1b[31mb" + "c" * 80) == "`a??[31mb" + "c" * 51 + "…`"
+    assert values.shown("a\n\x1b[31mb" + "c" * 80) == "`a??[31mb" + "c" * 52 + "…`"
 
 
 @given(st.integers(1, 10**8))

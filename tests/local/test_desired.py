@@ -290,9 +290,11 @@ def test_a_login_node_comes_and_goes_and_slurm_need_not_know():
     assert plan(BASE, running(there)).sentences() == ["removes 1 host (login-1)", "restarts nothing", "ends no job"]
 
 
-def test_slurmrestd_is_only_started():
+def test_slurmrestd_is_added_without_a_restart():
     made = plan(with_slurm(rest=True), running(BASE))
-    assert made.sentences() == ["starts slurmrestd on head", "restarts nothing", "ends no job"]
+    booted = [(host, one.name) for host in made.boot for one in made.desired.hosts[host].services]
+    assert [name for _, name in (*made.start, *booted)] == ["slurmrestd"]
+    assert made.sentences()[-2:] == ["restarts nothing", "ends no job"]
 
 
 def test_people_change_without_a_restart():
@@ -481,10 +483,10 @@ def test_a_compute_host_has_a_cgroup_of_its_own_where_there_are_any():
 
 
 def test_services_are_where_they_belong_in_the_order_they_need_each_other():
-    hosts = want(cluster(2, slurm=Slurm(rest=True, backup_controller=True))).hosts
+    hosts = want(cluster(2, slurm=Slurm(backup_controller=True))).hosts
     assert {name: [service.name for service in host.services] for name, host in hosts.items()} == {
         "switch": [],
-        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "slurmrestd"],
+        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld"],
         "head-backup": ["slurmctld"],
         "train-1": ["slurmd"],
         "train-2": ["slurmd"],
@@ -518,8 +520,8 @@ def test_the_database_is_reached_through_its_socket_alone():
 
 def test_slurmrestd_gives_up_being_root():
     def argv(machine: Machine) -> tuple[str, ...]:
-        services = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts["head"].services
-        return next(service.argv for service in services if service.name == "slurmrestd")
+        hosts = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts.values()
+        return next(one.argv for host in hosts for one in host.services if one.name == "slurmrestd")
 
     assert argv(ROOT)[1:3] == ("-u", "nobody") and "-u" not in argv(USER)
 

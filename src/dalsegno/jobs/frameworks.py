@@ -23,6 +23,8 @@ class World:
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
+    role: str = "default"
+    virtual_local_rank: bool = False  # torchrun's: each process sees its own GPU only, as the first
 
     @property
     def size(self) -> int:
@@ -49,10 +51,10 @@ def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, st
     size, local_size = str(world.size), str(world.nproc_per_node)
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(world.local_rank(rank)),
+        **_local_rank(world, rank, found),
         "GROUP_RANK": str(world.group_rank(rank)),
         "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": world.role,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": local_size,
         "GROUP_WORLD_SIZE": str(len(world.hosts)),
@@ -66,6 +68,18 @@ def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, st
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": found.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **torch_threads(world.nproc_per_node, found),
     }
+
+
+def _local_rank(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    local = world.local_rank(rank)
+    if not world.virtual_local_rank:
+        return {"LOCAL_RANK": str(local)}
+    # On AMD's machines HIP's list goes before CUDA's.
+    known = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if found.get(name)]
+    devices = found[known[0]].split(",") if known else [str(each) for each in range(world.nproc_per_node)]
+    if local >= len(devices):
+        raise DalsegnoError(f"there is no GPU for local rank {local}: {known[0]} lists {len(devices)}")
+    return {"LOCAL_RANK": "0", **dict.fromkeys([*known[:1], "CUDA_VISIBLE_DEVICES"], devices[local].strip())}
 
 
 def torch_threads(nproc_per_node: int, found: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS)
     for flag in FLAGS:
         _add(parser, flag, next((environ[name] for name in flag.variables if name in environ), None))
-    parser.add_argument("training_script")
+    parser.add_argument("training_script", type=str)
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
 
@@ -76,6 +76,6 @@ class _Parser(argparse.ArgumentParser):
 def _hint(message: str) -> str:
     if "training_script" in message:
         return "name the script after the flags: `dalsegno torchrun --nproc-per-node 8 train.py --lr 0.1`"
-    flags = [word for word in message.split() if word.startswith("-")]
+    unknown = message.partition("unrecognized arguments: ")[2].split()
     known = [name for flag in FLAGS for name in flag.spellings]
-    return did_you_mean(flags[0].partition("=")[0], known) if flags else ""
+    return did_you_mean(unknown[0].partition("=")[0], known) if unknown else ""

@@ -1,6 +1,6 @@
-"""torchrun's flags as data (torch 2.1 to 2.14, torch/distributed/run.py), so that a test can hold them to torch's own.
+"""torchrun's flags as data (torch 2.1 to 2.15, torch/distributed/run.py), so that a test can hold them to torch's own.
 
-Each but a few also reads a variable: PET_ and its name in capitals.
+Each but a few also reads a variable: PET_ and its name in capitals. Left out is `--print-completion`, for shells only.
 """
 
 from __future__ import annotations
