@@ -21,8 +21,8 @@ name: one
 target: local
 login: {count: 1}
 partitions:
-  - {name: work, nodes: 2, spares: 1, cpus: 4, memory: 8G, gpus: 2, gpu_type: h100, features: [nvlink], weight: 10}
-  - {name: cheap, nodes: 1, cpus: 4, memory: 8G, features: [ib]}
+  - {name: work, nodes: 2, spares: 1, cpus: 4, memory: 8G, gpus: 2, gpu_type: h100, features: [nvlink]}
+  - {name: cheap, nodes: 1, cpus: 4, memory: 8G, features: [ib], weight: 10}
   - {name: class, nodes: 1, cpus: 4, memory: 8G, weight: 50}
   - {name: every, nodes_from: [work, cheap, class], default: true}
   - {name: short, nodes_from: [work, cheap], time_limit: 10m, default_time: 3m, max_nodes: 1}
@@ -195,8 +195,8 @@ def test_nodes_are_chosen_by_feature(site: Site):
 
 
 def test_the_node_of_least_weight_is_taken_first(site: Site):
-    """The file names work first; without weights work-1 would be taken."""
-    assert site.ok("srun", "hostname", user="ada") == "cheap-1"
+    """Without weights cheap-1 would be taken: it is alone on its switch, and so leaves the others together."""
+    assert site.ok("srun", "hostname", user="ada") == "work-1"
 
 
 def test_an_exclusive_partition_gives_whole_nodes(site: Site):
@@ -330,7 +330,7 @@ def test_the_login_node_is_a_host_of_its_own_and_no_node_of_slurms(site: Site):
     assert site.ok("hostname", user="ada") == "login-1"
     assert "login-1" not in site.ask("sinfo", "-h", "-N", "-o", "%N").split()
     inside = site.cli.ok("shell", "-c", "one", "-w", "login-1", "--", "srun", "hostname").strip()
-    assert inside == "cheap-1"
+    assert inside == "work-1"
 
 
 ASK = """

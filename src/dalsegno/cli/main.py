@@ -64,6 +64,7 @@ def cli() -> None:
 
 def main() -> None:
     """The one catch: an error becomes words and an exit code, never a traceback."""
+    _open_streams()
     try:
         code = cli.main(prog_name="dalsegno", standalone_mode=False)
         sys.stdout.flush()
@@ -79,6 +80,17 @@ def main() -> None:
         out.error(_os_words(error))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Cron jobs may start us with streams closed: have them lead nowhere, or the next file takes their place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _explain(error: DalsegnoError | click.ClickException) -> int:

@@ -8,7 +8,7 @@ from dalsegno.errors import DalsegnoError
 
 # What sacctmgr says, with exit code 1, when the database already is as asked.
 # ("Nothing modified" is not among them: it means that what was to be modified does not exist.)
-NOTHING_TO_DO = ("Nothing new added", "Nothing deleted")
+NOTHING_TO_DO = ("Nothing new added", "Nothing deleted", "already exists.  Not adding")
 
 _DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
 _PROMPT = "sacctmgr: "

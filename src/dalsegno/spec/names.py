@@ -11,7 +11,7 @@ from dalsegno.hostlist import MAX_NODES, expand
 from dalsegno.spec.patterns import matching
 from dalsegno.spec.section import fault, show
 
-_RESERVED = {"default", "all", "localhost", "switch", "head-backup"}  # the last two are hosts of the local target
+_RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's words, our own hosts
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOSTS_HINT = "write `gpu[1-4]`, or a list of names"
 

@@ -79,9 +79,12 @@ def read_json(path: Path) -> Json:
         value: Json = json.loads(text)
         return value
     except ValueError as error:
-        raise DalsegnoError(
-            f"{path} is damaged: {error}", hint="`dalsegno down` removes the cluster it belongs to"
-        ) from error
+        raise damaged(path, str(error)) from error
+
+
+def damaged(path: Path, why: str) -> DalsegnoError:
+    """A file of ours that is not as we wrote it."""
+    return DalsegnoError(f"{path} is damaged: {why}", hint="`dalsegno down` removes the cluster it belongs to")
 
 
 def explain(error: OSError, path: Path) -> DalsegnoError:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dalsegno.errors import TargetError
-from dalsegno.system.files import read_json, write_if_changed
+from dalsegno.system.files import damaged, read_json, write_if_changed
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import MARK, Process, send
 
@@ -99,8 +99,10 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
 def host_process(folder: Path) -> Process | None:
     """The first process of the host in this folder, if it lives."""
     fact = read_json(folder / "init.json")
-    if not isinstance(fact, dict):
+    if fact is None:
         return None
+    if not isinstance(fact, dict) or not isinstance(fact.get("pid"), int) or not isinstance(fact.get("start"), int):
+        raise damaged(folder / "init.json", "it names no process")
     process = Process(int(str(fact["pid"])), int(str(fact["start"])))
     return process if process.alive() else None
 

@@ -24,7 +24,7 @@ from dalsegno.targets.local.daemons import hold_all, port_answers, socket_answer
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import BACKUP, LOOPBACK, SWITCH, VIRTUAL
+from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
 from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
@@ -105,7 +105,8 @@ def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None
     switch = living.pop(SWITCH, None)
     if switch is None:
         raise TargetError("the cluster's switch host is gone", hint="run `dalsegno up` again")
-    plugged = plug_in(site.runner, plan.placement, switch.pid, living, new=booted.keys())
+    networked = {name: host for name, host in living.items() if name in plan.placement.addresses}
+    plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
         reload(site.folder.host(name))  # have it give its new cable an address
 
@@ -130,7 +131,7 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
         start_and_wait(backup, ["slurmctld"], "slurmctld", lambda: site.slurm.ping()[1].up)
     if plan.cluster.slurm.rest:
         socket = site.folder.run / "rest/slurmrestd.sock"
-        start_and_wait(head, [*up, "slurmrestd"], "slurmrestd", lambda: socket_answers(socket))
+        start_and_wait(plan.desired.hosts[REST], ["slurmrestd"], "slurmrestd", lambda: socket_answers(socket))
     return state
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.errors import TargetError
 
+STRANGE = ',#%"\\:=[]'  # each seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
 SOCKET_PATH_MAX = 107  # a unix socket's name, less the closing zero
 
 
@@ -101,9 +103,16 @@ class Folder:
     def log(self, host: str, service: str) -> Path:
         return self.host(host) / f"{service}.log"
 
-    def check(self) -> None:
-        """Refuse, before anything is made, a path that Slurm or a socket cannot live with."""
-        longest = str(self.munge_socket)
+    def check(self, nodes: Sequence[str] = ()) -> None:
+        """Refuse, before anything is made, a path that Slurm, MariaDB or a socket cannot live with."""
+        if strange := sorted({letter for letter in str(self.root) if letter in STRANGE or not letter.isprintable()}):
+            raise TargetError(
+                f"Slurm's and MariaDB's files cannot name the folder {str(self.root)!r}, because of {strange[0]!r}",
+                hint="set DALSEGNO_HOME to another folder",
+            )
+        # slurmstepd's socket is the longest of all: spool folder, node, job and step.
+        steps = [str(self.host(node) / "spool" / f"{node}_{2**32}.{2**32}") for node in nodes]
+        longest = max([str(self.munge_socket), *steps], key=len)
         if len(longest) > SOCKET_PATH_MAX:
             raise TargetError(
                 f"the state folder's path is too long for a socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",

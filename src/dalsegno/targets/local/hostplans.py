@@ -9,7 +9,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import HostPlan, Service
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import BACKUP, LOOPBACK, SWITCH, Placement
+from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, SWITCH, Placement
 from dalsegno.targets.local.services import Services
 
 
@@ -17,15 +17,17 @@ def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, services: Services
 ) -> list[HostPlan]:
     """Loopback: one host that holds every daemon. Virtual: a switch, the head, and a host for everything else."""
+    rest = [_plain(folder, REST, isolate=False, services=[services.slurmrestd(REST)])] if cluster.slurm.rest else []
     if placement.hosts == LOOPBACK:
         slurmds = [services.slurmd(node.name, cluster.head) for node in cluster.nodes]
-        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *slurmds])]
+        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *slurmds]), *rest]
     virtual = _Virtual(folder, placement, machine)
     backup = [virtual.head(BACKUP, [services.slurmctld(BACKUP)])] if cluster.slurm.backup_controller else []
     return [
         _plain(folder, SWITCH, isolate=True),
         virtual.head(cluster.head, services.head()),
         *backup,
+        *rest,
         *(virtual.host(name) for name in cluster.logins),
         *(virtual.compute(node.name, [services.slurmd(node.name, node.name)]) for node in cluster.nodes),
     ]

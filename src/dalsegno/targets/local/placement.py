@@ -14,6 +14,7 @@ from dalsegno.targets.local.people import People, assign_uids
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
+REST = "rest"  # slurmrestd's own: it checks callers by PID, so it must see the PIDs of the whole machine
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
 SUBNET_BITS = 20
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which Linux takes ports for clients
@@ -59,7 +60,8 @@ def choose_hosts(cluster: Cluster, machine: Machine) -> str:
     able = machine.is_root and machine.namespaces
     if wish == VIRTUAL and not able:
         why = "this kernel or container does not permit namespaces" if machine.is_root else "they need root"
-        raise TargetError(f"no virtual hosts here: {why}", hint="use sudo, or set `local: {hosts: loopback}`")
+        way = "" if machine.is_root else "use sudo, or "
+        raise TargetError(f"no virtual hosts here: {why}", hint=f"{way}set `local: {{hosts: loopback}}`")
     return VIRTUAL if able and wish != LOOPBACK else LOOPBACK
 
 

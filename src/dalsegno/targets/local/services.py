@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import Machine, program
@@ -31,8 +32,7 @@ class Services:
     def head(self) -> list[Service]:
         """In the order in which they need each other."""
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
-        rest = [self.slurmrestd()] if self.cluster.slurm.rest else []
-        return [self.munged(), *database, self.slurmctld(self.cluster.head), *rest]
+        return [self.munged(), *database, self.slurmctld(self.cluster.head)]
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
@@ -69,13 +69,13 @@ class Services:
     def slurmctld(self, host: str) -> Service:
         return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
 
-    def slurmrestd(self) -> Service:
+    def slurmrestd(self, host: str) -> Service:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
         which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
         as_root = ["-u", "nobody", "-g", "nogroup"] if self.machine.is_root else []
-        return self._service(
-            "slurmrestd", [*as_root, "-a", "rest_auth/local", f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"]
-        )
+        api = [] if self.cluster.slurm.accounting else ["-s", _api(Version.parse(self.machine.slurm_version))]
+        socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
+        return self._service("slurmrestd", [*as_root, *api, "-a", "rest_auth/local", socket], host=host)
 
     def slurmd(self, node: str, log_host: str) -> Service:
         argv = ["-D", "-N", node, "-f", str(self.folder.slurm_conf)]
@@ -99,3 +99,10 @@ class Services:
         full = {**daemon_env(self.folder), **(env or {})}
         path = str(log or self.folder.log(host or self.cluster.head, name))
         return Service(name, argv, full, path, revision(argv, sorted(full.items()), *depends))
+
+
+def _api(slurm: Version) -> str:
+    """The part of the API that needs no slurmdbd: without accounting the other part ends slurmrestd."""
+    if slurm >= Version(23, 11, 0):
+        return "slurmctld"
+    return "v0.0.39" if slurm >= Version(23, 2, 0) else "v0.0.38" if slurm >= Version(22, 5, 0) else "v0.0.37"

@@ -48,12 +48,19 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
 def read_summary(folder: Folder) -> dict[str, str | int]:
     try:
         state, applied = read_state(folder), read_applied(folder)
-    except (DalsegnoError, TypeError, KeyError, ValueError):
+    except DalsegnoError:
         return {"target": "local", "phase": "damaged", "nodes": 0}
     phase = "up" if state and state.phase == UP else "half-made" if state else "gone"
-    if phase == "up" and applied and host_process(folder.host(applied.head)) is None:
+    if phase == "up" and applied and not _is_alive(folder, applied.head):
         phase = "stopped"
     return {"target": "local", "phase": phase, "nodes": len(applied.nodes) if applied else 0}
+
+
+def _is_alive(folder: Folder, host: str) -> bool:
+    try:
+        return host_process(folder.host(host)) is not None
+    except DalsegnoError:
+        return False
 
 
 def _phase(state: State, problems: list[str]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
-from dalsegno.system.files import read_json, write_atomic
+from dalsegno.system.files import damaged, read_json, write_atomic
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import Placement
 
@@ -26,16 +28,31 @@ class State:
     registered: bool = False
 
 
+T = TypeVar("T")
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    """None only where there is no file: one that cannot be understood must not pass for a cluster that is not there."""
+    if not path.exists():
+        return None
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise damaged(path, "not a JSON object")
+    try:
+        return facts_from_json(kind, value)
+    except (DalsegnoError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise damaged(path, str(error)) from error
+
+
 def read_state(folder: Folder) -> State | None:
-    value = read_json(folder.state)
-    return facts_from_json(State, value) if isinstance(value, dict) else None
+    return _read(State, folder.state)
 
 
 def read_state_leniently(folder: Folder) -> State | None:
     """For taking a cluster down: a state file that cannot be read must not stand in the way."""
     try:
         return read_state(folder)
-    except (DalsegnoError, TypeError, KeyError, ValueError):
+    except DalsegnoError:
         return None
 
 
@@ -44,8 +61,7 @@ def write_state(folder: Folder, state: State) -> None:
 
 
 def read_applied(folder: Folder) -> Cluster | None:
-    value = read_json(folder.applied)
-    return facts_from_json(Cluster, value) if isinstance(value, dict) else None
+    return _read(Cluster, folder.applied)
 
 
 def write_applied(folder: Folder, cluster: Cluster) -> None:

@@ -66,13 +66,11 @@ def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
 
     Job steps are spared: the slurmd that comes takes them over.
     """
-    known = {process.pid for process in hosts}
-    found = [process for process in marked(str(folder.root)) if process.pid not in known]
-    if not loopback:
-        found = [process for process in found if INIT in " ".join(arguments(process.pid))]
-    elif hosts:
-        return
-    stop(process for process in found if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
+    known = {pid for host in hosts for pid in (host.pid, *descendants(host.pid))}
+    strays = [process for process in marked(str(folder.root)) if process.pid not in known]
+    if not loopback:  # a virtual host's daemons end with its first process
+        strays = [process for process in strays if INIT in " ".join(arguments(process.pid))]
+    stop(process for process in strays if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
 
 
 def _is_ours(pid: int, folder: Folder) -> bool:

@@ -21,7 +21,7 @@ from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.people import People
-from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, place
+from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
@@ -56,7 +56,7 @@ class LocalTarget:
         return look(self.runner)
 
     def plan(self, cluster: Cluster) -> LocalPlan:
-        self.folder.check()
+        self.folder.check([node.name for node in cluster.nodes])
         self._check_packages(cluster)
         state = self._state()
         before = state.placement if state else None
@@ -68,7 +68,14 @@ class LocalTarget:
                 "ip link set d0 up; ip link set d1 up",
             )
         wanted = desired(cluster, self.folder, placement, self.machine, self._people())
-        return make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
+        plan = make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
+        return replace(plan, left_out=(*plan.left_out, *self._fall_back(cluster, placement)))
+
+    def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
+        """Said when root does not get what root usually gets."""
+        if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
+            return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
+        return []
 
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, LocalPlan):
