@@ -161,9 +161,11 @@ def shared(cache: Path) -> Iterator[Cli]:
     home = make_home("ds-")
     (home / "cache").symlink_to(cache)
     cli = Cli(home, os.geteuid())
-    cli.ok("up", cli.file(SHARED))
-    yield cli
-    end_all(cli)
-    left = leftovers(home)
-    shutil.rmtree(home, ignore_errors=True)
+    try:
+        cli.ok("up", cli.file(SHARED))
+        yield cli
+    finally:
+        end_all(cli)
+        left = leftovers(home)
+        shutil.rmtree(home, ignore_errors=True)
     assert left == []

@@ -419,3 +419,18 @@ BLOCKS = {
 def test_blocks_that_cannot_be(faults, block):
     last_line = 5 + block.count("\n")
     assert one(faults, f"{LOCAL}{TRAIN}{block}\n") == (last_line, *BLOCKS[block])
+
+
+def test_a_limit_that_slurm_is_not_told_to_apply(faults):
+    text = """name: a
+target: local
+partitions: [{name: p, nodes: 1}]
+slurm:
+  qos: [{name: a, max_jobs_per_user: 2}]
+accounts: [{name: b, group_tres: {gres/gpu: 4}}]
+"""
+    hint = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
+    assert faults(text) == [
+        (5, "`max_jobs_per_user` of QOS `a` is a limit, and `slurm.enforce` names no limits", hint),
+        (6, "`group_tres` of account `b` is a limit, and `slurm.enforce` names no limits", hint),
+    ]

@@ -18,6 +18,7 @@ partitions:
   - {name: train, nodes: 3, spares: 1, instance: p5.48xlarge, extra: {GraceTime: 5}}
   - {name: debug, nodes_from: train, time_limit: 1h}
 slurm:
+  enforce: limits
   qos: [{name: high, preempts: low, max_tres_per_user: {gres/gpu: 8}, usage_factor: 0.5}, {name: low}]
   topology: {nodes_per_switch: 2}
 users: [{name: ann}]

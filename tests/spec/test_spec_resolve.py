@@ -127,7 +127,7 @@ def test_a_qos_that_preempts_switches_preemption_on(cluster):
 
 def test_a_qos(cluster):
     (qos,) = cluster(
-        BASE + "slurm: {qos: [{name: a, priority: 5, max_time: 1d, usage_factor: 2,"
+        BASE + "slurm: {enforce: limits, qos: [{name: a, priority: 5, max_time: 1d, usage_factor: 2,"
         " max_tres_per_user: {gres/gpu: 8, mem: 64G}, max_jobs_per_user: 3, group_tres: {node: 2}}]}"
     ).slurm.qos
     assert (qos.priority, qos.max_time_min, qos.usage_factor, qos.max_jobs_per_user) == (5, 1440, 2.0, 3)

@@ -9,16 +9,32 @@ from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section
 
 _HINT = "set `slurm: {accounting: true}`, or leave it out"
+_ENFORCE = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
+_LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres"}
 _WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")
 _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
 
 
 def check_accounting(spec: ClusterSpec, report: Report) -> None:
-    """With accounting off, everything that would silently do nothing."""
-    if spec.slurm.accounting or not report.whole("slurm", "accounting"):
+    """Everything that would silently do nothing: with accounting off, or limits that Slurm is not told to apply."""
+    if spec.slurm.accounting:
+        _check_limits(spec, report)
+        return
+    if not report.whole("slurm", "accounting"):
         return
     for section, field, subject in _needing(spec):
         report.add(section, field, f"{subject} needs accounting, which is off", _HINT)
+
+
+def _check_limits(spec: ClusterSpec, report: Report) -> None:
+    if {"limits", "safe"} & set(spec.slurm.enforce) or not report.whole("slurm", "enforce"):
+        return
+    for section, name in [
+        *((qos, f"QOS `{qos.name}`") for qos in spec.slurm.qos),
+        *((account, f"account `{account.name}`") for account in spec.accounts),
+    ]:
+        for field in sorted(_LIMITS & section.model_fields_set):
+            report.add(section, field, f"`{field}` of {name} is a limit, and `slurm.enforce` names no limits", _ENFORCE)
 
 
 def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
