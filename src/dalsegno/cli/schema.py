@@ -11,6 +11,7 @@ from dalsegno.cli import out
 def command() -> None:
     """Print the JSON schema of the cluster file, for editors.
 
+    \b
     With the YAML language server, put this on top of the file:
     "# yaml-language-server: $schema=cluster.schema.json".
     """

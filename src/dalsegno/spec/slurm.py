@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.names import AccountName, Accounts, HostNames, PartitionName, PlainName, PlainNames, Users
@@ -35,7 +35,9 @@ def _amount(value: Any) -> Any:
 
 
 TresName = Annotated[str, AfterValidator(_tres)]
-Amount = Annotated[int, BeforeValidator(_amount), Field(ge=0, le=10**15)]
+Amount = Annotated[
+    int, BeforeValidator(_amount), Field(ge=0, le=10**15), WithJsonSchema({"type": ["integer", "string"], "minimum": 0})
+]
 Start = Annotated[
     str, matching(r"[0-9A-Za-z][0-9A-Za-z:+/.-]{0,39}", "write `now`, `now+2hours` or `2030-01-31T08:00:00`")
 ]

@@ -49,5 +49,8 @@ UsageReset = Annotated[str, PlainValidator(word(*_RESETS, no="NONE")), one_of(*_
 EnforceWord = Annotated[str, PlainValidator(word(*_ENFORCE)), one_of(*_ENFORCE)]
 ReservationFlag = Annotated[str, PlainValidator(word(*_FLAGS)), one_of(*_FLAGS)]
 
-Enforce = Annotated[list[EnforceWord], BeforeValidator(_split)]
-ReservationFlags = Annotated[list[ReservationFlag], BeforeValidator(_split)]
+# As a list, or as Slurm writes it: `associations,limits`.
+Enforce = Annotated[list[EnforceWord], BeforeValidator(_split, json_schema_input_type=str | list[EnforceWord])]
+ReservationFlags = Annotated[
+    list[ReservationFlag], BeforeValidator(_split, json_schema_input_type=str | list[ReservationFlag])
+]
