@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from dalsegno.system.hosts import host_process
@@ -28,6 +29,36 @@ def test_a_dead_daemon_on_a_living_host_is_started_again(cli: Cli):
         cli.ok("up")
         assert cli.status("one")["phase"] == "up"
     assert idle_nodes(cli) == 2
+
+
+def test_without_slurmctld_the_queue_is_unknown_and_not_empty(cli: Cli):
+    cli.ok("up", cli.file(small(1)))
+    os.kill(daemon_pid(cli, "head", "slurmctld"), signal.SIGKILL)
+    eventually(lambda: cli.status("one")["phase"] == "degraded")
+    assert cli.status("one")["jobs"] is None
+    assert "jobs: unknown, slurmctld does not answer" in cli.ok("status") and "?/2" in cli.ok("status")
+
+
+def test_a_job_of_a_young_cluster_survives_a_killed_slurmctld(cli: Cli):
+    """Backfill does not have its starts saved: the main scheduler must be the one that starts jobs."""
+    cli.ok("up", cli.file(small(1)))
+    cli.ok("shell", "--", "sbatch", "-o", str(cli.home / "out"), "--wrap", "sleep 12; echo done $SLURM_RESTART_COUNT")
+    eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
+    running_since, saved = time.time(), cli.home / "clusters/one/slurmctld/job_state"
+    eventually(lambda: saved.stat().st_mtime > running_since, timeout_s=10)
+    os.kill(daemon_pid(cli, "head", "slurmctld"), signal.SIGKILL)
+    eventually(lambda: cli.status("one")["phase"] == "degraded")
+    cli.ok("up")
+    assert "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T")
+    eventually(lambda: (cli.home / "out").read_text() == "done\n")
+
+
+def test_the_backup_controller_takes_over_also_after_a_node_was_removed(cli: Cli):
+    with_backup = small(3).replace("accounting: false", "accounting: false, backup_controller: true")
+    cli.ok("up", cli.file(with_backup))
+    cli.ok("up", cli.file(with_backup.replace("nodes: 3", "nodes: 2")))
+    os.kill(daemon_pid(cli, "head", "slurmctld"), signal.SIGKILL)
+    eventually(lambda: cli.run("shell", "--", "sinfo", "-h", "-o", "%D").out.strip() == "2", timeout_s=60)
 
 
 def test_an_up_cut_short_at_its_very_end_is_finished(cli: Cli):
@@ -72,7 +103,8 @@ def test_a_job_that_waits_in_a_partition_that_is_to_go_is_named(cli: Cli):
     two = two.replace("slurm:", "  - {name: extra, nodes: 1}\nslurm:")
     cli.ok("up", cli.file(two))
     cli.ok("shell", "--", "sbatch", "-p", "extra", "-H", "-o", "/dev/null", "--wrap", "true")
-    answer = cli.run("up", cli.file(small(1)))
+    assert "cannot: 1 job (1) waits in a partition that is to go" in cli.ok("plan", cli.file(small(1)))
+    answer = cli.run("up")
     assert answer.code == 1 and "job 1 waits in a partition that is to go" in answer.err and "scancel 1" in answer.err
     assert cli.status("one")["phase"] == "up"
     assert cli.ok("shell", "--", "sinfo", "-h", "-p", "extra", "-o", "%a").strip() == "up"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
     from dalsegno.demo.researchers import Lab, Outcome
@@ -31,7 +32,7 @@ def command(keep: bool) -> None:
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
     may_change(place)
-    with place.lock():
+    with place.lock(), interruptible():
         try:
             _play(target, cluster)
         finally:

@@ -11,6 +11,7 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
 COMMANDS = {  # name -> what it does, in the order of `--help`
@@ -64,6 +65,7 @@ def cli() -> None:
 
 def main() -> None:
     """The one catch: an error becomes words and an exit code, never a traceback."""
+    end_at_once()
     _open_streams()
     try:
         code = cli.main(prog_name="dalsegno", standalone_mode=False)

@@ -44,7 +44,8 @@ def _section(headers: list[str], rows: list[list[str]]) -> None:
 
 def _node_row(node: NodeStatus) -> list[str]:
     kind = f" {node.gpu_type}" if node.gpu_type else ""
-    gpus = f"{node.gpus_used}/{node.gpus}{kind}" if node.gpus else "-"
+    used = "?" if node.gpus_used is None else node.gpus_used
+    gpus = f"{used}/{node.gpus}{kind}" if node.gpus else "-"
     state = f"{node.state} (spare)" if node.spare else node.state
     return [node.name, state, ",".join(node.partitions), gpus, node.address, node.reason]
 
@@ -53,7 +54,7 @@ def _daemon_rows(status: Status) -> list[list[str]]:
     """One line a daemon; the many slurmd that run as they should are one line together."""
     fine = [daemon for daemon in status.daemons if daemon.name == "slurmd" and daemon.running]
     rows = [_daemon_row(daemon) for daemon in status.daemons if daemon not in fine]
-    return [*rows, ["slurmd", f"{len(fine)} nodes", "running"]] if fine else rows
+    return [*rows, ["slurmd", f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"]] if fine else rows
 
 
 def _daemon_row(daemon: DaemonStatus) -> list[str]:
@@ -61,6 +62,9 @@ def _daemon_row(daemon: DaemonStatus) -> list[str]:
 
 
 def _show_queue(status: Status) -> None:
+    if status.jobs is None:
+        out.data("jobs: unknown, slurmctld does not answer")
+        return
     if not status.jobs:
         out.data("no jobs")
         return

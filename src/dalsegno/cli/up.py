@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import file_argument
+from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import Plan, Say, Target
 
 
@@ -25,7 +27,7 @@ def command(file: str) -> None:
     target = open_target(cluster.target, place)
     may_change(place)
     started = time.monotonic()
-    with place.lock(), out.progress() as say:
+    with place.lock(), interruptible(), out.progress() as say:
         plan = target.plan(cluster)
         for line in plan.sentences():
             out.talk(line)
@@ -39,5 +41,17 @@ def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
     try:
         target.apply(plan, say)
     except KeyboardInterrupt:
-        out.talk(f"\n{name} is half-made: `dalsegno up` goes on from here, `dalsegno down {name}` removes it")
+        out.talk("")
+        _say_what_stands(target, name)
         raise
+    except DalsegnoError:
+        _say_what_stands(target, name)
+        raise
+
+
+def _say_what_stands(target: Target, name: str) -> None:
+    phase = target.status().phase
+    if phase == "half-made":
+        out.talk(f"{name} is half-made: `dalsegno up` goes on from here, `dalsegno down {name}` removes it")
+    elif phase == "changing":
+        out.talk(f"the change of {name} is half done: `dalsegno up` goes on from here")

@@ -39,7 +39,7 @@ class NodeStatus:
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0
-    gpus_used: int = 0
+    gpus_used: int | None = 0  # None: Slurm does not say
     gpu_type: str = ""
     address: str = ""
     spare: bool = False
@@ -67,7 +67,7 @@ class Status:
     phase: str
     nodes: tuple[NodeStatus, ...] = ()
     daemons: tuple[DaemonStatus, ...] = ()
-    jobs: tuple[JobStatus, ...] = ()
+    jobs: tuple[JobStatus, ...] | None = ()  # None: Slurm does not say
     problems: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 

@@ -45,11 +45,15 @@ def _scheduling(cluster: Cluster) -> Settings:
 
 
 def _scheduler_parameters(nodes: int) -> list[str]:
-    """Quick starts where a pass over the queue is cheap; on large clusters Slurm's own patience."""
+    """Quick starts where a pass over the queue is cheap; on large clusters Slurm's own patience.
+
+    Backfill comes seldom enough that the main scheduler starts what can start: a job that backfill starts is not in
+    slurmctld's saved state until something else happens, and is lost if slurmctld is killed before (seen on 22.05).
+    """
     if nodes <= 128:
-        pace = ["sched_interval=2", "bf_interval=2"]
+        pace = ["sched_interval=2", "bf_interval=10"]
     elif nodes <= 1024:
-        pace = ["sched_interval=10", "bf_interval=10"]
+        pace = ["sched_interval=10", "bf_interval=30"]
     else:
         pace = ["sched_interval=30", "bf_interval=30"]
     return ["batch_sched_delay=0", *pace, "bf_continue"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.render.accounting import accounting_commands
 from dalsegno.slurm.render.reservations import reservation_commands
@@ -25,8 +26,14 @@ def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str,
     for name in before:
         if name in there:
             slurm.scontrol("delete", f"ReservationName={name}")
-    for command in reservation_commands(cluster):
-        slurm.scontrol(*command)
+    for reservation, command in zip(cluster.reservations, reservation_commands(cluster), strict=True):
+        try:
+            slurm.scontrol(*command)
+        except CommandFailed as error:
+            raise TargetError(
+                f"Slurm refuses reservation `{reservation.name}`: {error.stderr.strip().splitlines()[-1]}",
+                hint="its users must exist on the cluster, its accounts and nodes too, and its time must not be over",
+            ) from error
 
 
 def _reservation_names(slurm: SlurmClient) -> set[str]:

@@ -20,7 +20,14 @@ from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
 from dalsegno.targets.local.cables import plug_in
-from dalsegno.targets.local.daemons import hold_all, port_answers, socket_answers, start_and_wait, start_services
+from dalsegno.targets.local.daemons import (
+    check_settings,
+    hold_all,
+    port_answers,
+    socket_answers,
+    start_and_wait,
+    start_services,
+)
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.folder import Folder
@@ -61,6 +68,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
         lost = [node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes]
         set_down_and_wait(site.slurm, lost, site.folder)
     _put_files(site, plan)
+    check_settings(site.runner, site.folder)
     _boot_hosts(site, plan)
     state = _start_head(site, plan, state)
     since = time.time()
@@ -180,5 +188,14 @@ def _settle(site: Site, plan: LocalPlan, since: float) -> None:
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
+    if plan.cluster.slurm.backup_controller and plan.remove_nodes:
+        _save_partitions(site, plan)
     if plan.reservations:
         update_reservations(site.slurm, plan.cluster, plan.old_reservations)
+
+
+def _save_partitions(site: Site, plan: LocalPlan) -> None:
+    """Have slurmctld save its partitions anew: a backup that takes over reads them from the saved state, and ends if
+    they name nodes that are gone. Setting what is already so is enough."""
+    for partition in plan.cluster.partitions:
+        site.slurm.update(PartitionName=partition.name, Hidden="YES" if partition.hidden else "NO")

@@ -10,9 +10,25 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, service_facts, write_plan
+from dalsegno.system.processes import Runner
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.services import NODE_PATH, slurm_env
 
 START_S = 60.0
 LOG_LINES = 12
+
+
+def check_settings(runner: Runner, folder: Folder) -> None:
+    """Have Slurm read its files before any daemon depends on them: a key or a number it does not know is told here."""
+    env = {"PATH": NODE_PATH, **slurm_env(folder)}
+    done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30)
+    if done.exit_code != 0:
+        said = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-LOG_LINES:])
+        raise TargetError(
+            f"slurmctld could not start: Slurm cannot read its settings\n{said}",
+            where=str(folder.slurm_conf),
+            hint="mend it in the cluster file, most likely below `extra:`, and run `dalsegno up` again",
+        )
 
 
 def start_services(plan: HostPlan, names: Collection[str]) -> None:
@@ -78,7 +94,7 @@ def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
         raise TargetError(
             f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",
             where=service.log,
-            hint="mend the setting it complains about and run `dalsegno up` again; `dalsegno down` removes what stands",
+            hint="mend what it complains about in the cluster file and run `dalsegno up` again",
         )
 
 

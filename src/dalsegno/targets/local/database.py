@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 from dalsegno.errors import TargetError
@@ -11,11 +12,19 @@ from dalsegno.system.files import make_folder, remove_tree
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
 
+NEEDED_MIB = 256
+
 
 def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
     """Give the cluster an empty database, unless it has one."""
     if target.exists():
         return
+    free_mib = shutil.disk_usage(target.parent).free >> 20
+    if free_mib < NEEDED_MIB:
+        raise TargetError(
+            f"no space left for the accounting database: it needs {NEEDED_MIB} MiB, {target.parent} has {free_mib}",
+            hint="free some space, set DALSEGNO_HOME to another disk, or set `slurm: {accounting: false}`",
+        )
     template = cache / f"mariadb-{_mariadb_version(runner)}"
     if not template.exists():
         _make_template(runner, template, user)

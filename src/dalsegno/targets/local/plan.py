@@ -56,6 +56,7 @@ class LocalPlan:
     reservations: bool = False
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: not known
+    blocked: tuple[str, ...] = ()  # jobs that wait in a partition which is to go: someone must decide about them
     left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
 
     @property
@@ -110,6 +111,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         reservations=(before.reservations if before else ()) != wanted.reservations,
         old_reservations=_reservation_names(before, wanted),
         wait_for=_in_the_way(seen.jobs, gone_nodes, gone_partitions),
+        blocked=tuple(job.id for job in seen.jobs or () if not job.nodes and job.partition in gone_partitions),
         left_out=_left_out(wanted),
     )
 
@@ -221,6 +223,8 @@ def _restarts(plan: LocalPlan) -> str:
 def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
         return "slurmctld does not answer: which jobs this would hurt is not known"
+    if plan.blocked:
+        return f"cannot: {_named('job', plan.blocked)} waits in a partition that is to go; cancel or move it first"
     if plan.wait_for:
         return f"waits for {_named('job', plan.wait_for)} to end first; ends no job"
     return "ends no job"

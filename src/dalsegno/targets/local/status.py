@@ -16,11 +16,6 @@ from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 from dalsegno.targets.local.store import UP, State, read_applied, read_state
 
-ADVICE = {
-    "making": "it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it",
-    "removing": "its removal was interrupted: `dalsegno down` finishes it",
-}
-
 
 def read_status(folder: Folder, slurm: SlurmClient) -> Status:
     """Never raises for a cluster that is broken: telling that is what it is for."""
@@ -31,18 +26,28 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
             folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",)
         )
     daemons = _daemons(folder)
-    nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], [], [])
-    problems = [*([ADVICE[state.phase]] if state.phase in ADVICE else []), *silence, *_dead(daemons)]
+    nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
+    problems = [*_advice(state, applied), *silence, *_dead(daemons)]
     return Status(
         folder.name,
         "local",
-        _phase(state, problems),
+        _phase(state, problems, applied),
         nodes=_nodes(applied, nodes, state.placement),
         daemons=daemons,
-        jobs=tuple(_job(job) for job in jobs),
+        jobs=None if jobs is None else tuple(_job(job) for job in jobs),
         problems=tuple(problems),
         facts=_facts(state, applied),
     )
+
+
+def _advice(state: State, applied: Cluster | None) -> list[str]:
+    if state.phase == UP:
+        return []
+    if state.phase != "making":
+        return ["its removal was interrupted: `dalsegno down` finishes it"]
+    if applied is not None:
+        return ["a change of it was interrupted: `dalsegno up` finishes it"]
+    return ["it is half-made: `dalsegno up` finishes it, `dalsegno down` removes it"]
 
 
 def read_summary(folder: Folder) -> dict[str, str | int]:
@@ -50,7 +55,7 @@ def read_summary(folder: Folder) -> dict[str, str | int]:
         state, applied = read_state(folder), read_applied(folder)
     except DalsegnoError:
         return {"target": "local", "phase": "damaged", "nodes": 0}
-    phase = "up" if state and state.phase == UP else "half-made" if state else "gone"
+    phase = _phase(state, [], applied) if state else "gone"
     if phase == "up" and applied and not _is_alive(folder, applied.head):
         phase = "stopped"
     return {"target": "local", "phase": phase, "nodes": len(applied.nodes) if applied else 0}
@@ -63,9 +68,9 @@ def _is_alive(folder: Folder, host: str) -> bool:
         return False
 
 
-def _phase(state: State, problems: list[str]) -> str:
+def _phase(state: State, problems: list[str], applied: Cluster | None) -> str:
     if state.phase != UP:
-        return "half-made" if state.phase == "making" else "half-removed"
+        return {"making": "changing" if applied else "half-made"}.get(state.phase, "half-removed")
     return "degraded" if problems else "up"
 
 
@@ -74,12 +79,12 @@ def _facts(state: State, applied: Cluster | None) -> dict[str, str]:
     return {"Slurm": state.slurm_version.split()[-1], "hosts": state.placement.hosts, **accounting}
 
 
-def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], list[JobInfo], list[str]]:
+def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], list[JobInfo] | None, list[str]]:
     """Slurm's word, or the fact that it has none."""
     try:
         return slurm.nodes(), slurm.jobs(), []
     except DalsegnoError as error:
-        return [], [], [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
+        return [], None, [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
 
 
 def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
@@ -135,7 +140,7 @@ def _node(
         reason=info.reason if info else "",
         partitions=tuple(part.name for part in applied.partitions if name in part.nodes) if applied else (),
         gpus=info.gpus if info else fact.gpus if fact else 0,
-        gpus_used=info.gpus_used if info else 0,
+        gpus_used=info.gpus_used if info else None,
         gpu_type=fact.gpu_type if fact else "",
         address=placement.addresses.get(name, "") + port,
         spare=fact.spare if fact else False,

@@ -38,6 +38,7 @@ from dalsegno.targets.local.store import (
 )
 from dalsegno.targets.local.sweep import sweep
 
+STATUS_S = 5.0
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 
@@ -80,6 +81,11 @@ class LocalTarget:
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, LocalPlan):
             raise TypeError(f"not a plan of the local target: {plan!r}")
+        if plan.blocked:
+            raise TargetError(
+                f"job {', '.join(plan.blocked)} waits in a partition that is to go",
+                hint=f"scancel {' '.join(plan.blocked)}, or: scontrol update job={plan.blocked[0]} partition=NAME",
+            )
         state = self._state()
         if state is None:
             sweep(self.runner, self.folder)  # what an earlier cluster of this name, or half a `down`, has left
@@ -119,7 +125,14 @@ class LocalTarget:
         return sweep(self.runner, self.folder)
 
     def status(self) -> Status:
-        return read_status(self.folder, self.slurm)
+        """Asked from inside where we may enter: only there do the cluster's own users have names. And not for long."""
+        return read_status(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
+
+    def _way_in(self) -> list[str]:
+        try:
+            return entrance(self.folder, "/")
+        except DalsegnoError:
+            return []  # a cluster that is damaged: its status is what we are about to tell
 
     def summary(self) -> dict[str, str | int]:
         """The line of `ls`: cheap, asks no daemon."""
@@ -143,8 +156,9 @@ class LocalTarget:
         """Slurm as one of the cluster's users speaks to it (root, virtual hosts)."""
         return self._client(entrance(self.folder, "/", user=user))
 
-    def _client(self, prefix: Sequence[str] = ()) -> SlurmClient:
-        return SlurmClient(self.runner, {"PATH": NODE_PATH, **slurm_env(self.folder)}, prefix=prefix)
+    def _client(self, prefix: Sequence[str] = (), timeout_s: float = 30) -> SlurmClient:
+        env = {"PATH": NODE_PATH, **slurm_env(self.folder)}
+        return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
 
     def _state(self) -> State | None:
         """The state to go on from: none where a `down` was cut short."""
