@@ -54,8 +54,9 @@ def preload(modules: list[str]) -> Message:
 
 
 def _cuda_is_initialised() -> bool:
+    """Not by asking whether CUDA is available: that question itself starts the driver, and no fork could use it."""
     torch = sys.modules.get("torch")
-    return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized())
+    return bool(torch is not None and torch.cuda.is_initialized())
 
 
 def other_threads() -> list[str]:
