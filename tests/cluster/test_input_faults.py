@@ -405,7 +405,7 @@ def test_up_killed_just_after_the_cluster_was_registered_is_finished_by_up(cli: 
 
 def test_a_limit_on_something_slurm_does_not_count_is_refused_and_mended_by_up(cli: Cli):
     """Only Slurm knows which licenses there are: sacctmgr's own words come through, and the cluster can be mended."""
-    limit = "qos: [{name: low, max_tres_per_user: {license/nothing: 1}}]"
+    limit = "enforce: [limits], qos: [{name: low, max_tres_per_user: {license/nothing: 1}}]"
     said = plain(cli.run("up", cli.file(small(slurm=limit))))
     assert said.code == 1 and "no TRES known by type license/nothing" in said.err, said
     cli.ok("up", cli.file(small(slurm=limit.replace("license/nothing", "gres/gpu"))))

@@ -89,7 +89,8 @@ def raise_if_dead(plan: HostPlan, service: Service, since: float) -> None:
             f"host {plan.name} is gone\n{log_tail(plan.log)}", where=plan.log, hint="run `dalsegno up` again"
         )
     fact = service_facts(Path(plan.dir)).get(service.name)
-    if fact is not None and fact.exit_code is not None and fact.ended_at >= since:
+    current = fact is not None and fact.revision == service.revision  # its forerunner was stopped on purpose
+    if fact is not None and current and fact.exit_code is not None and fact.ended_at >= since:
         why = fact.error or f"ended with code {fact.exit_code}"
         raise TargetError(
             f"{service.name} on {plan.name} {why}; the end of its log:\n{log_tail(service.log)}",

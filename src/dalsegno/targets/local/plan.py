@@ -184,13 +184,15 @@ def _refuse_impossible(before: Cluster, wanted: Cluster) -> None:
 
 
 def _creation(plan: LocalPlan) -> str:
-    nodes = plan.cluster.nodes
+    nodes = [node for node in plan.cluster.nodes if not node.spare]
+    spares = len(plan.cluster.nodes) - len(nodes)
+    with_spares = f" and {_count(spares, 'spare')}" if spares else ""
     gpus = sum(node.gpus for node in nodes)
     kind = "simulated " if plan.placement.gpus_simulated else ""
     with_gpus = f" with {_count(gpus, f'{kind}GPU')}" if gpus else ""
     with_accounting = "with" if plan.cluster.slurm.accounting else "without"
     return (
-        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_gpus} in "
+        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_spares}{with_gpus} in "
         f"{_count(len(plan.cluster.partitions), 'partition')}, {with_accounting} accounting"
     )
 
