@@ -120,3 +120,18 @@ def test_values_through_an_alias_point_to_where_they_are_written(faults):
         """
     (fault,) = faults(text)
     assert fault[:2] == (4, "`cpus` of partition `train` must be a whole number, not `many`")
+
+
+def test_a_name_that_is_nowhere_is_found_also_beside_a_faulty_one(faults):
+    text = """\
+        name: demo
+        target: local
+        partitions:
+          - {name: "a b", nodes: 4}
+          - {name: debug, nodes_from: zzz}
+        slurm:
+          qos:
+            - {name: HIGH}
+            - {name: low, preempts: nothing}
+        """
+    assert lines_of(faults, text) == [4, 5, 8, 9]

@@ -51,7 +51,7 @@ def warn(text: str) -> None:
 
 def problems(found: Sequence[Problem]) -> None:
     for problem in found:
-        error(problem.what, problem.where, problem.hint)
+        error(problem.what, problem.where, problem.hint or "`dalsegno schema` tells what can stand there")
     talk(f"{len(found)} {'fault' if len(found) == 1 else 'faults'} found")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -31,9 +32,10 @@ def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
     # `x-…` at the top is the user's own: a place for anchors.
     for key in [key for key in document.data if key.startswith("x-")]:
         del document.data[key]
+    written = copy.deepcopy(document.data)
     salvaged = salvage(document)
     if salvaged.spec is not None:
-        run_checks(salvaged.spec, Report(document, salvaged.cut))
+        run_checks(salvaged.spec, Report(document, salvaged.cut, written))
     if document.problems or salvaged.spec is None:
         raise SpecError(_in_order(document.problems))
     return salvaged.spec

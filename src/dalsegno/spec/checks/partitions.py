@@ -55,7 +55,7 @@ def _spares(partition: Partition, report: Report) -> None:
 def _sources(partition: Partition, spec: ClusterSpec, report: Report) -> None:
     names = [each.name for each in spec.partitions]
     for source in partition.nodes_from:
-        if source not in names and report.complete("partitions"):
+        if source not in names and report.unnamed(source, "partitions"):
             what = f"partition `{partition.name}` takes its nodes from `{source}`, which is no partition"
             report.add(partition, "nodes_from", what, did_you_mean(source, names, f"partitions: {', '.join(names)}"))
     for field in _OF_THE_MACHINE if partition.nodes_from else ():

@@ -31,13 +31,13 @@ class _Known:
 
     def accounts(self, section: Section, field: str, names: Iterable[str], whose: str) -> None:
         for name in names:
-            if name not in self._accounts and self.report.complete("accounts"):
+            if name not in self._accounts and self.report.unnamed(name, "accounts"):
                 hint = did_you_mean(name, self._accounts, f"add it: `accounts: [{{name: {name}}}]`")
                 self.report.add(section, field, f"{whose} the account `{name}`, which is not there", hint)
 
     def qos(self, section: Section, field: str, names: Iterable[str], whose: str) -> None:
         for name in names:
-            if name not in self._qos and self.report.complete("slurm", "qos"):
+            if name not in self._qos and self.report.unnamed(name, "slurm", "qos"):
                 hint = did_you_mean(name, self._qos, f"add it: `slurm: {{qos: [{{name: {name}}}]}}`")
                 self.report.add(section, field, f"{whose} the qos `{name}`, which is not there", hint)
 

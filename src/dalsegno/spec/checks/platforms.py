@@ -82,7 +82,7 @@ def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Report) -> None:
 def _partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Report) -> None:
     known = [partition.name for partition in spec.partitions]
     for name in names:
-        if name not in known and report.complete("partitions"):
+        if name not in known and report.unnamed(name, "partitions"):
             what = f"`{spec.target}.{field}` names `{name}`, which is no partition"
             report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
 

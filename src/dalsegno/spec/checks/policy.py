@@ -35,7 +35,7 @@ def _preempts(qos: Qos, spec: ClusterSpec, report: Report) -> None:
     for other in qos.preempts:
         if other == qos.name:
             report.add(qos, "preempts", f"qos `{qos.name}` preempts itself", "name another QOS")
-        elif other not in known and report.complete("slurm", "qos"):
+        elif other not in known and report.unnamed(other, "slurm", "qos"):
             what = f"qos `{qos.name}` preempts `{other}`, which is no QOS"
             report.add(qos, "preempts", what, did_you_mean(other, known, "add it under `slurm: qos:`"))
     by_partition = spec.slurm.preemption is not None and spec.slurm.preemption.by == "partition"

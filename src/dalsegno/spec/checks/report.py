@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dalsegno.errors import Problem
 from dalsegno.spec.document import Document, Path
 from dalsegno.spec.section import Section, place
@@ -10,8 +12,9 @@ from dalsegno.spec.section import Section, place
 class Report:
     """Collects problems with their lines."""
 
-    def __init__(self, document: Document, cut: set[Path]) -> None:
+    def __init__(self, document: Document, cut: set[Path], written: Any = None) -> None:
         self._document = document
+        self._written = written  # the file's values before anything was cut
         self._cut = cut
         self._around = {path[:length] for path in cut for length in range(len(path) + 1)}
 
@@ -29,6 +32,16 @@ class Report:
     def complete(self, *path: str | int) -> bool:
         """The list at `path` has all its entries (though some may lack a value)."""
         return not any(cut[: len(path)] == path and len(cut) <= len(path) + 1 for cut in self._cut)
+
+    def unnamed(self, name: str, *path: str) -> bool:
+        """No entry of the list at `path` bears this name in the file, not even a faulty one."""
+        entries = self._written
+        for key in path:
+            entries = entries.get(key) if isinstance(entries, dict) else None
+        if not isinstance(entries, list):
+            return entries is None
+        names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+        return all(isinstance(one, str) and one.lower() != name.lower() for one in names)
 
     def line(self, section: Section, field: str = "name") -> int:
         """The line of a field, for messages that point to a second place."""

@@ -37,7 +37,11 @@ def _for_whom(reservation: Reservation, report: Report) -> None:
 
 def _partition(reservation: Reservation, spec: ClusterSpec, report: Report) -> None:
     names = [partition.name for partition in spec.partitions]
-    if reservation.partition and reservation.partition not in names and report.complete("partitions"):
+    if (
+        reservation.partition
+        and reservation.partition not in names
+        and report.unnamed(reservation.partition, "partitions")
+    ):
         what = f"reservation `{reservation.name}` is in `{reservation.partition}`, which is no partition"
         report.add(reservation, "partition", what, did_you_mean(reservation.partition, names))
 
