@@ -10,8 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -142,30 +144,38 @@ def cache() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def cli(cache: Path) -> Iterator[Cli]:
-    """A home for one test; whatever it leaves is taken down and told of."""
+AnyCli = TypeVar("AnyCli", bound=Cli)
+
+
+@contextmanager
+def taken_down(cli: AnyCli) -> Iterator[AnyCli]:
+    """Afterwards, whatever happened: its clusters are taken down, its home is removed, and what is left is told."""
+    try:
+        yield cli
+    finally:
+        end_all(cli)
+        left = leftovers(cli.home)
+        shutil.rmtree(cli.home, ignore_errors=True)
+    assert left == []
+
+
+def at_home(cache: Path) -> Cli:
+    """`dalsegno` with a new home."""
     home = make_home("ds-")
     (home / "cache").symlink_to(cache)
-    cli = Cli(home, os.geteuid())
-    yield cli
-    end_all(cli)
-    left = leftovers(home)
-    shutil.rmtree(home, ignore_errors=True)
-    assert left == []
+    return Cli(home, os.geteuid())
+
+
+@pytest.fixture
+def cli(cache: Path) -> Iterator[Cli]:
+    """A home for one test."""
+    with taken_down(at_home(cache)) as cli:
+        yield cli
 
 
 @pytest.fixture(scope="session")
 def shared(cache: Path) -> Iterator[Cli]:
     """The cluster that tests share; they leave it as they found it."""
-    home = make_home("ds-")
-    (home / "cache").symlink_to(cache)
-    cli = Cli(home, os.geteuid())
-    try:
+    with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(SHARED))
         yield cli
-    finally:
-        end_all(cli)
-        left = leftovers(home)
-        shutil.rmtree(home, ignore_errors=True)
-    assert left == []

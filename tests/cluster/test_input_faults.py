@@ -14,7 +14,7 @@ import pytest
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.targets.local.folder import SOCKET_PATH_MAX, Folder
-from tests.cluster.conftest import Answer, Cli, end_all, eventually, leftovers, make_home
+from tests.cluster.conftest import Answer, Cli, at_home, end_all, eventually, leftovers, make_home, taken_down
 
 SMALL = """
 name: {name}
@@ -252,16 +252,10 @@ def test_no_command_at_all_shows_the_help(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def pair(cache: Path) -> Iterator[Bounded]:
-    home = make_home("ds-")
-    (home / "cache").symlink_to(cache)
-    cli = Bounded(home, os.geteuid())
-    cli.ok("up", cli.file(small("one"), "one.yaml"))
-    cli.ok("up", cli.file(small("two"), "two.yaml"))
-    yield cli
-    end_all(cli)
-    left = leftovers(home)
-    shutil.rmtree(home, ignore_errors=True)
-    assert left == []
+    with taken_down(at_home(cache)) as cli:
+        for name in ("one", "two"):
+            cli.ok("up", cli.file(small(name), f"{name}.yaml"))
+        yield Bounded(cli.home, cli.uid)
 
 
 def test_the_variable_names_the_cluster_and_the_option_wins(pair: Bounded):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import pytest
 
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import Process, arguments, descendants, end, start_ticks
-from tests.cluster.conftest import Answer, Cli, end_all, eventually, leftovers, make_home
+from tests.cluster.conftest import Answer, Cli, at_home, eventually, taken_down
 
 NOBODY = 65534
 
@@ -117,14 +116,8 @@ class Site:
 @pytest.fixture(scope="module")
 def home(cache: Path) -> Iterator[Cli]:
     """A home for all clusters of this file."""
-    path = make_home("ds-")
-    (path / "cache").symlink_to(cache)
-    cli = Cli(path, os.geteuid())
-    yield cli
-    end_all(cli)
-    left = leftovers(path)
-    shutil.rmtree(path, ignore_errors=True)
-    assert left == []
+    with taken_down(at_home(cache)) as cli:
+        yield cli
 
 
 @pytest.fixture(scope="module")

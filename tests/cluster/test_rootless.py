@@ -16,7 +16,7 @@ from dalsegno.system.hosts import host_process
 from dalsegno.system.network import first_free_run
 from dalsegno.system.procfs import end
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT
-from tests.cluster.conftest import SOURCE, Cli, end_all, eventually, leftovers, make_home
+from tests.cluster.conftest import SOURCE, Cli, eventually, leftovers, make_home, taken_down
 
 NOBODY = 65534
 NEEDED = (
@@ -74,12 +74,8 @@ def user() -> Iterator[Rootless]:
     uid = NOBODY if os.geteuid() == 0 else os.geteuid()
     os.chown(home, uid, uid)
     home.chmod(0o700)  # as homes are: munged must not mind
-    cli = Rootless(home, uid)
-    yield cli
-    end_all(cli)
-    left = leftovers(home)
-    shutil.rmtree(home, ignore_errors=True)
-    assert left == []
+    with taken_down(Rootless(home, uid)) as cli:
+        yield cli
 
 
 def test_up_work_and_down_without_root(user: Rootless):

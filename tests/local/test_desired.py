@@ -66,7 +66,7 @@ def running(there: Cluster, machine: Machine = ROOT) -> Observed:
     """A cluster that is in every way as its file says."""
     made = want(there, machine)
     return Observed(
-        state=State(UP, put(there, machine), machine.slurm_version, 0, registered=True),
+        state=State(UP, put(there, machine), machine.slurm_version, registered=True),
         applied=there,
         files={name: file.text for name, file in made.files.items()},
         alive=frozenset(made.hosts),

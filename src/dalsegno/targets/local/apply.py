@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +55,6 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
         phase=MAKING,
         placement=plan.placement,
         slurm_version=site.machine.slurm_version,
-        owner_uid=before.owner_uid if before else owner_uid(),
         registered=before.registered if before else False,
     )
     make_folder(site.folder.root)
@@ -77,11 +75,6 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     _settle(site, plan, since)
     write_applied(site.folder, plan.cluster)
     write_state(site.folder, replace(state, phase=UP))
-
-
-def owner_uid() -> int:
-    """Who asked for the cluster: with sudo, the user behind it."""
-    return int(os.environ.get("SUDO_UID") or os.geteuid())
 
 
 def _put_files(site: Site, plan: LocalPlan) -> None:

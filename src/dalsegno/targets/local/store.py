@@ -24,7 +24,6 @@ class State:
     phase: str
     placement: Placement
     slurm_version: str
-    owner_uid: int
     registered: bool = False
 
 
