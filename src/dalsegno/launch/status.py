@@ -1,0 +1,68 @@
+"""How a run fares, as its coordinator tells it: one small file, replaced whole, read by `run`, `runs` and the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.system.files import read_json, write_atomic
+
+# What a run is doing, as people are told.
+WAITING = "waiting"  # in Slurm's queue
+STARTING = "starting"  # nodes are there, their agents are not all ready yet
+RUNNING = "running"
+RESTARTING = "restarting"  # a generation has ended and the next is being formed
+ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of the run. `group_rank` is None for a spare, and for one that is not ready or lost."""
+
+    name: str
+    state: str  # starting, ready, member, spare, lost
+    group_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that people are told of a run."""
+
+    run: str
+    name: str
+    user: str
+    phase: str
+    created: float
+    updated: float
+    generation: int = 0
+    restarts: int = 0  # after failures of the script
+    lost_nodes: int = 0
+    wanted_nodes: int = 1
+    world_size: int = 0  # processes of the present generation
+    nproc_per_node: int = 1
+    nodes: tuple[NodeStatus, ...] = ()
+    jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
+    message: str = ""  # one line: what it waits for, or why it ended
+    started: float | None = None  # when the first generation ran
+    ended: float | None = None
+    exit_code: int | None = None
+    report: str = ""  # of a failure: the first failing rank's traceback
+    coordinator_host: str = ""
+    coordinator_pid: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.phase == ENDED
+
+
+def read_status(path: Path) -> Status | None:
+    """None while there is none."""
+    data = read_json(path)
+    return facts_from_json(Status, data) if isinstance(data, Mapping) else None
+
+
+def write_status(path: Path, status: Status) -> None:
+    write_atomic(path, json.dumps(facts_to_json(status), indent=1), mode=0o644)

@@ -1,0 +1,65 @@
+"""Long-lived processes that outlive whoever started them: sessions of their own, no pipes, ends that can be waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.system.procfs import Process, start_ticks
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whom a process shall be: uid, gid, and all groups."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass
+class Child:
+    """A process that was started here. `fd` becomes readable when it has ended."""
+
+    process: Process
+    fd: int
+    popen: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        """Its exit code (negative: a signal's number), or None while it runs."""
+        return self.popen.poll()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: str = "/",
+    stdin: Path | None = None,
+    output: Path | None = None,
+    identity: Identity | None = None,
+) -> Child:
+    """Start a process in a session of its own. Its output is appended to a file, or goes where ours goes."""
+    source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
+    who = {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups} if identity else {}
+    try:
+        popen = subprocess.Popen(
+            list(argv), env=dict(env), cwd=cwd, stdin=source, stdout=target, stderr=target, start_new_session=True, **who
+        )
+    except OSError as error:
+        raise DalsegnoError(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
+    finally:
+        os.close(source)
+        if target is not None:
+            os.close(target)
+    return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
