@@ -51,10 +51,18 @@ def start(
     """Start a process in a session of its own. Its output is appended to a file, or goes where ours goes."""
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if output else None
-    who = {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups} if identity else {}
     try:
         popen = subprocess.Popen(
-            list(argv), env=dict(env), cwd=cwd, stdin=source, stdout=target, stderr=target, start_new_session=True, **who
+            list(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=source,
+            stdout=target,
+            stderr=target,
+            start_new_session=True,
+            user=identity.uid if identity else None,
+            group=identity.gid if identity else None,
+            extra_groups=identity.groups if identity else None,
         )
     except OSError as error:
         raise DalsegnoError(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
