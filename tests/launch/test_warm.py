@@ -17,7 +17,7 @@ from dalsegno.system.procfs import start_ticks
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
+    "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
 )
 
 

@@ -75,9 +75,10 @@ def plan_join(
     return replace(plan, job=job)
 
 
-def plan_next(plan: RunPlan) -> RunPlan:
+def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
     """The job in which a run longer than its job goes on: queued now, started when no other job of the run is left."""
-    return replace(plan, job=replace(plan.job, role="next", dependency="singleton"))
+    excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=lambda name: (len(name), name)))
+    return replace(plan, job=replace(plan.job, role="next", dependency="singleton", exclude=excluded))
 
 
 def salloc_argv(plan: RunPlan) -> list[str]:

@@ -24,7 +24,7 @@ def render_sbatch(plan: RunPlan) -> str:
     lines = ["#!/bin/bash", f"# Run {plan.run}, by Dal Segno. `dalsegno runs` tells how it fares."]
     options = [*slurm_options(plan.job), *_batch_options(plan)]
     lines += [f"{_MARK} {sbatch_word(option)}" for option in options]
-    lines += ["", *_exports(plan), f"exec {shlex.join(coordinator_argv(plan, step_argv(plan)))}"]
+    lines += ["", *_exports(plan), f"exec {shlex.join(coordinator_argv(plan))}"]
     return "\n".join(lines) + "\n"
 
 

@@ -48,25 +48,13 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
 
 
 def agent_argv(plan: RunPlan) -> list[str]:
-    """The run agent itself, and after `--` what its processes run."""
-    request = plan.request
-    preload = [word for module in request.preload for word in ("--preload", module)]
-    plain = ["--no-preload"] if request.no_preload else []
-    how = ["--run", plan.run, "--python", plan.python, *preload, *plain]
-    return [*plan.launcher, "run-agent", *how, "--", request.script, *request.args]
+    """The run agent itself. What it is to run, its coordinator tells it."""
+    return [*plan.launcher, "run-agent", plan.run]
 
 
-def coordinator_argv(plan: RunPlan, step: Sequence[str]) -> list[str]:
-    """The coordinator, and after `--` how its agents are started, and started again should srun die."""
-    request = plan.request
-    shape = ["--nodes", str(request.nodes), "--nproc-per-node", str(plan.shape.nproc_per_node)]
-    limits = ["--max-restarts", str(request.max_restarts)]
-    if request.hang_timeout_s is not None:
-        limits += ["--hang-timeout", str(request.hang_timeout_s)]
-    if request.fresh:
-        limits += ["--fresh"]
-    known = ["--run", plan.run, "--folder", plan.folder, "--framework", request.framework]
-    return [*plan.launcher, "run-coordinator", *known, *shape, *limits, "--", *step]
+def coordinator_argv(plan: RunPlan) -> list[str]:
+    """The coordinator: all it has to know is in the run's folder."""
+    return [*plan.launcher, "run-coordinator", plan.folder]
 
 
 def program_argv(plan: RunPlan) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dalsegno.launch.causes import Failure
 from dalsegno.launch.group import Group
 
 
@@ -36,14 +37,40 @@ class WorkerEnded:
     generation: int
     rank: int
     code: int
+    failure: Failure | None = None  # what is known of an end that was not well
+    age_s: float = 0.0  # how long the generation has run
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """An agent has killed what it ran for this generation."""
+    """An agent has killed what it ran for this generation; some had already failed, and only not ended yet."""
 
     agent: str
     generation: int
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hung:
+    """No step for too long: the generation is as good as dead."""
+
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Waited:
+    """The pause before the next start is over."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The nodes are needed back (time limit, preemption): workers were told to save and end."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The old nodes are given back; agents that join from now on are those of another job."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +83,19 @@ class GaveUpWaiting:
     """The time to wait for more nodes than the least is over."""
 
 
-Event = Joined | Left | StoreOpened | WorkerEnded | Stopped | Cancelled | GaveUpWaiting
+Event = (
+    Joined
+    | Left
+    | StoreOpened
+    | WorkerEnded
+    | Stopped
+    | Hung
+    | Waited
+    | Leaving
+    | Moved
+    | Cancelled
+    | GaveUpWaiting
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +129,27 @@ class Finish:
     """The run is over with this exit code; agents may go."""
 
     code: int
+    cause: Failure | None = None
+    why: str = ""
 
 
-Order = OpenStore | Start | Stop | Finish
+@dataclass(frozen=True)
+class Wait:
+    """Pause before the next start: the last ones failed at once."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exclude:
+    """Send this agent away, and do not take its node again: it was the first to fail twice running."""
+
+    agent: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Nothing runs any more: give the nodes back, and ask for others."""
+
+
+Order = OpenStore | Start | Stop | Finish | Wait | Exclude | Release

@@ -11,23 +11,33 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from dalsegno.launch.causes import Failure, back_off_s, first_cause, is_bug, read_failure, suspected_node
 from dalsegno.launch.events import (
     Cancelled,
     Event,
+    Exclude,
     Finish,
+    Hung,
     Joined,
+    Leaving,
     Left,
+    Moved,
     OpenStore,
     Order,
+    Release,
     Start,
     Stop,
     Stopped,
     StoreOpened,
+    Wait,
+    Waited,
     WorkerEnded,
 )
 from dalsegno.launch.group import Group, Shape, form_group
+from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
-CANCELLED_CODE = 143
+QUICK_S = 10.0  # a failure so soon after the start is followed by a pause if it happens again
+FORGIVEN_S = 600.0  # a generation that ran so long has earned the run its whole budget back
 
 
 class Phase(Enum):
@@ -49,9 +59,19 @@ class Run:
     ready: tuple[str, ...] = ()  # agents, in the order in which they came
     group: Group | None = None  # of the present generation, or of the last one
     done: frozenset[int] = frozenset()  # ranks that ended well
+    saved: bool = False  # some of them with "go on later"
     waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
     restarts: int = 0  # after failures of workers; a lost node costs none
+    spent: int = 0  # of the budget for them
+    quick: int = 0  # failures in a row that came at once
+    failures: tuple[Failure, ...] = ()  # of the present generation, in the order in which they became known
+    age_s: float = 0.0  # of the generation when it failed
+    lost_member: bool = False  # in the present generation: then peers' complaints are no failures
+    last: Failure | None = None  # why the generation before this one failed
+    pausing: bool = False  # until the back-off is over
+    leaving: bool = False  # the nodes are needed back
     exit_code: int | None = None  # set: stop for good with this
+    why: str = ""  # it stopped for good
     smaller: bool = False  # may start with fewer than max_nodes
 
 
@@ -72,8 +92,20 @@ def advance(run: Run, event: Event) -> Step:
         return _worker_ended(run, event)
     if isinstance(event, Stopped):
         return _stopped(run, event)
+    if isinstance(event, Hung):
+        return _hung(run, event)
+    if isinstance(event, Waited):
+        return _try_to_form(replace(run, pausing=False))
+    return _told_from_outside(run, event)
+
+
+def _told_from_outside(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
-        return _stop_all(replace(run, exit_code=CANCELLED_CODE))
+        return _stop_all(replace(run, exit_code=TERMINATED, why="cancelled"))
+    if isinstance(event, Leaving):
+        return _leaving(run)
+    if isinstance(event, Moved):
+        return _try_to_form(replace(run, leaving=False))
     return _try_to_form(replace(run, smaller=True))
 
 
@@ -83,17 +115,21 @@ def _joined(run: Run, agent: str) -> Step:
         return run, []
     run = replace(run, ready=(*run.ready, agent))
     grows = run.phase in (Phase.OPENING, Phase.RUNNING) and run.group and len(run.group.places) < run.shape.max_nodes
-    return _stop_all(run) if grows else _try_to_form(run)
+    return _stop_all(run) if grows and not run.leaving else _try_to_form(run)
 
 
 def _left(run: Run, agent: str) -> Step:
+    """A run that lost all its agents at once waits for them to come back together, and does not begin small."""
     if agent not in run.ready:
         return run, []
-    run = replace(run, ready=tuple(one for one in run.ready if one != agent))
-    if run.phase is Phase.STOPPING:
-        return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}))
+    ready = tuple(one for one in run.ready if one != agent)
     member = run.group is not None and agent in run.group.agents
-    return _stop_all(run) if member and run.phase in (Phase.OPENING, Phase.RUNNING) else (run, [])
+    run = replace(run, ready=ready, smaller=run.smaller and bool(ready))
+    if run.phase is Phase.STOPPING:
+        return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}, lost_member=True))
+    if not member or run.phase not in (Phase.OPENING, Phase.RUNNING):
+        return run, []
+    return _stop_all(replace(run, lost_member=True))
 
 
 def _store_opened(run: Run, event: StoreOpened) -> Step:
@@ -104,21 +140,43 @@ def _store_opened(run: Run, event: StoreOpened) -> Step:
 
 
 def _worker_ended(run: Run, event: WorkerEnded) -> Step:
+    if run.group is None or event.generation != run.generation:
+        return run, []
+    if event.code in (DONE, SAVED) or run.leaving:
+        return _ended_well(run, event)
+    failure = event.failure or read_failure(event.rank, event.agent, event.code)
+    if run.phase is Phase.STOPPING:
+        return replace(run, failures=(*run.failures, failure)), []
+    if run.phase is not Phase.RUNNING:
+        return run, []
+    return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
+
+
+def _ended_well(run: Run, event: WorkerEnded) -> Step:
+    """Told to leave, every end counts: whoever has not saved goes on from where it last did."""
+    if run.phase is not Phase.RUNNING or run.group is None:
+        return run, []
+    run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code == SAVED)
+    if run.done != run.group.ranks:
+        return run, []
+    if run.leaving and (run.saved or event.code != DONE):
+        return _stop_all(run)
+    return _stop_all(replace(run, exit_code=SAVED if run.saved else DONE))
+
+
+def _hung(run: Run, event: Hung) -> Step:
     if run.phase is not Phase.RUNNING or run.group is None or event.generation != run.generation:
         return run, []
-    if event.code == 0:
-        done = run.done | {event.rank}
-        all_done = done == run.group.ranks
-        run = replace(run, done=done)
-        return _stop_all(replace(run, exit_code=0)) if all_done else (run, [])
-    if run.restarts >= run.max_restarts:
-        return _stop_all(replace(run, exit_code=_exit_code(event.code)))
-    return _stop_all(replace(run, restarts=run.restarts + 1))
+    failure = Failure(0, run.group.store_agent, -9, kind=read_failure(0, "", -9).kind, why=event.why)
+    return _stop_all(replace(run, failures=(failure,), age_s=FORGIVEN_S))
 
 
-def _exit_code(code: int) -> int:
-    """As a shell tells it: a signal's number is added to 128."""
-    return 128 - code if code < 0 else code
+def _leaving(run: Run) -> Step:
+    """While workers run they may save; a generation that is only forming is not begun."""
+    run = replace(run, leaving=True)
+    if run.phase is Phase.OPENING:
+        return _stop_all(run)
+    return _when_all_stopped(run) if run.phase is Phase.GATHERING else (run, [])
 
 
 def _stop_all(run: Run) -> Step:
@@ -134,24 +192,62 @@ def _stop_all(run: Run) -> Step:
 def _stopped(run: Run, event: Stopped) -> Step:
     if run.phase is not Phase.STOPPING or event.generation != run.generation:
         return run, []
-    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}))
+    heard = (*run.failures, *event.failures) if run.failures else ()
+    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=heard))
 
 
 def _when_all_stopped(run: Run) -> Step:
     if run.waiting_for:
         return run, []
     if run.exit_code is not None:
-        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code)]
-    return _try_to_form(replace(run, phase=Phase.GATHERING))
+        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why)]
+    run = replace(run, phase=Phase.GATHERING)
+    if run.leaving:
+        return run, [Release()]
+    cause = first_cause(run.failures)
+    if cause is None or (run.lost_member and cause.noise):
+        return _try_to_form(replace(run, failures=(), lost_member=False))
+    return _after_failure(run, cause)
+
+
+def _after_failure(run: Run, cause: Failure) -> Step:
+    """Once more, or not: the same fault twice, or too many faults, end the run."""
+    spent = 0 if run.age_s >= FORGIVEN_S else run.spent
+    why = _reason_to_end(run, cause, spent)
+    if why:
+        code = cause.exit_code
+        return replace(run, phase=Phase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
+    quick = run.quick + 1 if run.age_s < QUICK_S else 1
+    pause_s = back_off_s(quick) if cause.code > 0 else 0.0  # a worker that was killed says nothing of the next
+    suspect = suspected_node(cause, run.last)
+    run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)
+    run = replace(run, last=cause, failures=(), lost_member=False, ready=tuple(a for a in run.ready if a != suspect))
+    first: list[Order] = [Exclude(suspect)] if suspect else []
+    first += [Wait(pause_s)] if pause_s else []
+    run, orders = _try_to_form(run)
+    return run, [*first, *orders]
+
+
+def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
+    if cause.code == STOP:
+        return "the script asked not to be restarted"
+    if spent >= run.max_restarts:
+        times = f"after {run.max_restarts} restarts" if run.max_restarts else "and no restart was asked for"
+        return f"{cause.sentence()}, {times}"
+    if is_bug(cause, run.last):
+        return f"{cause.sentence()}, as it did before: restarting would not help"
+    return ""
 
 
 def _try_to_form(run: Run) -> Step:
-    if run.phase is not Phase.GATHERING:
+    if run.phase is not Phase.GATHERING or run.pausing or run.leaving:
         return run, []
-    shape = run.shape if run.smaller or run.generation else replace(run.shape, min_nodes=run.shape.max_nodes)
+    shape = run.shape if run.smaller else replace(run.shape, min_nodes=run.shape.max_nodes)
     before = run.group.agents if run.group else ()
     group = form_group(run.generation + 1, shape, run.ready, before)
     if group is None:
         return run, []
-    run = replace(run, phase=Phase.OPENING, generation=group.generation, group=group, done=frozenset())
+    run = replace(
+        run, phase=Phase.OPENING, generation=group.generation, group=group, done=frozenset(), saved=False, smaller=True
+    )
     return run, [OpenStore(group.store_agent, group.generation)]

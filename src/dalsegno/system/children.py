@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +25,24 @@ class Identity:
 
 @dataclass
 class Child:
-    """A process that was started here. `fd` becomes readable when it has ended."""
+    """A process that was started here, or by a former self. `fd` becomes readable when it has ended."""
 
     process: Process
     fd: int
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | None = None  # None: not our own child, so its exit code is not ours to know
 
     def poll(self) -> int | None:
-        """Its exit code (negative: a signal's number), or None while it runs."""
-        return self.popen.poll()
+        """Its exit code (negative: a signal's number), or None while it runs; also None where it cannot be known."""
+        return self.popen.poll() if self.popen else None
+
+    def alive(self) -> bool:
+        return self.poll() is None and self.process.alive()
+
+    def kill(self) -> None:
+        """End it and all of its session's first group."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -71,3 +82,15 @@ def start(
         if target is not None:
             os.close(target)
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
+
+
+def adopt(process: Process) -> Child | None:
+    """A hold on a process that a former self started; None if it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if process.alive():
+        return Child(process, fd)
+    os.close(fd)
+    return None

@@ -16,8 +16,11 @@ from dalsegno.errors import DalsegnoError
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that a reader, or a crash, finds the old text or the new one, never half."""
+def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = True) -> None:
+    """Write a file so that a reader, or a crash, finds the old text or the new one, never half.
+
+    Not durable: only a crash of the machine may lose it, and the writer does not wait for the disk.
+    """
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -25,7 +28,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
             os.fchmod(file.fileno(), mode)  # the umask must not decide who reads a secret, or who cannot read a table
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temp, path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -2,29 +2,104 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import contextlib
+import faulthandler
 import os
 import runpy
+import signal
 import sys
+import threading
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 Task = dict[str, Any]
 
+STACKS_SIGNAL = signal.SIGRTMIN + 10  # nobody else's: NCCL, Slurm and people use USR1 and USR2
 
-def run_script(task: Task) -> None:
+
+def run_script(task: Task) -> NoReturn:
     """Become the program: environment, folder, output, arguments, `__main__`. Ends as the script ends."""
+    try:
+        _run(task)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except KeyboardInterrupt:
+        _print_traceback()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        code = 130
+    except BaseException:  # whatever it is, the script ends of it as it would in a Python of its own
+        _print_traceback()
+        code = 1
+    _leave(code)
+
+
+def _exit_code(given: object) -> int:
+    if given is None or isinstance(given, int):
+        return given or 0
+    print(given, file=sys.stderr)
+    return 1
+
+
+def _print_traceback() -> None:
+    """Without the frames that lead from us to the script."""
+    kind, error, trace = sys.exc_info()
+    assert kind is not None and error is not None
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+        trace = trace.tb_next
+    with contextlib.suppress(Exception):  # a user's own hook may fail, as anything of a user's
+        sys.excepthook(kind, error.with_traceback(trace), trace)
+
+
+def _leave(code: int) -> NoReturn:
+    """What Python does at its end, but for taking modules apart: with torch that alone takes a second."""
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _run(task: Task) -> None:
     os.environ.clear()
     os.environ.update(task["env"])
     os.chdir(task["cwd"])
     _redirect(task["stdout"], task["stderr"])
     _reseed()
+    if task.get("stacks"):
+        _tell_stacks(task["stacks"])
     sys.argv = [task["script"], *task["args"]]
     if task.get("module"):
         sys.path.insert(0, os.getcwd())
         runpy.run_module(task["script"], run_name="__main__", alter_sys=True)
     else:
         _run_file(task["script"])
+
+
+def become_program(task: Task) -> None:
+    """Become any executable, not only Python; a shell's own codes tell that it is not there or may not be run."""
+    os.chdir(task["cwd"])
+    _redirect(task["stdout"], task["stderr"])
+    files = task.get("files", ())
+    for file in files:
+        os.set_inheritable(file, True)
+    argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
+    try:
+        os.execvpe(argv[0], argv, task["env"])
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _tell_stacks(path: str) -> None:
+    """On a signal, write where every thread is: asked for when the run hangs."""
+    with contextlib.suppress(OSError):  # no such folder: then stacks are all that is missing
+        faulthandler.register(STACKS_SIGNAL, open(path, "a"), all_threads=True, chain=False)  # noqa: SIM115
 
 
 def _redirect(stdout: str, stderr: str) -> None:

@@ -2,7 +2,8 @@
 
 The agent speaks to it over a Unix socket: `{"fork": …}` makes a worker, and every end of one is told as
 `{"ended": pid, "code": …}`. It never touches a GPU itself: a forked process cannot use a CUDA context of its parent.
-It ends, and takes its workers along, when the agent does.
+It ends, and takes its workers along, when the agent does; what a worker leaves behind becomes its own child, so that
+the agent finds all of it below this process.
 """
 
 from __future__ import annotations
@@ -20,24 +21,44 @@ import time
 from typing import NoReturn
 
 from dalsegno.launch.agent.frames import FileReader, Message, send
-from dalsegno.launch.agent.script import run_script
+from dalsegno.launch.agent.script import become_program, run_script
+from dalsegno.launch.agent.store import serve_store
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 WAKE_S = 0.5  # also looks without being woken: a signal that comes between two looks is not lost
 
 
 def main(channel: int, modules: list[str]) -> None:
     """Import, say what came of it, then fork workers until the agent goes. A worker returns from here to run."""
     die_with_parent()
+    adopt_orphans()
     sock = socket.socket(fileno=channel)
     send(sock, {"warm": preload(modules)})
     worker = Parent(sock).serve()
     if worker is not None:
-        run_script(worker)
+        KINDS[worker.get("kind", "script")](worker)
+
+
+KINDS = {"script": run_script, "program": become_program, "store": serve_store}
 
 
 def die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, at most 15 letters of it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def preload(modules: list[str]) -> Message:
@@ -60,10 +81,15 @@ def _cuda_is_initialised() -> bool:
 
 
 def other_threads() -> list[str]:
-    """Threads beside ours, by name: they do not live on in a forked worker, and a lock one holds stays locked there."""
+    """Threads beside ours, by name: they do not live on in a forked worker, and a lock one holds stays locked there.
+
+    Not those of OpenMP: they bear the process's own name, and libgomp starts new ones after a fork.
+    """
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
-    own = threading.get_native_id()
-    return [named.get(int(task), _task_name(task)) for task in os.listdir("/proc/self/task") if int(task) != own]
+    own = str(threading.get_native_id())
+    tasks = [task for task in os.listdir("/proc/self/task") if task != own]
+    known = [named.get(int(task)) or _task_name(task) for task in tasks]
+    return [name for name in known if name != _task_name(own)]
 
 
 def _task_name(task: str) -> str:
@@ -80,7 +106,7 @@ class Parent:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.reader = FileReader()
-        self.children: dict[int, bool] = {}
+        self.children: set[int] = set()
 
     def serve(self) -> Message | None:
         """Until the agent is gone (returns None), or as a freshly forked worker (returns what it shall run)."""
@@ -124,20 +150,21 @@ class Parent:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._leave(parent)
+            self._leave(parent, task)
             return dict(task, files=files)
         with contextlib.suppress(OSError):  # on both sides of the fork, so that no one ever sees it without its group
             os.setpgid(pid, pid)
         for file in files:
             os.close(file)
-        self.children[pid] = True
+        self.children.add(pid)
         send(self.sock, {"forked": task["id"], "pid": pid})
         return None
 
-    def _leave(self, parent: int) -> None:
+    def _leave(self, parent: int, task: Message) -> None:
         """In the worker: nothing of the parent's is left but its memory."""
         os.setpgid(0, 0)
         die_with_parent()
+        name_process(task.get("name", "worker"))
         if os.getppid() != parent:
             os._exit(1)  # it died before we could ask to be told
         signal.set_wakeup_fd(-1)
@@ -145,12 +172,17 @@ class Parent:
         self.sock.close()
 
     def reap(self) -> None:
-        while self.children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        """Take note of all that has ended, adopted orphans too; only workers are told of."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
-            self.children.pop(pid, None)
-            send(self.sock, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+            if pid in self.children:
+                self.children.remove(pid)
+                send(self.sock, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def end_children(self) -> None:
         for pid in self.children:
@@ -159,6 +191,7 @@ class Parent:
 
 
 def start(arguments: list[str]) -> NoReturn:
-    """The command line: the socket's number, then the modules."""
-    main(int(arguments[0]), arguments[1:])
+    """The command line: the socket's number, then the modules. Nothing of how we were started stays on the path."""
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
+    main(int(arguments[1]), arguments[2:])
     sys.exit(0)

@@ -1,0 +1,98 @@
+"""A planned run as its coordinator sees it: what to ask of Slurm, what agents and workers have to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.jobs.frameworks import World, framework_env, torch_threads
+from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, salloc_argv
+from dalsegno.jobs.steps import agents_argv
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.group import Shape
+from dalsegno.launch.liveness import Timing
+from dalsegno.launch.site import Seats
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.train.contract import FRESH
+
+TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
+ABSENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class RunSite:
+    """`launch.site.Site` for a plan."""
+
+    folder: RunFolder
+    plan: RunPlan
+    environment: Mapping[str, str]
+    slurm: SlurmClient
+    own_job: int | None = None
+    timing: Timing = field(default_factory=Timing)
+
+    @property
+    def name(self) -> str:
+        return self.plan.request.label
+
+    @property
+    def shape(self) -> Shape:
+        return self.plan.shape
+
+    @property
+    def max_restarts(self) -> int:
+        return self.plan.request.max_restarts
+
+    @property
+    def hang_timeout_s(self) -> float | None:
+        return self.plan.request.hang_timeout_s
+
+    def setup(self) -> Message:
+        request = self.plan.request
+        is_python = request.script.endswith(".py")
+        modules = self._modules() if is_python and not request.no_preload else ()
+        return {
+            "python": self.plan.python,
+            "modules": list(modules),
+            "script": request.script,
+            "args": list(request.args),
+            "module": False,
+            "is_python": is_python,
+            "cwd": request.chdir or "/",
+            "folder": str(self.folder.root),
+            "store": request.framework == "torch",
+            "env": self._setup_env(),
+            "gone_s": self.timing.gone_s,
+            "absence_s": ABSENCE_S,
+        }
+
+    def _modules(self) -> tuple[str, ...]:
+        """What is imported ahead; without torch's own, a tensorflow or jax script has only what the user names."""
+        own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
+        return (*own, *self.plan.request.preload)
+
+    def _setup_env(self) -> dict[str, str]:
+        """Read when torch is imported, so it has to be there before."""
+        threads = torch_threads(self.shape.nproc_per_node, self.environment)
+        fresh = {FRESH: "1"} if self.plan.request.fresh else {}
+        return {**threads, **fresh} if self.plan.request.framework == "torch" else fresh
+
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        world = World(
+            run=self.folder.run,
+            hosts=seats.hosts,
+            nproc_per_node=seats.nproc_per_node,
+            port=seats.port,
+            restarts=seats.restarts,
+            max_restarts=self.max_restarts,
+            gpus_per_node=self.plan.request.gpus_per_node.count,
+        )
+        return framework_env(self.plan.request.framework, world, rank, found)
+
+    def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        if role == "join":
+            return salloc_argv(plan_join(self.plan, suspects=suspects, members=members))
+        return salloc_argv(plan_next(self.plan, suspects) if role == "next" else self.plan)
+
+    def step(self, job: int, nodes: Sequence[str]) -> list[str]:
+        return agents_argv(self.plan, job, nodes)

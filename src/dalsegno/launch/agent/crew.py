@@ -1,0 +1,71 @@
+"""The workers of one generation on one node: who runs, who ended and how."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from dalsegno.launch.agent.evidence import gather, oom_kills
+
+Report = dict[str, Any]
+
+
+@dataclass
+class Worker:
+    """One process to be, or that is: pid 0 until it was forked."""
+
+    rank: int
+    log: str
+    error_file: str
+    log_start: int  # where in the log this life of the rank begins
+    pid: int = 0
+
+
+@dataclass
+class Crew:
+    """`reports` tell of ends; they are kept, since a coordinator that comes back asks for them again."""
+
+    generation: int
+    workers: dict[int, Worker] = field(default_factory=dict)  # by rank
+    reports: dict[int, Report] = field(default_factory=dict)
+    oom_before: int = field(default_factory=oom_kills)
+
+    def add(self, rank: int, log: str) -> Worker:
+        error_file = log[: -len(".log")] + ".error.json"
+        worker = Worker(rank, log, error_file, _size(log))
+        self.workers[rank] = worker
+        return worker
+
+    def by_pid(self, pid: int) -> Worker | None:
+        return next((worker for worker in self.workers.values() if worker.pid == pid), None)
+
+    def ended(self, worker: Worker, code: int, why: str = "") -> Report:
+        """Note an end; what the worker left to tell goes along."""
+        report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
+        if code != 0:
+            report.update(gather(worker.log, worker.error_file, worker.log_start))
+            report["oom"] = code == -9 and oom_kills() > self.oom_before
+        if why:
+            report["why"] = why
+        self.reports[worker.rank] = report
+        return report
+
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.rank not in self.reports]
+
+    def hurt(self) -> list[Report]:
+        """Of workers that we are about to kill: those that have already told of an error."""
+        found = []
+        for worker in self.running():
+            told = gather(worker.log, worker.error_file, worker.log_start)
+            if told:
+                found.append({"generation": self.generation, "rank": worker.rank, "code": 1, **told})
+        return found
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,68 @@
+"""The agent's door for the workers on its node: they report steps there, and ask whether they may commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+
+from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
+
+_CREDENTIALS = struct.Struct("3i")
+_MAX_CALLERS = 1024
+
+Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and how to answer it
+
+
+class Door:
+    """Listens on an abstract socket, which leaves no file behind. Only the same user may come in."""
+
+    def __init__(self, name: str, selector: selectors.BaseSelector, hear: Hear) -> None:
+        self.name, self._selector, self._hear = name, selector, hear
+        self._readers: dict[socket.socket, Reader] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("\0" + name)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock, _ = self._listener.accept()
+            if _uid(sock) != os.getuid() or len(self._readers) >= _MAX_CALLERS:
+                sock.close()
+                return
+            sock.settimeout(1.0)
+            self._readers[sock] = Reader()
+            self._selector.register(sock, selectors.EVENT_READ, lambda: self._listen(sock))
+
+    def _listen(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536)
+            messages = list(self._readers[sock].feed(data))
+        except (OSError, BadFrame):
+            data, messages = b"", []
+        for message in messages:
+            self._hear(message, lambda answer: self._answer(sock, answer))
+        if not data:
+            self._close(sock)
+
+    def _answer(self, sock: socket.socket, answer: Message) -> None:
+        if sock in self._readers:
+            try:
+                send(sock, answer)
+            except OSError:
+                self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        if self._readers.pop(sock, None) is not None:
+            self._selector.unregister(sock)
+            sock.close()
+
+
+def _uid(sock: socket.socket) -> int:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])

@@ -1,0 +1,131 @@
+"""The agent's hold on its warm parent: starting it, having it fork, hearing of ends, and killing all that is below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dalsegno.launch.agent.frames import FileReader, Message, send
+
+_PACKAGES = str(Path(__file__).parents[3])
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
+
+
+class WarmParent:
+    """One such process. `sock` is readable when it has something to say; `receive` gives None when it is gone."""
+
+    def __init__(self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        self.sock, other = socket.socketpair()
+        self.sock.set_inheritable(False)
+        self._reader = FileReader()
+        argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
+        try:
+            # Not -I: the user's PYTHONPATH and site folders are the workers' own.
+            self._process = subprocess.Popen(
+                argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL
+            )
+        except OSError:
+            self.sock.close()
+            raise
+        finally:
+            other.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self, task: Message, files: Sequence[int] = ()) -> None:
+        with contextlib.suppress(OSError):  # it is gone; that is heard as its end
+            send(self.sock, {"fork": task, "files": len(files)}, files)
+
+    def receive(self) -> list[Message] | None:
+        try:
+            return self._reader.receive(self.sock)
+        except socket.timeout:
+            return []
+        except OSError:
+            return None
+
+    def end(self) -> None:
+        """Kill it; its workers die with it, and what they leave behind becomes ours."""
+        self._process.kill()
+        self._process.wait()
+        self.sock.close()
+
+
+def plain_parent(env: Mapping[str, str], cwd: str) -> WarmParent:
+    """One that has imported nothing, in our own Python: its workers are programs that it becomes."""
+    return WarmParent(sys.executable, (), env, cwd)
+
+
+def kill_groups(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
+    """Kill every process below ours but those to keep, whatever session it made itself; gives those that stay."""
+    until = time.monotonic() + timeout_s
+    while True:
+        _reap(keep)
+        left = [pid for pid in _below(os.getpid()) if pid not in keep]
+        if not left or time.monotonic() > until:
+            return left
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _reap(keep: Sequence[int]) -> None:
+    """Orphans that became our own children; the parents we keep are waited for by whoever started them."""
+    for pid in _children(os.getpid()):
+        if pid not in keep:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _below(pid: int) -> list[int]:
+    """All living descendants; a zombie is no process any more, only a note of one."""
+    found, ask = [], _children(pid)
+    while ask:
+        child = ask.pop()
+        ask += _children(child)
+        if not _is_zombie(child):
+            found.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal: one that has none would only die of it."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            line = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)

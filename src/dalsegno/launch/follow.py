@@ -1,0 +1,145 @@
+"""The logs of a run while they grow: whole lines, generation after generation, rank by rank."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+
+PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt, or a bar that moves
+LONGEST = 65_536  # letters; a longer line comes in pieces
+_CHUNK = 1 << 18
+_FOLDER = re.compile(r"g(\d{4,})")
+_FILE = re.compile(r"rank(\d+)\.log")
+
+Wanted = Callable[[int, int], bool]  # generation and rank in, whether anybody wants to see it out
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of one rank; rank None is what all of them say in one stream."""
+
+    generation: int
+    rank: int | None
+    text: str
+
+
+class Tail:
+    """One file that others write to at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._rest_since: float | None = None
+
+    def read(self, now: float, *, final: bool = False) -> Iterator[str]:
+        """What came since the last time, up to where the file ends now. `final`: nothing more will come."""
+        for data in self._grown():
+            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+            self._rest_since = None if lines else self._rest_since
+            yield from lines
+        if final:
+            self._rest += self._decoder.decode(b"", final=True)
+        if self._rest and (final or self._overdue(now)):
+            yield self._rest
+            self._rest, self._rest_since = "", None
+
+    def _overdue(self, now: float) -> bool:
+        self._rest_since = now if self._rest_since is None else self._rest_since
+        return len(self._rest) > LONGEST or now - self._rest_since >= PARTIAL_S
+
+    def _grown(self) -> Iterator[bytes]:
+        """Opened each time: on a network file system that is what makes it look for news."""
+        try:
+            file = self._path.open("rb")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self._offset)
+            while self._offset < size and (data := file.read(min(_CHUNK, size - self._offset))):
+                self._offset += len(data)
+                yield data
+
+
+def everything(_generation: int, _rank: int) -> bool:
+    return True
+
+
+class RunLogs:
+    """All logs of a run, those that are not there yet too."""
+
+    def __init__(self, run: RunFolder, wanted: Wanted = everything, shared: Path | None = None) -> None:
+        """`shared` is a log of all ranks together, where they have none of their own."""
+        self._run = run
+        self._wanted = wanted
+        self._shared = Tail(shared) if shared else None
+        self._tails: dict[tuple[int, int], Tail] = {}
+        self._left_behind = 0  # generations up to this one say nothing more
+
+    @property
+    def count(self) -> int:
+        return len(self._tails) + (self._shared is not None)
+
+    def lines(self, now: float, *, final: bool = False) -> Iterator[Line]:
+        """What came since the last time."""
+        if self._shared:
+            yield from (Line(0, None, text) for text in self._shared.read(now, final=final))
+        self._find()
+        newest = max((generation for generation, _ in self._tails), default=0)
+        for (generation, rank), tail in sorted(self._tails.items()):
+            # Its workers are dead for two generations: what it has not said by now, it never will.
+            over = generation < newest - 1
+            yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
+            if over:
+                del self._tails[generation, rank]
+                self._left_behind = generation
+
+    def _find(self) -> None:
+        for generation in _numbers(self._run.logs, _FOLDER):
+            if generation > self._left_behind:
+                for rank in _numbers(self._run.generation(generation), _FILE):
+                    if (generation, rank) not in self._tails and self._wanted(generation, rank):
+                        self._tails[generation, rank] = Tail(self._run.log(generation, rank))
+
+
+def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+
+
+def on_node(run: RunFolder, node: str) -> Wanted:
+    """Whether a rank ran on this node: which node had which rank changes from generation to generation."""
+    places: dict[int, range] = {}
+
+    def wanted(generation: int, rank: int) -> bool:
+        if generation not in places:
+            places.update(ranks_on(run, node))
+        return rank in places.get(generation, range(0))
+
+    return wanted
+
+
+def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
+    """Generation → the ranks it had on this node."""
+    formed = [entry for entry in journal.read(run.journal) if entry.get("event") == "generation"]
+    return {
+        int(entry["generation"]): _ranks(list(entry["nodes"]), node, int(entry["nproc_per_node"])) for entry in formed
+    }
+
+
+def _ranks(nodes: list[str], node: str, each: int) -> range:
+    """`nodes` are in the order of their group ranks."""
+    first = nodes.index(node) * each if node in nodes else 0
+    return range(first, first + each) if node in nodes else range(0)

@@ -1,0 +1,71 @@
+"""Hearing heartbeats and probing the silent: the part of liveness that touches the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
+from dalsegno.launch.liveness import Liveness, Timing
+
+ANSWER_EVERY = 3  # beats: an agent hears from us three times a second
+
+
+class Pulse:
+    """Looks ten times a second. Beats are taken from the socket at each look: cheaper than waking up for each."""
+
+    def __init__(self, secret: bytes, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
+        self.secret, self.timing, self._probes = secret, timing, probes
+        self.liveness = Liveness(timing)
+        self._last: dict[str, int] = {}
+        self._probing: set[asyncio.Task[None]] = set()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._socket.setblocking(False)
+
+    def open(self, port: int) -> None:
+        self._socket.bind(("", port))
+
+    async def watch(self, gone: Callable[[str, str], None]) -> None:
+        """For ever: tell of agents that are gone, and why."""
+        while True:
+            await asyncio.sleep(self.timing.look_s)
+            self._take_beats()
+            look = self.liveness.look(time.monotonic())
+            for agent in look.probe:
+                self._probe(agent)
+            for agent, why in look.gone:
+                gone(agent, why)
+
+    def _take_beats(self) -> None:
+        now = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data, address = self._socket.recvfrom(512)
+                beat = read_beat(self.secret, data)
+                if beat is not None and beat.number > self._last.get(beat.sender, 0):
+                    self._last[beat.sender] = beat.number
+                    self.liveness.beat(beat.sender, now)
+                    self._answer(beat, address)
+
+    def _answer(self, beat: Beat, address: tuple[str, int]) -> None:
+        if beat.number % ANSWER_EVERY == 0:
+            with contextlib.suppress(OSError):  # no way there just now
+                self._socket.sendto(pack_beat(self.secret, Beat("", beat.number)), address)
+
+    def _probe(self, agent: str) -> None:
+        address = self._probes(agent)
+        if address is not None:
+            task = asyncio.get_running_loop().create_task(self._dial(agent, address))
+            self._probing.add(task)
+            task.add_done_callback(self._probing.discard)
+
+    async def _dial(self, agent: str, address: tuple[str, int]) -> None:
+        """A fresh connect each time: its first packet is not held back, as a lost one's second would be."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), self.timing.gone_s)
+            writer.transport.abort()
+            self.liveness.answered(agent, time.monotonic())

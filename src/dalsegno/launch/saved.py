@@ -1,0 +1,121 @@
+"""What a coordinator writes down so that its successor can go on: the run between two events, its jobs and steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dalsegno.launch.causes import Failure, Kind
+from dalsegno.launch.generations import Phase, Run
+from dalsegno.launch.group import Group, Place
+from dalsegno.system.files import read_json, write_atomic
+from dalsegno.system.procfs import Process
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """An srun: its process on the coordinator's host, and the nodes it started agents on."""
+
+    process: Process
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SavedJob:
+    """A job of the run; `asking` is the salloc that waits for it."""
+
+    role: str
+    job: int | None
+    number: int
+    asking: Process | None = None
+    steps: tuple[SavedStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    run: Run
+    store_port: int = 0
+    jobs: tuple[SavedJob, ...] = ()
+    excluded: tuple[str, ...] = ()
+    lost_nodes: int = 0
+    started: float | None = None
+
+
+def write_saved(path: Path, saved: Saved) -> None:
+    data = {**vars(saved), "run": _run_to_json(saved.run), "jobs": [_job_to_json(job) for job in saved.jobs]}
+    write_atomic(path, json.dumps(data), mode=0o600, durable=False)
+
+
+def read_saved(path: Path, fresh: Run) -> Saved | None:
+    """None if there is none, or one that cannot be read; shape and limits are those of `fresh`."""
+    data = read_json(path)
+    if not isinstance(data, Mapping):
+        return None
+    raw: Any = data
+    return Saved(
+        run=_run_from_json(raw["run"], fresh),
+        store_port=int(raw["store_port"]),
+        jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
+        excluded=tuple(raw["excluded"]),
+        lost_nodes=int(raw["lost_nodes"]),
+        started=raw["started"],
+    )
+
+
+def _run_to_json(run: Run) -> dict[str, Any]:
+    plain = {each.name: getattr(run, each.name) for each in fields(run)}
+    return {
+        **plain,
+        "shape": None,
+        "phase": run.phase.value,
+        "done": sorted(run.done),
+        "waiting_for": sorted(run.waiting_for),
+        "group": run.group and [run.group.generation, list(run.group.agents), run.group.nproc_per_node],
+        "failures": [_failure_to_json(each) for each in run.failures],
+        "last": run.last and _failure_to_json(run.last),
+    }
+
+
+def _run_from_json(data: Mapping[str, Any], fresh: Run) -> Run:
+    known = {each.name for each in fields(Run)} - {"shape", "max_restarts"}
+    plain = {name: value for name, value in data.items() if name in known}
+    return replace(
+        fresh,
+        **{
+            **plain,
+            "phase": Phase(data["phase"]),
+            "ready": tuple(data["ready"]),
+            "done": frozenset(data["done"]),
+            "waiting_for": frozenset(data["waiting_for"]),
+            "group": _group(*data["group"]) if data["group"] else None,
+            "failures": tuple(_failure(each) for each in data["failures"]),
+            "last": _failure(data["last"]) if data["last"] else None,
+        },
+    )
+
+
+def _group(generation: int, agents: list[str], nproc: int) -> Group:
+    return Group(generation, tuple(Place(agent, rank, rank * nproc) for rank, agent in enumerate(agents)), nproc)
+
+
+def _failure_to_json(failure: Failure) -> dict[str, Any]:
+    return {**vars(failure), "kind": failure.kind.value}
+
+
+def _failure(data: Mapping[str, Any]) -> Failure:
+    return Failure(**{**data, "kind": Kind(data["kind"])})
+
+
+def _job_to_json(job: SavedJob) -> dict[str, Any]:
+    steps = [[step.process.pid, step.process.start, list(step.nodes)] for step in job.steps]
+    asking = job.asking and [job.asking.pid, job.asking.start]
+    return {"role": job.role, "job": job.job, "number": job.number, "asking": asking, "steps": steps}
+
+
+def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
+    steps = tuple(SavedStep(Process(pid, start), tuple(nodes)) for pid, start, nodes in data["steps"])
+    asking = Process(*data["asking"]) if data["asking"] else None
+    return SavedJob(data["role"], data["job"], data["number"], asking, steps)

@@ -1,0 +1,77 @@
+"""What a coordinator has to know of its run and its Slurm. The room above gives it, so that this one knows no options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.group import Shape
+from dalsegno.launch.liveness import Timing
+from dalsegno.slurm.client import SlurmClient
+
+
+@dataclass(frozen=True)
+class Seats:
+    """A generation as its workers' variables tell it: hosts by group rank, and where its store listens."""
+
+    generation: int
+    hosts: tuple[str, ...]
+    nproc_per_node: int
+    port: int
+    restarts: int
+
+
+class Site(Protocol):
+    """One run, asked for and planned."""
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def max_restarts(self) -> int: ...
+
+    @property
+    def timing(self) -> Timing: ...
+
+    @property
+    def hang_timeout_s(self) -> float | None:
+        """0: never; None: from the steps that are reported."""
+        ...
+
+    @property
+    def own_job(self) -> int | None:
+        """The job whose batch step the coordinator lives in; None on the head, where it asks for its jobs itself."""
+        ...
+
+    @property
+    def slurm(self) -> SlurmClient: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of salloc and srun, and so of the agents."""
+        ...
+
+    def setup(self) -> Message:
+        """What an agent has to know before anything starts."""
+        ...
+
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        """The variables of one worker; `found` are some that its agent found in its own environment."""
+        ...
+
+    def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        """The salloc for a job of this role: main, next, or join."""
+        ...
+
+    def step(self, job: int, nodes: Sequence[str]) -> list[str]:
+        """The srun that starts agents on these nodes of a job."""
+        ...

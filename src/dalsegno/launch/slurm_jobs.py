@@ -1,0 +1,286 @@
+"""The Slurm jobs of a run: asked for with salloc, staffed with agents by srun, watched, given back.
+
+salloc and srun run in sessions of their own and outlive the coordinator; its successor finds them by their PIDs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.launch.saved import SavedJob, SavedStep
+from dalsegno.launch.site import Site
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.states import JobState
+from dalsegno.system.children import Child, adopt, start
+from dalsegno.system.files import read_text
+
+MAIN, NEXT, JOIN = "main", "next", "join"
+ARRIVAL_S = 20.0  # an agent that has not come so long after its srun began will not come
+_GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
+_WORDS = re.compile(r"salloc: (?:error: )?")
+
+
+@dataclass(eq=False)
+class Step:
+    """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
+
+    child: Child
+    nodes: tuple[str, ...]
+    began: float
+    left: set[str] = field(default_factory=set)
+
+    def will_bring(self, node: str, now: float) -> bool:
+        return node in self.nodes and node not in self.left and self.child.alive() and now - self.began < ARRIVAL_S
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of the run. Without an id it still waits to be heard of."""
+
+    role: str
+    number: int
+    id: int | None = None
+    nodes: tuple[str, ...] = ()
+    asking: Child | None = None
+    steps: list[Step] = field(default_factory=list)
+    given_back: bool = False
+    ends_at: int | None = None
+
+
+class Listener(Protocol):
+    """Whom the jobs tell."""
+
+    def job_granted(self, job: Job) -> None: ...
+
+    def job_refused(self, job: Job, why: str) -> None: ...
+
+    def job_over(self, job: Job, state: JobState) -> None: ...
+
+    def step_ended(self, job: Job) -> None: ...
+
+
+class SlurmJobs:
+    """All jobs a run has, or asks for."""
+
+    def __init__(self, site: Site, listener: Listener) -> None:
+        self.site, self.listener = site, listener
+        self.jobs: list[Job] = []
+        self.count = 0
+
+    # Asking
+
+    def ask(self, role: str, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
+        self.count += 1
+        job = Job(role, self.count)
+        argv = self.site.allocation(role, suspects, members)
+        job.asking = start(argv, self.site.environment, output=self._log(job))
+        self.jobs.append(job)
+        self._watch(job.asking, lambda: self._asked(job))
+        return job
+
+    def take(self, role: str, job_id: int) -> Job:
+        """A job that is there already: the one whose batch step we live in."""
+        self.count += 1
+        job = Job(role, self.count, job_id)
+        self.jobs.append(job)
+        self._soon(self._arrived(job))
+        return job
+
+    def _asked(self, job: Job) -> None:
+        """salloc has ended: granted, or refused."""
+        text = read_text(self._log(job)) or ""
+        job.asking, code = None, job.asking.poll() if job.asking else None
+        found = _GRANTED.findall(text)
+        job.id = int(found[-1][1]) if found else job.id
+        if job.given_back:
+            self._soon(self._cancel(job))
+        elif code in (0, None) and found and found[-1][0] == "Granted":
+            self._soon(self._arrived(job))
+        else:
+            self.jobs.remove(job)
+            self.listener.job_refused(job, _last_words(text) or f"salloc ended with {code}")
+
+    async def _arrived(self, job: Job) -> None:
+        info = await self._look(job)
+        if info is None or info.state.ended:
+            return self._over(job, info.state if info else JobState.UNKNOWN)
+        job.nodes, job.ends_at = info.nodes, info.ends_at
+        return self.listener.job_granted(job)
+
+    def waiting_id(self, job: Job) -> int | None:
+        """The id of a job that salloc waits for."""
+        found = _GRANTED.findall(read_text(self._log(job)) or "") if job.id is None else []
+        job.id = int(found[-1][1]) if found else job.id
+        return job.id
+
+    def _log(self, job: Job) -> Path:
+        return self.site.folder.root / f"salloc-{job.number}.log"
+
+    # Staffing
+
+    def staff(self, job: Job, nodes: Sequence[str]) -> None:
+        """Start agents on these nodes of a job."""
+        if job.id is None or not nodes:
+            return
+        argv = self.site.step(job.id, nodes)
+        folder = self.site.folder
+        child = start(argv, self.site.environment, stdin=folder.connect, output=folder.agents_log)
+        step = Step(child, tuple(nodes), time.monotonic())
+        job.steps.append(step)
+        self._watch(child, lambda: self._step_ended(job, step))
+
+    def _step_ended(self, job: Job, step: Step) -> None:
+        step.child.poll()
+        if step in job.steps:
+            job.steps.remove(step)
+        self.listener.step_ended(job)
+
+    def agent_left(self, node: str) -> None:
+        for job in self.jobs:
+            for step in job.steps:
+                if node in step.nodes:
+                    step.left.add(node)
+
+    def unstaffed(self, job: Job, present: Collection[str], silent: Collection[str]) -> list[str]:
+        """Nodes of a job that have no agent, will not get one, and are not known to be dead."""
+        now = time.monotonic()
+        return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
+
+    def expected(self, present: Collection[str]) -> set[str]:
+        """Nodes whose agents are on their way."""
+        now = time.monotonic()
+        return {node for job in self.jobs for node in job.nodes if node not in present and self._due(node, now)}
+
+    def _due(self, node: str, now: float) -> bool:
+        return any(step.will_bring(node, now) for job in self.jobs for step in job.steps)
+
+    # Watching
+
+    async def check(self) -> None:
+        """Ask Slurm how the jobs are; one that is over is told of."""
+        for job in [job for job in self.jobs if job.id is not None and job.asking is None and job.nodes]:
+            info = await self._look(job)
+            if job not in self.jobs:
+                continue
+            if info is None or info.state.ended:
+                self._over(job, info.state if info else JobState.UNKNOWN)
+            elif info.nodes:
+                job.nodes, job.ends_at = info.nodes, info.ends_at
+
+    async def _look(self, job: Job) -> JobInfo | None:
+        """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""
+        assert job.id is not None
+        while True:
+            try:
+                return await asyncio.to_thread(self.site.slurm.job, job.id)
+            except NotThere:
+                return None
+            except DalsegnoError:
+                await asyncio.sleep(1.0)
+
+    def _over(self, job: Job, state: JobState) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+            for step in job.steps:
+                step.child.kill()
+            if not job.given_back:
+                self.listener.job_over(job, state)
+
+    # Giving back
+
+    async def give_back(self, jobs: Iterable[Job]) -> None:
+        """End jobs we do not need any more; the one we live in ends with us."""
+        for job in list(jobs):
+            job.given_back = True
+            if job.asking is not None:
+                self.waiting_id(job)
+                job.asking.kill()
+            await self._cancel(job)
+
+    async def _cancel(self, job: Job) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+        if job.id is not None and job.id != self.site.own_job:
+            await self._tell_slurm(job.id)
+        until = time.monotonic() + 2.0
+        while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        for step in job.steps:
+            step.child.kill()  # over a lost node srun may wait for ever
+
+    async def _tell_slurm(self, job_id: int) -> None:
+        for _ in range(5):
+            try:
+                return await asyncio.to_thread(self.site.slurm.cancel, job_id)
+            except DalsegnoError:
+                await asyncio.sleep(1.0)
+        return None
+
+    # Before and after our own death
+
+    def saved(self) -> tuple[SavedJob, ...]:
+        return tuple(
+            SavedJob(
+                job.role,
+                job.id,
+                job.number,
+                job.asking.process if job.asking else None,
+                tuple(SavedStep(step.child.process, step.nodes) for step in job.steps),
+            )
+            for job in self.jobs
+        )
+
+    async def adopt(self, saved: Sequence[SavedJob]) -> None:
+        """Take over what a former self began."""
+        self.count = max((each.number for each in saved), default=0)
+        for each in saved:
+            job = Job(each.role, each.number, each.job)
+            self.jobs.append(job)
+            asking = adopt(each.asking) if each.asking else None
+            if asking is not None:
+                job.asking = asking
+                self._watch(asking, lambda job=job: self._asked(job))  # type: ignore[misc]
+            elif each.asking is not None:
+                self._asked(job)
+            else:
+                await self._adopt_steps(job, each)
+
+    async def _adopt_steps(self, job: Job, saved: SavedJob) -> None:
+        for each in saved.steps:
+            child = adopt(each.process)
+            if child is not None:
+                step = Step(child, each.nodes, time.monotonic())
+                job.steps.append(step)
+                self._watch(child, lambda job=job, step=step: self._step_ended(job, step))  # type: ignore[misc]
+        await self._arrived(job)
+
+    def _watch(self, child: Child, ended: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def once() -> None:
+            loop.remove_reader(child.fd)
+            child.poll()
+            child.close()
+            ended()
+
+        loop.add_reader(child.fd, once)
+
+    def _soon(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    _tasks: set[object] = set()  # noqa: RUF012
+
+
+def _last_words(text: str) -> str:
+    """Why salloc gave up, without its own name."""
+    lines = [_WORDS.sub("", line).strip() for line in text.splitlines() if line.startswith("salloc:")]
+    return next((line for line in reversed(lines) if line and "Relinquishing" not in line), "")
