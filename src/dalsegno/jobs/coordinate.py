@@ -14,6 +14,7 @@ from dalsegno.jobs.site import RunSite
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.liveness import DEFAULT_GONE_S, Timing
+from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts_json import facts_from_json
 from dalsegno.system.processes import LocalRunner
@@ -21,12 +22,16 @@ from dalsegno.system.procfs import MARK
 
 
 def main(arguments: list[str]) -> int:
-    """On the head the run's code is in its status, and ours says that we are done; in a batch step ours is the run's."""
+    """On the head the run's code is in its status and ours only says that we are done; in a batch step they are one."""
     folder = RunFolder(Path(arguments[0]))
     _write_to(folder.coordinator_log)
     site = open_site(folder)
-    code = asyncio.run(Coordinator(site).serve())
+    code = asyncio.run(_coordinate(site))
     return 0 if site.own_job is None else code
+
+
+async def _coordinate(site: RunSite) -> int:
+    return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
 
 
 def open_site(folder: RunFolder) -> RunSite:

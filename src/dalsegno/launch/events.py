@@ -84,17 +84,7 @@ class GaveUpWaiting:
 
 
 Event = (
-    Joined
-    | Left
-    | StoreOpened
-    | WorkerEnded
-    | Stopped
-    | Hung
-    | Waited
-    | Leaving
-    | Moved
-    | Cancelled
-    | GaveUpWaiting
+    Joined | Left | StoreOpened | WorkerEnded | Stopped | Hung | Waited | Leaving | Moved | Cancelled | GaveUpWaiting
 )
 
 

@@ -156,8 +156,9 @@ def _ended_well(run: Run, event: WorkerEnded) -> Step:
     """Told to leave, every end counts: whoever has not saved goes on from where it last did."""
     if run.phase is not Phase.RUNNING or run.group is None:
         return run, []
+    all_ranks = run.group.ranks
     run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code == SAVED)
-    if run.done != run.group.ranks:
+    if run.done != all_ranks:
         return run, []
     if run.leaving and (run.saved or event.code != DONE):
         return _stop_all(run)

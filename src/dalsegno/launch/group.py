@@ -54,13 +54,15 @@ def form_group(generation: int, shape: Shape, ready: Sequence[str], before: Sequ
     """The next generation from the agents that are ready, or None while there are too few.
 
     Who was in the last one keeps its group rank (so its rank, its data and its snapshots); free ranks go to the
-    others in the order in which they came. A smaller group closes ranks from the end.
+    others in the order of their names, as Slurm lists them. A smaller group closes ranks from the end.
     """
     size = min(len(ready), shape.max_nodes)
     if size < shape.min_nodes:
         return None
     seats = _keep_seats(size, ready, before)
-    newcomers = iter(agent for agent in ready if agent not in seats.values())
+    newcomers = iter(
+        sorted((agent for agent in ready if agent not in seats.values()), key=lambda name: (len(name), name))
+    )
     order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
     places = tuple(Place(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
     return Group(generation, places, shape.nproc_per_node)

@@ -50,9 +50,11 @@ class Door:
     ) -> None:
         self.run, self.secret = run, secret
         self._came, self._said, self._gone = came, said, gone
+        self._greeting: Callable[[], Message] = dict
 
-    async def open(self, port: int) -> tuple[asyncio.Server, int]:
-        """Listen on this port, or on any if it is 0."""
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None) -> tuple[asyncio.Server, int]:
+        """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
+        self._greeting = greeting or dict
         server = await asyncio.start_server(self._serve, "0.0.0.0", port, backlog=1024)
         return server, int(server.sockets[0].getsockname()[1])
 
@@ -78,7 +80,7 @@ class Door:
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = nonce()
-        writer.write(pack({"nonce": ours}))
+        writer.write(pack({**self._greeting(), "nonce": ours}))
         messages: list[Message] = []
         while not messages:
             data = await reader.read(65536)

@@ -1,4 +1,4 @@
-"""What a coordinator has to know of its run and its Slurm. The room above gives it, so that this one knows no options."""
+"""What a coordinator has to know of its run and its Slurm; the room above, which knows the options, gives it."""
 
 from __future__ import annotations
 

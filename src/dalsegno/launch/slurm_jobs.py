@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -73,6 +74,7 @@ class SlurmJobs:
         self.site, self.listener = site, listener
         self.jobs: list[Job] = []
         self.count = 0
+        self._tasks: set[asyncio.Future[None]] = set()
 
     # Asking
 
@@ -82,7 +84,7 @@ class SlurmJobs:
         argv = self.site.allocation(role, suspects, members)
         job.asking = start(argv, self.site.environment, output=self._log(job))
         self.jobs.append(job)
-        self._watch(job.asking, lambda: self._asked(job))
+        self._watch(job.asking, partial(self._asked, job))
         return job
 
     def take(self, role: str, job_id: int) -> Job:
@@ -134,7 +136,7 @@ class SlurmJobs:
         child = start(argv, self.site.environment, stdin=folder.connect, output=folder.agents_log)
         step = Step(child, tuple(nodes), time.monotonic())
         job.steps.append(step)
-        self._watch(child, lambda: self._step_ended(job, step))
+        self._watch(child, partial(self._step_ended, job, step))
 
     def _step_ended(self, job: Job, step: Step) -> None:
         step.child.poll()
@@ -246,7 +248,7 @@ class SlurmJobs:
             asking = adopt(each.asking) if each.asking else None
             if asking is not None:
                 job.asking = asking
-                self._watch(asking, lambda job=job: self._asked(job))  # type: ignore[misc]
+                self._watch(asking, partial(self._asked, job))
             elif each.asking is not None:
                 self._asked(job)
             else:
@@ -258,7 +260,7 @@ class SlurmJobs:
             if child is not None:
                 step = Step(child, each.nodes, time.monotonic())
                 job.steps.append(step)
-                self._watch(child, lambda job=job, step=step: self._step_ended(job, step))  # type: ignore[misc]
+                self._watch(child, partial(self._step_ended, job, step))
         await self._arrived(job)
 
     def _watch(self, child: Child, ended: Callable[[], None]) -> None:
@@ -272,12 +274,10 @@ class SlurmJobs:
 
         loop.add_reader(child.fd, once)
 
-    def _soon(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    _tasks: set[object] = set()  # noqa: RUF012
 
 
 def _last_words(text: str) -> str:

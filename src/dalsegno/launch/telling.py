@@ -7,10 +7,12 @@ import getpass
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dalsegno.launch import journal
-from dalsegno.launch.events import Finish
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.site import Site
 from dalsegno.launch.status import (
@@ -48,6 +50,39 @@ class Teller:
         self.message = text
         self.journal("note", text=text)
 
+    def generation(self, run: Run) -> None:
+        """Who is in a generation: `logs --node` goes by it."""
+        if run.group is not None:
+            self.journal(
+                "generation",
+                generation=run.generation,
+                nodes=list(run.group.agents),
+                nproc_per_node=run.group.nproc_per_node,
+                wanted=run.shape.max_nodes,
+                restarts=run.restarts,
+            )
+
+    def heard(self, generation: int, node: str, message: Message, event: Event | None) -> None:
+        """Write down what of an agent's words is worth it."""
+        if "ready" in message:
+            self.journal("ready", node=node, **message["ready"])
+            self._tell_threads(node, message["ready"].get("threads") or ())
+        elif "cold" in message:
+            self.journal("cold", node=node, why=message["cold"])
+        elif "signal" in message:
+            self.journal("signal", node=node, signal=message["signal"])
+        elif "note" in message:
+            self.note(str(message["note"]))
+        if isinstance(event, WorkerEnded) and event.failure and event.generation == generation:
+            failure = event.failure
+            self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,
+                         what=failure.what(), noise=failure.noise)  # fmt: skip
+
+    def _tell_threads(self, node: str, threads: Sequence[str]) -> None:
+        if threads:
+            names = ", ".join(sorted(set(threads)))
+            self.note(f"threads of the warm parent on {node} do not live on in its workers: {names}")
+
     def status(self, of: Coordinator) -> None:
         self._write(self._status(of))
 
@@ -78,7 +113,7 @@ class Teller:
             world_size=group.world_size if running and group else 0,
             nproc_per_node=run.shape.nproc_per_node,
             nodes=_nodes(of),
-            jobs=tuple(job.id for job in of.jobs.jobs if job.id is not None),
+            jobs=of.staff.jobs,
             message=_message(of) or self.message,
             started=of.started,
             coordinator_host=socket.gethostname(),
@@ -105,7 +140,7 @@ def _phase(of: Coordinator) -> str:
         return ENDED
     if of.run.phase is Phase.RUNNING:
         return RUNNING
-    if not any(job.nodes for job in of.jobs.jobs):
+    if not of.staff.has_nodes:
         return WAITING
     return RESTARTING if of.run.generation else STARTING
 
@@ -113,8 +148,7 @@ def _phase(of: Coordinator) -> str:
 def _message(of: Coordinator) -> str:
     run = of.run
     missing = run.shape.max_nodes - len(run.ready)
-    asked = any(job.role == "join" and not job.nodes for job in of.jobs.jobs)
-    if run.phase is Phase.GATHERING and missing > 0 and run.generation and asked:
+    if run.phase is Phase.GATHERING and missing > 0 and run.generation and of.staff.waits:
         return f"waits for {missing} more node{'s' if missing > 1 else ''} from Slurm"
     if run.phase is Phase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
         return f"runs on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
@@ -124,7 +158,7 @@ def _message(of: Coordinator) -> str:
 def _nodes(of: Coordinator) -> tuple[NodeStatus, ...]:
     run = of.run
     seats = {place.agent: place.group_rank for place in run.group.places} if run.group else {}
-    return tuple(_node(run, name, seats) for name in sorted(of.peers, key=lambda name: (len(name), name)))
+    return tuple(_node(run, name, seats) for name in sorted(of.agents.peers, key=lambda name: (len(name), name)))
 
 
 def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:

@@ -1,4 +1,4 @@
-"""The agent's hold on its warm parent: starting it, having it fork, hearing of ends, and killing all that is below it."""
+"""The agent's hold on its warm parent: starting it, having it fork, hearing of ends, killing all that is below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from dalsegno.launch.agent.frames import FileReader, Message, send
 
 _PACKAGES = str(Path(__file__).parents[3])
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
+)
 
 
 class WarmParent:

@@ -1,0 +1,59 @@
+"""What the warm parent is asked to fork, as messages: a worker, or the store. And where each writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dalsegno.launch.agent.crew import Worker
+from dalsegno.launch.agent.frames import Message
+from dalsegno.train.contract import AGENT
+
+STORE_FILE = str(Path(__file__).with_name("store.py"))
+
+
+def worker_task(setup: Message, warm: bool, generation: int, worker: Worker, env: Message, door: str) -> Message:
+    """What one worker runs, and with which variables; later ones go before earlier ones."""
+    own = {AGENT: door, "TORCHELASTIC_ERROR_FILE": worker.error_file}
+    python = [] if warm or not setup["is_python"] else [setup["python"], "-u"]
+    module = ["-m"] if setup["module"] and python else []
+    argv = [*python, *module, setup["script"], *setup["args"]]
+    return {
+        "kind": "script" if warm else "program",
+        "name": f"ds:w{worker.rank}",
+        "env": {**os.environ, **setup["env"], **own, **env},
+        "cwd": setup["cwd"],
+        "script": argv[0],
+        "args": argv[1:],
+        "module": setup["module"],
+        "stdout": worker.log,
+        "stderr": worker.log,
+        "stacks": stacks_path(setup, generation, worker.rank),
+    }
+
+
+def store_task(setup: Message, warm: bool, port: int) -> Message:
+    task: Message = {"kind": "store", "name": "ds:store", "port": port}
+    if warm:
+        return task
+    log = os.path.join(_folder(setup, "logs"), "store.log")
+    env = {**os.environ, **setup["env"]}
+    argv = [STORE_FILE, "{file}", str(port)]
+    return {
+        **task, "kind": "program", "script": setup["python"], "args": argv, "env": env, "cwd": "/",
+        "stdout": log, "stderr": log,
+    }  # fmt: skip
+
+
+def log_path(setup: Message, generation: int, rank: int) -> str:
+    return os.path.join(_folder(setup, "logs", f"g{generation:04d}"), f"rank{rank}.log")
+
+
+def stacks_path(setup: Message, generation: int, rank: int) -> str:
+    return os.path.join(_folder(setup, "stacks"), f"g{generation:04d}-rank{rank}.txt")
+
+
+def _folder(setup: Message, *names: str) -> str:
+    folder = os.path.join(setup["folder"], *names)
+    os.makedirs(folder, exist_ok=True)
+    return folder

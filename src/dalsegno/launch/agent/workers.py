@@ -1,0 +1,233 @@
+"""All that an agent starts: the warm parent, the store, and the workers of one generation after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from dalsegno.launch.agent import stacks
+from dalsegno.launch.agent.crew import Crew, Worker
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.agent.parent import WarmParent, catches, kill_below, kill_groups, plain_parent
+from dalsegno.launch.agent.tasks import log_path, stacks_path, store_task, worker_task
+
+SETTLE_S = 5.0
+
+
+class Workers:
+    """Told by the agent what to start; `tell` goes to the coordinator."""
+
+    def __init__(self, node: str, door: str, selector: selectors.BaseSelector, tell: Callable[[Message], None]) -> None:
+        self.node, self.door, self.selector, self.tell = node, door, selector, tell
+        self.setup: Message = {}
+        self.parent: WarmParent | None = None
+        self.warm = False  # workers are forked, else they are programs of their own
+        self.ready = False
+        self.crew = Crew(0)
+        self.stopped = 0  # the last generation of which nothing runs any more
+        self._waiting: list[Callable[[], None]] = []  # for the parent to be ready
+        self._forking: set[str] = set()  # asked for and not yet told of
+
+    # The warm parent
+
+    def set_up(self, setup: Message) -> None:
+        self.setup = setup
+        if self.parent is None:
+            self._start_parent(bool(setup["modules"]))
+        elif self.ready:
+            self._tell_ready({})
+
+    def _start_parent(self, warm: bool) -> None:
+        env, cwd = {**os.environ, **self.setup["env"]}, self.setup["cwd"]
+        self.warm, self.ready = warm, False
+        try:
+            if not os.path.isdir(cwd):
+                raise OSError(f"there is no folder {cwd} on this node")
+            modules = self.setup["modules"]
+            self.parent = WarmParent(self.setup["python"], modules, env, cwd) if warm else plain_parent(env, cwd)
+        except OSError as error:
+            if warm:
+                self._fall_back(f"cannot start {self.setup['python']}: {error}")
+            else:
+                self.tell({"broken": f"cannot start workers: {error}"})
+            return
+        self.selector.register(self.parent.sock, selectors.EVENT_READ, self._hear_parent)
+
+    def _fall_back(self, why: str) -> None:
+        self.tell({"note": f"nothing is imported ahead on {self.node}: {why}"})
+        self._start_parent(False)
+
+    def _hear_parent(self) -> None:
+        messages = self.parent.receive() if self.parent else []
+        if messages is None:
+            self._parent_died()
+        for message in messages or ():
+            if "warm" in message:
+                self._parent_is_warm(message["warm"])
+            elif "forked" in message:
+                self._forked(message["forked"], message["pid"])
+            elif "ended" in message:
+                self._ended(message["ended"], message["code"])
+
+    def _parent_is_warm(self, told: Message) -> None:
+        if not told["ok"]:
+            self.tell({"note": f"nothing is imported ahead on {self.node}: {told['why']}"})
+            self.warm = False  # it can still become a program
+        self._tell_ready(told)
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each()
+
+    def _tell_ready(self, told: Message) -> None:
+        self.ready = True
+        self.tell({"ready": {"warm": self.warm, "seconds": told.get("seconds"), "threads": told.get("threads")}})
+
+    def _parent_died(self) -> None:
+        """Its workers died with it. Another takes its place; what cannot even import starts workers as programs."""
+        was_ready = self.ready
+        self._drop_parent()
+        self.end()
+        if was_ready:
+            self.tell({"cold": "its warm parent was killed"})
+        if was_ready or not self.warm:
+            self._start_parent(self.warm)
+        else:
+            self._fall_back("the Python that imports ahead died")
+
+    def _drop_parent(self) -> None:
+        if self.parent is not None:
+            self.selector.unregister(self.parent.sock)
+            self.parent.end()
+            self.parent, self.ready = None, False
+            self._forking.clear()
+
+    def _when_ready(self, do: Callable[[], None]) -> None:
+        if self.ready:
+            do()
+        else:
+            self._waiting.append(do)
+
+    # A generation
+
+    def open_store(self, generation: int) -> None:
+        self._when_ready(lambda: self._open_store(generation))
+
+    def _open_store(self, generation: int) -> None:
+        """The socket is open when the port is told, so no one can take it; who connects early waits in its queue."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.bind(("", 0))
+            port = int(sock.getsockname()[1])
+            if self.setup["store"]:
+                sock.listen(4096)
+                self._fork(f"store:{generation}", store_task(self.setup, self.warm, port), [sock.fileno()])
+        self.tell({"store": generation, "port": port})
+
+    def start(self, order: Message) -> None:
+        self._when_ready(lambda: self._start(order))
+
+    def _start(self, order: Message) -> None:
+        generation = int(order["generation"])
+        if generation <= max(self.stopped, self.crew.generation):
+            return  # told twice, or stopped while it waited for the parent
+        self.crew = Crew(generation)
+        for each in order["workers"]:
+            rank = int(each["rank"])
+            worker = self.crew.add(rank, log_path(self.setup, generation, rank))
+            task = worker_task(self.setup, self.warm, generation, worker, {**each["env"]}, self.door)
+            self._fork(f"{generation}:{rank}", task)
+
+    def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:
+        if self.parent is not None:
+            self._forking.add(name)
+            self.parent.fork(dict(task, id=name), files)
+
+    def _forked(self, name: str, pid: int) -> None:
+        self._forking.discard(name)
+        generation, _, rank = name.partition(":")
+        if generation == str(self.crew.generation):
+            self.crew.workers[int(rank)].pid = pid
+
+    def _ended(self, pid: int, code: int) -> None:
+        worker = self.crew.by_pid(pid)
+        if worker is not None and worker.rank not in self.crew.reports:
+            report = self.crew.ended(worker, code)
+            self._drop_empty_stacks(worker)
+            self.tell({"ended": report})
+
+    def stop(self, generation: int) -> None:
+        """Kill all of it at once, and say so when nothing of it is left."""
+        if generation < self.crew.generation:
+            return
+        hurt = self.crew.hurt()
+        left = self.end()
+        self.stopped = max(self.stopped, generation)
+        if left:
+            self.tell({"broken": f"processes that cannot be killed: {left}"})
+        else:
+            self.tell({"stopped": generation, "reports": hurt})
+
+    def end(self) -> list[int]:
+        """Kill everything but the parent; gives what could not be killed."""
+        self._settle()
+        running = self.crew.running()
+        kill_groups([worker.pid for worker in running if worker.pid])
+        left = kill_below(keep=[self.parent.pid] if self.parent else [])
+        self.stopped = max(self.stopped, self.crew.generation)
+        for worker in running:
+            self._drop_empty_stacks(worker)
+        self.crew.workers.clear()
+        return left
+
+    def _settle(self) -> None:
+        """Hear of every fork that is under way, so that none comes after the killing."""
+        until = time.monotonic() + SETTLE_S
+        while self._forking and self.parent is not None:
+            self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
+            self._hear_parent()
+            if time.monotonic() > until:
+                self._drop_parent()
+                self._start_parent(self.warm)
+        if self.parent is not None:
+            self.parent.sock.settimeout(None)
+
+    def reset(self) -> None:
+        """We were given up, or nobody knows of us: nothing of before may run on."""
+        self.end()
+        self.crew = Crew(0)
+        if self.ready:
+            self._tell_ready({})
+
+    def end_everything(self) -> None:
+        self.end()
+        self._drop_parent()
+        kill_below(keep=[])
+
+    # While they run
+
+    def signal(self, number: int) -> None:
+        """Only those that listen: the others would die of it, and lose what they have done since they last saved."""
+        for worker in self.crew.running():
+            if worker.pid and catches(worker.pid, number):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+
+    def signal_named(self, name: str) -> None:
+        self.signal(int(signal.Signals[name]))
+
+    def capture_stacks(self, generation: int) -> None:
+        if generation == self.crew.generation:
+            for worker in self.crew.running():
+                stacks.capture(worker.pid, stacks_path(self.setup, generation, worker.rank))
+        self.tell({"stacks": generation})
+
+    def _drop_empty_stacks(self, worker: Worker) -> None:
+        """A file for stacks that were never asked for."""
+        path = stacks_path(self.setup, self.crew.generation, worker.rank)
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_size == 0:
+                os.unlink(path)

@@ -1,0 +1,78 @@
+"""The agents of a run as its coordinator holds them: connected, watched, spoken to, lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.liveness import Timing
+from dalsegno.launch.peers import Door, Peer
+from dalsegno.launch.pulse import Pulse
+
+
+class Listener(Protocol):
+    """Whom they are told of."""
+
+    def agent_came(self, peer: Peer) -> None: ...
+
+    def agent_said(self, peer: Peer, message: Message) -> None: ...
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        """`silent`: its host does not answer either."""
+        ...
+
+
+class Agents:
+    """By node name. One node has one agent; another one of the same name takes the place of the first."""
+
+    def __init__(self, run: str, secret: bytes, timing: Timing, listener: Listener) -> None:
+        self.peers: dict[str, Peer] = {}
+        self._listener = listener
+        self._pulse = Pulse(secret, timing, self._probe_address)
+        self._door = Door(run, secret, self._came, self._said, self._gone)
+
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None) -> tuple[asyncio.Server, int]:
+        """Listen for connections and for heartbeats, on the same port."""
+        server, port = await self._door.open(port, greeting)
+        self._pulse.open(port)
+        return server, port
+
+    async def watch(self) -> None:
+        await self._pulse.watch(lambda agent, why: self.lose(agent, why, silent=True))
+
+    def send(self, agent: str, message: Message) -> None:
+        if agent in self.peers:
+            self.peers[agent].send(message)
+
+    def send_all(self, message: Message) -> None:
+        for peer in self.peers.values():
+            peer.send(message)
+
+    def lose(self, agent: str, why: str, silent: bool) -> None:
+        peer = self.peers.pop(agent, None)
+        self._pulse.liveness.forget(agent)
+        self._listener.agent_lost(agent, why, silent)
+        if peer is not None:
+            peer.close()
+
+    def _came(self, peer: Peer) -> None:
+        if peer.name in self.peers:
+            self.lose(peer.name, "another agent took its place", silent=False)
+        self.peers[peer.name] = peer
+        self._pulse.liveness.watch(peer.name, time.monotonic())
+        self._listener.agent_came(peer)
+
+    def _said(self, peer: Peer, message: Message) -> None:
+        if self.peers.get(peer.name) is peer:
+            self._pulse.liveness.beat(peer.name, time.monotonic())
+            self._listener.agent_said(peer, message)
+
+    def _gone(self, peer: Peer) -> None:
+        if self.peers.get(peer.name) is peer:
+            self.lose(peer.name, "its agent is gone", silent=False)
+
+    def _probe_address(self, agent: str) -> tuple[str, int] | None:
+        return self.peers[agent].probe if agent in self.peers else None

@@ -1,0 +1,138 @@
+"""Where a run's agents come from: Slurm jobs that are asked for, or nowhere, where agents come by themselves."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dalsegno.launch.events import Event
+from dalsegno.launch.saved import SavedJob
+
+
+class Boss(Protocol):
+    """The coordinator, as its staff department sees it."""
+
+    def apply(self, event: Event) -> None: ...
+
+    def keep(self) -> None:
+        """Write down what is so now."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+    def journal(self, event: str, **what: object) -> None: ...
+
+    def stop(self, code: int, why: str) -> None:
+        """End the run for good, whatever state it is in."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """No more agents are wanted: the run has ended, or leaves its nodes."""
+        ...
+
+    @property
+    def present(self) -> frozenset[str]:
+        """Nodes whose agents are connected."""
+        ...
+
+    @property
+    def wanted(self) -> int:
+        """How many nodes the run has at its best."""
+        ...
+
+    @property
+    def generation(self) -> int: ...
+
+
+class Staff(Protocol):
+    """Brings agents. Every method may be called at any time, in any state."""
+
+    excluded: list[str]  # nodes not to take (again)
+
+    def begin(self) -> None: ...
+
+    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
+        """Go on with a former self's jobs; False if none of them is ours any more."""
+        ...
+
+    def saved(self) -> tuple[SavedJob, ...]: ...
+
+    def look_after(self) -> None:
+        """Called twice a second, and when something has changed."""
+        ...
+
+    async def ask_slurm(self) -> None:
+        """Called every few seconds: find out what Slurm did without telling."""
+        ...
+
+    def agent_came(self, node: str) -> None: ...
+
+    def agent_ready(self, node: str) -> None: ...
+
+    def agent_lost(self, node: str, silent: bool) -> None: ...
+
+    def leaving(self) -> None:
+        """The nodes are needed back: see to others in time."""
+        ...
+
+    async def move(self) -> None:
+        """Nothing runs any more: give the nodes back."""
+        ...
+
+    async def dismiss(self) -> None:
+        """The run is over: nothing of ours may stay in Slurm."""
+        ...
+
+    @property
+    def jobs(self) -> tuple[int, ...]: ...
+
+    @property
+    def has_nodes(self) -> bool: ...
+
+    @property
+    def waits(self) -> bool:
+        """Slurm has been asked for more nodes, and has not given them yet."""
+        ...
+
+
+class NoStaff:
+    """Agents come by themselves: somebody else starts them (torchrun's way)."""
+
+    def __init__(self) -> None:
+        self.excluded: list[str] = []
+
+    def begin(self) -> None: ...
+
+    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
+        return True
+
+    def saved(self) -> tuple[SavedJob, ...]:
+        return ()
+
+    def look_after(self) -> None: ...
+
+    async def ask_slurm(self) -> None: ...
+
+    def agent_came(self, node: str) -> None: ...
+
+    def agent_ready(self, node: str) -> None: ...
+
+    def agent_lost(self, node: str, silent: bool) -> None: ...
+
+    def leaving(self) -> None: ...
+
+    async def move(self) -> None: ...
+
+    async def dismiss(self) -> None: ...
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def has_nodes(self) -> bool:
+        return True
+
+    @property
+    def waits(self) -> bool:
+        return False

@@ -1,0 +1,46 @@
+"""What agents say, as events. Pure."""
+
+from __future__ import annotations
+
+from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.causes import Failure, read_failure
+from dalsegno.launch.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
+
+
+def read_word(agent: str, message: Message, age_s: float) -> Event | None:
+    """The event that a message means for the run; None for one that means none. `age_s` is the generation's."""
+    if "ready" in message:
+        return Joined(agent)
+    if "cold" in message:  # its workers are gone, and others take it some seconds: a spare is quicker
+        return Left(agent)
+    if "store" in message:
+        return StoreOpened(agent, int(message["store"]), int(message["port"]))
+    if "ended" in message:
+        return _ended(agent, message["ended"], age_s)
+    if "stopped" in message:
+        failures = tuple(_failure(agent, report) for report in message.get("reports", ()))
+        return Stopped(agent, int(message["stopped"]), failures)
+    return None
+
+
+def _ended(agent: str, report: Message, age_s: float) -> WorkerEnded:
+    failure = _failure(agent, report) if report["code"] else None
+    return WorkerEnded(agent, int(report["generation"]), int(report["rank"]), int(report["code"]), failure, age_s)
+
+
+def _failure(agent: str, report: Message) -> Failure:
+    return read_failure(
+        int(report["rank"]),
+        agent,
+        int(report["code"]),
+        str(report.get("traceback", "")),
+        oom=bool(report.get("oom")),
+        why=str(report.get("why", "")),
+    )
+
+
+def reconcile(agent: str, hello: Message, generation: int) -> str:
+    """What an agent that a former coordinator knew is to be told while the generation runs: "", `start` or `reset`."""
+    if int(hello["stopped"]) >= generation:
+        return "reset"  # it has ended its workers while nobody was there to tell
+    return "" if hello["generation"] == generation else "start"
