@@ -18,7 +18,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "hostlist", "system", "hardware")
+LAYER_1 = ("errors", "hostlist", "programs", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "train": (),
     "hostlist": ("errors",),
+    "programs": (),  # it loads the program it is asked for by name, whatever its room
     "system": ("errors",),
     "hardware": ("errors",),
     "spec": ("errors", "hostlist", "hardware"),
@@ -62,6 +63,9 @@ MAY_START_PROCESSES = {
     "system/": "the one door to the world",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
     "launch/agent/warm.py": "the warm parent forks workers: that is what it is for",
+    "launch/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
+    "launch/agent/script.py": "a worker that is not Python becomes its program",
+    "launch/agent/stacks.py": "py-spy is asked on the node where the worker hangs",
 }
 
 PRINTING = re.compile(
@@ -71,6 +75,8 @@ PRINTING = re.compile(
 MAY_PRINT = {
     "cli/": "the one printer",
     "system/guest/": "the first process of a host: what it prints is the host's log",
+    "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
+    "recovery/controller.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 

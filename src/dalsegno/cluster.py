@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from dalsegno.system.files import locked
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from dalsegno.slurm import SlurmClient
     from dalsegno.targets.local import LocalTarget
 
 ROOT_HOME = Path("/var/lib/dalsegno")
@@ -130,3 +132,55 @@ def may_change(place: Place) -> None:
     """Refuse early what only the owner of the folder can do."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
         raise DalsegnoError(f"cluster {place.name} belongs to {place.folder.owner()}", hint="use sudo")
+
+
+@dataclass(frozen=True)
+class SlurmHere:
+    """A Slurm that runs can be handed to, ours or somebody's: what its commands need in their environment."""
+
+    env: Mapping[str, str]
+    controller: Path | None = None  # the socket of our own controller, where there may be one
+
+    @property
+    def client(self) -> SlurmClient:
+        from dalsegno.slurm import SlurmClient
+        from dalsegno.system.processes import LocalRunner
+
+        return SlurmClient(LocalRunner(), self.env)
+
+
+def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:
+    """The cluster of this name, else the one this shell is on already, else our only one, else the machine's own."""
+    if not name and env.get("SLURM_CONF"):
+        return _ambient(env)
+    if not (name or env.get("DALSEGNO_CLUSTER") or places(env)) and shutil.which("sinfo", path=env.get("PATH")):
+        return _ambient(env)
+    target = open_local(find_place(name, env))
+    return SlurmHere({**env, **target.user_env(env)}, target.controller_socket)
+
+
+def _ambient(env: Mapping[str, str]) -> SlurmHere:
+    socket = env.get("DALSEGNO_CONTROLLER")
+    return SlurmHere(env, Path(socket) if socket else None)
+
+
+def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> SlurmHere:
+    """The Slurm of a run, from the environment that was saved with it; whatever shell we are in now."""
+    kept = {key: value for key, value in env.items() if key not in _SAYS_WHICH}
+    return _ambient({**kept, **{key: saved[key] for key in _SAYS_WHICH if key in saved}})
+
+
+_SAYS_WHICH = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
+
+
+def runs_home(env: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's runs are: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
+    if env.get("DALSEGNO_RUNS"):
+        return Path(env["DALSEGNO_RUNS"]).absolute()
+    beside = home(env) / "runs"
+    return beside if _may_write(beside) else Path("~/.local/state/dalsegno/runs").expanduser()
+
+
+def _may_write(folder: Path) -> bool:
+    """Also where it is not there yet: nothing is made by asking."""
+    return os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK)

@@ -160,7 +160,8 @@ def test_status_tells_nodes_daemons_and_queue(shared: Cli):
         "h100",
         ["lab"],
     )
-    assert {daemon["name"] for daemon in status["daemons"]} == {"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd"}  # type: ignore[attr-defined]
+    daemons = {daemon["name"] for daemon in status["daemons"]}  # type: ignore[attr-defined]
+    assert daemons == {"munged", "mariadbd", "slurmdbd", "slurmctld", "controller", "slurmd"}
     assert [(row["name"], row["gpus"], row["nodes"]) for row in status["jobs"] if row["id"] == job] == [
         ("look", 3, "lab-1")
     ]  # type: ignore[attr-defined]

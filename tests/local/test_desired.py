@@ -31,6 +31,7 @@ from dalsegno.targets.local.layout import slurm_layout
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
+from dalsegno.targets.local.shell import user_env
 from dalsegno.targets.local.store import MAKING, UP, State
 
 ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, "/sys/fs/cgroup/freezer", ())
@@ -349,6 +350,12 @@ def test_a_dead_host_is_booted_and_its_services_come_with_it():
     assert (made.boot, made.start, made.add_nodes) == (("train-2",), (), ())
 
 
+def test_a_host_that_was_cut_off_is_put_back_on_the_network():
+    made = plan(BASE, replace(running(BASE), cut=("train-2", "removed-long-ago")))
+    assert made.mend == ("train-2",) and not made.empty
+    assert made.sentences() == ["puts 1 host (train-2) back on the network", "restarts nothing", "ends no job"]
+
+
 def test_a_file_that_someone_changed_is_put_right():
     seen = running(BASE)
     made = plan(BASE, replace(seen, files={**seen.files, "etc/slurm.conf": "# mine"}))
@@ -486,7 +493,7 @@ def test_services_are_where_they_belong_in_the_order_they_need_each_other():
     hosts = want(cluster(2, slurm=Slurm(backup_controller=True))).hosts
     assert {name: [service.name for service in host.services] for name, host in hosts.items()} == {
         "switch": [],
-        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld"],
+        "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "controller"],
         "head-backup": ["slurmctld"],
         "train-1": ["slurmd"],
         "train-2": ["slurmd"],
@@ -497,7 +504,7 @@ def test_on_loopback_one_host_holds_all():
     hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
     assert list(hosts) == ["head"] and not hosts["head"].isolate and hosts["head"].address == ""
     services = {service.name: service for service in hosts["head"].services}
-    assert list(services) == ["munged", "slurmctld", "slurmd:train-1", "slurmd:train-2"]
+    assert list(services) == ["munged", "slurmctld", "controller", "slurmd:train-1", "slurmd:train-2"]
     assert services["slurmd:train-2"].argv[1:4] == ("-D", "-N", "train-2")
     assert services["slurmd:train-2"].log == str(FOLDER.log("train-2", "slurmd"))
 
@@ -508,6 +515,21 @@ def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
             assert service.env["DALSEGNO_MARK"] == str(FOLDER.root), service.name
             assert service.env["SLURM_CONF"] == str(FOLDER.slurm_conf)
             assert service.log.startswith(f"{FOLDER.root}/hosts/")
+
+
+@pytest.mark.parametrize("machine", [ROOT, USER])
+def test_the_controller_alone_is_started_again_should_it_die(machine: Machine):
+    """Of Slurm's daemons a death is told: they may have their reasons."""
+    services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
+    assert [one.name for one in services if one.keep] == ["controller"]
+    controller = next(one for one in services if one.keep)
+    assert controller.argv[-2:] == ("controller", str(FOLDER.root))
+    assert want(cluster(3), machine).hosts["head"].services[-4 if machine is USER else -1] == controller
+
+
+def test_a_shell_knows_where_the_controller_is_asked():
+    env = user_env(FOLDER, {"PATH": "/bin"})
+    assert env["DALSEGNO_CONTROLLER"] == str(FOLDER.controller_socket)
 
 
 def test_the_database_is_reached_through_its_socket_alone():

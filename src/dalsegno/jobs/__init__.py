@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from dalsegno.jobs.mpi import MPI_LIST_ARGV, choose_mpi, parse_mpi_types
     from dalsegno.jobs.options import OPTIONS, Option, make_request, options_from_env, parse_option
     from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, plan_run, salloc_argv
+    from dalsegno.jobs.prepare import (
+        HANDED_OVER,
+        discard_run,
+        first_status,
+        given_up,
+        prepare_run,
+        read_environment,
+        read_plan,
+    )
+    from dalsegno.jobs.program import check_program, find_python
     from dalsegno.jobs.request import RunRequest
+    from dalsegno.jobs.run_id import find_run, list_runs, new_run_id
     from dalsegno.jobs.sbatch import render_commands, render_sbatch
     from dalsegno.jobs.steps import agents_argv, coordinator_argv, step_argv, tasks_argv
     from dalsegno.jobs.torchrun_args import TorchrunArgs, count_processes
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from dalsegno.jobs.values import Gpus, Nodes, parse_env_pairs, parse_nodes
 
 __all__ = [
+    "HANDED_OVER",
     "MPI_LIST_ARGV",
     "OPTIONS",
     "ClusterFacts",
@@ -39,14 +51,22 @@ __all__ = [
     "TorchrunArgs",
     "World",
     "agents_argv",
+    "check_program",
     "choose_mpi",
     "coordinator_argv",
     "count_processes",
+    "discard_run",
+    "find_python",
+    "find_run",
+    "first_status",
     "framework_env",
+    "given_up",
     "job_fields",
     "job_schema",
+    "list_runs",
     "load_job",
     "make_request",
+    "new_run_id",
     "options_from_env",
     "parse_env_pairs",
     "parse_job",
@@ -59,6 +79,9 @@ __all__ = [
     "plan_join",
     "plan_next",
     "plan_run",
+    "prepare_run",
+    "read_environment",
+    "read_plan",
     "render_commands",
     "render_sbatch",
     "run_environment",
@@ -78,7 +101,18 @@ _HOMES = {
     "mpi": ("MPI_LIST_ARGV", "choose_mpi", "parse_mpi_types"),
     "options": ("OPTIONS", "Option", "make_request", "options_from_env", "parse_option"),
     "plan": ("RunPlan", "plan_join", "plan_next", "plan_run", "salloc_argv"),
+    "prepare": (
+        "HANDED_OVER",
+        "discard_run",
+        "first_status",
+        "given_up",
+        "prepare_run",
+        "read_environment",
+        "read_plan",
+    ),
+    "program": ("check_program", "find_python"),
     "request": ("RunRequest",),
+    "run_id": ("find_run", "list_runs", "new_run_id"),
     "sbatch": ("render_commands", "render_sbatch"),
     "steps": ("agents_argv", "coordinator_argv", "step_argv", "tasks_argv"),
     "torchrun_args": ("TorchrunArgs", "count_processes"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -15,18 +16,28 @@ from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.liveness import DEFAULT_GONE_S, Timing
 from dalsegno.launch.slurm_staff import SlurmStaff
+from dalsegno.launch.status import read_status
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts_json import facts_from_json
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK
+
+CRASHED = 70  # the controller starts us again
 
 
 def main(arguments: list[str]) -> int:
     """On the head the run's code is in its status and ours only says that we are done; in a batch step they are one."""
     folder = RunFolder(Path(arguments[0]))
     _write_to(folder.coordinator_log)
-    site = open_site(folder)
-    code = asyncio.run(_coordinate(site))
+    try:
+        status = read_status(folder.status)
+        if status is not None and status.over:
+            return 0  # our former self brought it to its end
+        site = open_site(folder)
+        code = asyncio.run(_coordinate(site))
+    except Exception:  # the last line of defence: it is in the log, and we are started again
+        traceback.print_exc()
+        return CRASHED
     return 0 if site.own_job is None else code
 
 

@@ -37,6 +37,8 @@ class Option:
     field: str = ""  # "": the same word
     kind: Kind = Kind.WORD
     examples: tuple[object, ...] = ()
+    also: tuple[str, ...] = ()  # Slurm's and torchrun's own spellings of the flag
+    shows: str = ""  # what stands for the value in `--help`
 
     @property
     def target(self) -> str:
@@ -72,31 +74,83 @@ def _sbatch_args(text: str) -> tuple[str, ...]:
 _path = _checked(lambda text: checks.check_paths([text]))
 
 OPTIONS = (
-    Option("nodes", values.parse_nodes, "Nodes, or MIN:MAX: it may go on with MIN of them.", examples=(4, "1:4")),
-    Option("nproc_per_node", values.parse_positive, "Processes on each node; else one for each GPU, else one."),
-    Option("gpus_per_node", values.parse_gpus, "GPUs of each node.", examples=(8, "h100:8")),
-    Option("cpus_per_task", values.parse_positive, "CPUs for each process; else its share by GPUs, else one."),
-    Option("mem", values.parse_memory, "Memory of each node; 0: all of it.", "memory_mib", examples=("64G",)),
-    Option("spares", values.parse_count, "Further nodes, kept warm, that take the place of lost ones."),
-    Option("partition", _named("partition"), "Slurm partition, or several with commas."),
+    Option(
+        "nodes",
+        values.parse_nodes,
+        "Nodes, or MIN:MAX: it may go on with MIN of them.",
+        examples=(4, "1:4"),
+        also=("-N", "--nnodes"),
+        shows="N|MIN:MAX",
+    ),
+    Option(
+        "nproc_per_node",
+        values.parse_positive,
+        "Processes on each node; else one for each GPU, else one.",
+        also=("--ntasks-per-node",),
+        shows="N",
+    ),
+    Option("gpus_per_node", values.parse_gpus, "GPUs of each node.", examples=(8, "h100:8"), shows="[TYPE:]N"),
+    Option(
+        "cpus_per_task",
+        values.parse_positive,
+        "CPUs for each process; else its share by GPUs, else one.",
+        also=("-c",),
+        shows="N",
+    ),
+    Option(
+        "mem", values.parse_memory, "Memory of each node; 0: all of it.", "memory_mib", examples=("64G",), shows="SIZE"
+    ),
+    Option("spares", values.parse_count, "Further nodes, kept warm, that take the place of lost ones.", shows="N"),
+    Option("partition", _named("partition"), "Slurm partition, or several with commas.", also=("-p",), shows="NAME"),
     Option(
         "time",
         values.parse_time_limit,
         "Time limit; beyond the partition's own the run goes on in further jobs.",
         "time_limit_s",
         examples=("2:00:00", "12h", "unlimited"),
+        also=("-t",),
+        shows="TIME",
     ),
-    Option("account", _named("account"), "Slurm account."),
-    Option("qos", _named("QOS"), "Quality of service."),
-    Option("constraint", _checked(checks.check_constraint), "Features of the nodes.", examples=("a100&nvlink",)),
-    Option("exclude", values.parse_hosts, "Nodes not to use.", kind=Kind.LIST, examples=("gpu[3-4]",)),
-    Option("env", values.parse_env_words, "Environment variables of the processes.", kind=Kind.MAPPING),
-    Option("venv", _path, "Python virtual environment to run in."),
-    Option("conda", _path, "Prefix of the conda environment to run in."),
-    Option("name", _checked(checks.check_name), "Name of the run; else the script's."),
+    Option("account", _named("account"), "Slurm account.", also=("-A",), shows="NAME"),
+    Option("qos", _named("QOS"), "Quality of service.", also=("-q",), shows="NAME"),
+    Option(
+        "constraint",
+        _checked(checks.check_constraint),
+        "Features of the nodes.",
+        examples=("a100&nvlink",),
+        also=("-C",),
+        shows="FEATURES",
+    ),
+    Option(
+        "exclude",
+        values.parse_hosts,
+        "Nodes not to use.",
+        kind=Kind.LIST,
+        examples=("gpu[3-4]",),
+        also=("-x",),
+        shows="NODES",
+    ),
+    Option("env", values.parse_env_words, "Environment variables of the processes.", kind=Kind.MAPPING, shows="K=V"),
+    Option("venv", _path, "Python virtual environment to run in.", shows="PATH"),
+    Option("conda", _path, "Prefix of the conda environment to run in.", shows="PREFIX"),
+    Option(
+        "name",
+        _checked(checks.check_name),
+        "Name of the run; else the script's.",
+        also=("-J", "--job-name"),
+        shows="NAME",
+    ),
     Option("detach", values.parse_flag, "Submit and leave; do not follow the output.", kind=Kind.FLAG),
-    Option("max_restarts", values.parse_count, "Restarts after failures of the script; a lost node costs none."),
-    Option("preload", values.parse_modules, "Python modules to import once per node, ahead.", kind=Kind.LIST),
+    Option(
+        "max_restarts", values.parse_count, "Restarts after failures of the script; a lost node costs none.", shows="N"
+    ),
+    Option(
+        "preload",
+        values.parse_modules,
+        "Python modules to import once per node, ahead.",
+        kind=Kind.LIST,
+        shows="MODULE",
+    ),
     Option("no_preload", values.parse_flag, "Start plain processes; nothing is imported ahead.", kind=Kind.FLAG),
     Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=Kind.FLAG),
     Option(
@@ -104,6 +158,7 @@ OPTIONS = (
         _checked(check_framework),
         "Whose variables the processes get.",
         examples=("torch", "tensorflow", "jax", "mpi", "plain"),
+        shows="NAME",
     ),
     Option(
         "hang_timeout",
@@ -111,6 +166,7 @@ OPTIONS = (
         "No step for so long is a hang: stacks are kept, then it restarts.",
         "hang_timeout_s",
         examples=("10m", "off"),
+        shows="TIME",
     ),
     Option(
         "signal_lead",
@@ -118,15 +174,17 @@ OPTIONS = (
         "How long before the time limit the processes are told to save.",
         "signal_lead_s",
         examples=("2m",),
+        shows="TIME",
     ),
-    Option("chdir", _path, "Folder to run in; else that of the command."),
-    Option("output", _path, "Folder in which the run gets its own, for logs and reports."),
+    Option("chdir", _path, "Folder to run in; else that of the command.", also=("-D",), shows="FOLDER"),
+    Option("output", _path, "Folder in which the run gets its own, for logs and reports.", shows="FOLDER"),
     Option(
         "sbatch_args",
         _sbatch_args,
         "Further options for Slurm, as they are.",
         kind=Kind.LIST,
         examples=("--reservation=morning",),
+        shows="WORDS",
     ),
 )
 _BY_WORD = {option.word: option for option in OPTIONS}

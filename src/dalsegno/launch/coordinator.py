@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import (
@@ -79,6 +81,7 @@ class Coordinator:
             self.staff.begin()
         else:
             await self._go_on(saved)
+        self._catch_signals()
         loops = [asyncio.ensure_future(each) for each in (self.agents.watch(), self._check(), self._ask_slurm())]
         await self._over.wait()
         for loop in loops:
@@ -86,6 +89,17 @@ class Coordinator:
         code = await self._say_farewell()
         server.close()
         return code
+
+    def _catch_signals(self) -> None:
+        """In a batch step Slurm signals us too. On the head nobody does but to end us; then another takes over."""
+        if self.site.own_job is not None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGUSR2):
+                loop.add_signal_handler(number, self._nodes_wanted_back)
+
+    def _nodes_wanted_back(self) -> None:
+        if not self.closing:
+            self.staff.leaving()
 
     async def _open(self) -> asyncio.Server:
         """Listen, on the port of our former self if there was one, and write down where."""
@@ -159,8 +173,8 @@ class Coordinator:
             self.staff.agent_ready(peer.name)
         elif "broken" in message:
             self._exclude(peer.name, str(message["broken"]))
-        elif "signal" in message and not self.closing:
-            self.staff.leaving()
+        elif "signal" in message:
+            self._nodes_wanted_back()
         elif "step" in message and message.get("generation") == self.run.generation:
             self.marks.step(int(message["step"]), time.monotonic())
         elif "grant" in message:
@@ -313,7 +327,7 @@ class Coordinator:
         saved = Saved(
             self.run, self.store_port, self.staff.saved(), tuple(self.staff.excluded), self.lost_nodes, self.started
         )
-        with contextlib.suppress(OSError):  # a full disk must not end the run
+        with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
             write_saved(self.folder.state, saved)
 
     def tell(self) -> None:

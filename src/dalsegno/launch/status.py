@@ -15,6 +15,7 @@ WAITING = "waiting"  # in Slurm's queue
 STARTING = "starting"  # nodes are there, their agents are not all ready yet
 RUNNING = "running"
 RESTARTING = "restarting"  # a generation has ended and the next is being formed
+ENDING = "ending"  # it is over, and its nodes are being given back
 ENDED = "ended"
 
 
@@ -65,4 +66,4 @@ def read_status(path: Path) -> Status | None:
 
 
 def write_status(path: Path, status: Status) -> None:
-    write_atomic(path, json.dumps(facts_to_json(status), indent=1), mode=0o644)
+    write_atomic(path, json.dumps(facts_to_json(status), indent=1), mode=0o644, durable=status.over)

@@ -8,15 +8,19 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Protocol
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.site import Site
+from dalsegno.launch.staff import Staff
 from dalsegno.launch.status import (
     ENDED,
+    ENDING,
     RESTARTING,
     RUNNING,
     STARTING,
@@ -27,8 +31,21 @@ from dalsegno.launch.status import (
     write_status,
 )
 
-if TYPE_CHECKING:
-    from dalsegno.launch.coordinator import Coordinator
+NOTE_S = 30.0  # a note is shown so long; it stays in the journal
+REFRESH_S = 10.0  # written again, though nothing has changed: whoever reads it sees that we live
+
+
+class Told(Protocol):
+    """The coordinator, as far as people are told of it."""
+
+    run: Run
+    started: float | None
+    lost_nodes: int
+    staff: Staff
+    end: Finish | None
+
+    @property
+    def present(self) -> frozenset[str]: ...
 
 
 class Teller:
@@ -38,7 +55,7 @@ class Teller:
         self.site = site
         before = read_status(site.folder.status)
         self.created = before.created if before else time.time()
-        self.message = ""
+        self._note, self._noted = "", 0.0
         self._written: Status | None = None
 
     def journal(self, event: str, **what: object) -> None:
@@ -47,8 +64,12 @@ class Teller:
 
     def note(self, text: str) -> None:
         """A line for people, once."""
-        self.message = text
+        self._note, self._noted = text, time.monotonic()
         self.journal("note", text=text)
+
+    @property
+    def _fresh_note(self) -> str:
+        return self._note if time.monotonic() - self._noted < NOTE_S else ""
 
     def generation(self, run: Run) -> None:
         """Who is in a generation: `logs --node` goes by it."""
@@ -83,20 +104,17 @@ class Teller:
             names = ", ".join(sorted(set(threads)))
             self.note(f"threads of the warm parent on {node} do not live on in its workers: {names}")
 
-    def status(self, of: Coordinator) -> None:
+    def status(self, of: Told) -> None:
         self._write(self._status(of))
 
-    def ended(self, of: Coordinator, end: Finish) -> None:
+    def ended(self, of: Told, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
-        why = end.why or ("done" if end.code == 0 else self.message)
+        why = end.why or ("done" if end.code == 0 else self._note)
         self.journal("ended", code=end.code, why=why)
-        status = self._status(of)
-        self._write(
-            Status(**{**vars(status), "phase": ENDED, "ended": time.time(), "exit_code": end.code, "message": why,
-                      "report": report, "nodes": ()})
-        )  # fmt: skip
+        ended = replace(self._status(of), phase=ENDED, ended=time.time(), exit_code=end.code)
+        self._write(replace(ended, message=why, report=report, nodes=(), jobs=()))
 
-    def _status(self, of: Coordinator) -> Status:
+    def _status(self, of: Told) -> Status:
         run, group = of.run, of.run.group
         running = group is not None and run.phase is Phase.RUNNING
         return Status(
@@ -114,17 +132,18 @@ class Teller:
             nproc_per_node=run.shape.nproc_per_node,
             nodes=_nodes(of),
             jobs=of.staff.jobs,
-            message=_message(of) or self.message,
+            message=_message(of) or self._fresh_note,
             started=of.started,
             coordinator_host=socket.gethostname(),
             coordinator_pid=os.getpid(),
         )
 
     def _write(self, status: Status) -> None:
-        same = self._written is not None and {**vars(self._written), "updated": 0} == {**vars(status), "updated": 0}
-        if not same:
+        before = self._written
+        same = before is not None and replace(status, updated=before.updated) == before
+        if before is None or not same or status.updated - before.updated > REFRESH_S:
             self._written = status
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
                 write_status(self.site.folder.status, status)
 
     def last_output(self, generation: int) -> float:
@@ -135,17 +154,17 @@ class Teller:
         return time.monotonic() - (time.time() - newest)
 
 
-def _phase(of: Coordinator) -> str:
+def _phase(of: Told) -> str:
     if of.end is not None:
-        return ENDED
+        return ENDING
     if of.run.phase is Phase.RUNNING:
         return RUNNING
     if not of.staff.has_nodes:
         return WAITING
-    return RESTARTING if of.run.generation else STARTING
+    return RESTARTING if of.started else STARTING
 
 
-def _message(of: Coordinator) -> str:
+def _message(of: Told) -> str:
     run = of.run
     missing = run.shape.max_nodes - len(run.ready)
     if run.phase is Phase.GATHERING and missing > 0 and run.generation and of.staff.waits:
@@ -155,10 +174,10 @@ def _message(of: Coordinator) -> str:
     return ""
 
 
-def _nodes(of: Coordinator) -> tuple[NodeStatus, ...]:
+def _nodes(of: Told) -> tuple[NodeStatus, ...]:
     run = of.run
     seats = {place.agent: place.group_rank for place in run.group.places} if run.group else {}
-    return tuple(_node(run, name, seats) for name in sorted(of.agents.peers, key=lambda name: (len(name), name)))
+    return tuple(_node(run, name, seats) for name in sorted(of.present, key=lambda name: (len(name), name)))
 
 
 def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:

@@ -1,4 +1,4 @@
-"""Long-lived processes that outlive whoever started them: sessions of their own, no pipes, ends that can be waited for."""
+"""Long-lived processes that outlive whoever started them: own sessions, no pipes, ends that can be waited for."""
 
 from __future__ import annotations
 

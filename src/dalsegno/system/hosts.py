@@ -24,7 +24,8 @@ _PACKAGES = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True)
 class Service:
-    """A daemon that a host keeps. Another revision means: restart it; on hold: neither start nor stop it yet."""
+    """A daemon that a host keeps. Another revision means: restart it; on hold: neither start nor stop it yet;
+    keep: start it again should it die."""
 
     name: str
     argv: tuple[str, ...]
@@ -32,6 +33,7 @@ class Service:
     log: str
     revision: str
     hold: bool = False
+    keep: bool = False
 
 
 def revision(*parts: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
 
@@ -84,3 +84,31 @@ class Target(Protocol):
         ...
 
     def status(self) -> Status: ...
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process of a run on a node."""
+
+    rank: int
+    pid: int
+    run: str = ""  # "" where it does not tell
+
+
+@runtime_checkable
+class CanBreak(Protocol):
+    """A target whose nodes can be broken on purpose, to see what happens then."""
+
+    def power_off(self, node: str) -> None:
+        """As if its power were cut: nothing on it says goodbye."""
+        ...
+
+    def cut_network(self, node: str, for_s: float | None) -> None:
+        """Drop all it sends and all that is sent to it, for so long or until it is mended; its link stays up."""
+        ...
+
+    def mend_network(self, node: str) -> None: ...
+
+    def kill_worker(self, node: str, run: str | None, rank: int | None) -> Worker:
+        """Kill one worker on the node, the one of the lowest rank unless told otherwise; returns which."""
+        ...

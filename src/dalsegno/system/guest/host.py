@@ -17,6 +17,7 @@ Fact = dict[str, Any]
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
 STOP_GRACE_S = 5.0
+SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a kept service that dies young must not keep the machine busy
 
 
 class Host:
@@ -27,17 +28,36 @@ class Host:
         self.plan = plan
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
         self.facts: dict[str, Fact] = {}  # name -> what services.json says of it
+        self.due: dict[str, float] = {}  # kept services that have died -> when to start them again (monotonic)
 
     def live(self) -> None:
         self.reconcile()
         while True:
-            number = signal.sigwaitinfo(SIGNALS).si_signo
+            number = self.wait()
             self.reap()
             if number == signal.SIGHUP:
                 self.reload()
             elif number in (signal.SIGTERM, signal.SIGINT):
                 self.stop(list(self.running))
                 return
+            self.revive()
+
+    def wait(self) -> int:
+        """The next signal, or 0 when a service is to be started again."""
+        if not self.due:
+            return signal.sigwaitinfo(SIGNALS).si_signo
+        caught = signal.sigtimedwait(SIGNALS, max(min(self.due.values()) - time.monotonic(), 0.0))
+        return caught.si_signo if caught else 0
+
+    def revive(self) -> None:
+        """Start those kept services again whose time has come and that are still wanted."""
+        ready = {name for name, at in self.due.items() if at <= time.monotonic()}
+        self.due = {name: at for name, at in self.due.items() if name not in ready}
+        for service in self.plan["services"]:
+            if service["name"] in ready and service["name"] not in self.running and not service["hold"]:
+                self.start(service)
+        if ready:
+            self.write()
 
     def reload(self) -> None:
         try:
@@ -74,6 +94,7 @@ class Host:
             pid = spawn(service)
         except OSError as error:
             self.facts[name] = {"exit_code": 127, "error": str(error), "revision": revision, "ended": time.time()}
+            self.note_death(name)
             return
         self.running[name] = (pid, revision)
         self.facts[name] = {"pid": pid, "revision": revision, "started": time.time()}
@@ -101,9 +122,16 @@ class Host:
             for name in [name for name, (service, _) in self.running.items() if service == pid]:
                 del self.running[name]
                 self.facts[name] = {**self.facts[name], "pid": 0, "exit_code": code, "ended": time.time()}
+                self.note_death(name)
                 ended = True
         if ended:
             self.write()
+
+    def note_death(self, name: str) -> None:
+        """A kept service comes back: at once, or after a pause if it had hardly lived."""
+        if any(service["name"] == name and service.get("keep") for service in self.plan["services"]):
+            lived_s = time.time() - self.facts[name].get("started", time.time())
+            self.due[name] = time.monotonic() + (0.0 if lived_s > SHORT_LIFE_S else PAUSE_S)
 
     def write(self) -> None:
         try:

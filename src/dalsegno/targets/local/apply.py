@@ -29,6 +29,7 @@ from dalsegno.targets.local.daemons import (
 )
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
+from dalsegno.targets.local.faults import mend_network
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
@@ -110,6 +111,8 @@ def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None
     plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
         reload(site.folder.host(name))  # have it give its new cable an address
+    for name in plan.mend:
+        mend_network(site.runner, site.folder, plan.placement, name)
 
 
 def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
@@ -161,16 +164,18 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
 
 
 def _start_nodes(site: Site, plan: LocalPlan) -> None:
-    """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again."""
+    """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again. Our own
+    controller comes up beside them."""
     _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
-    for host in _hosts_with_nodes(plan):
+    for host in _head_and_nodes(plan):
         start_services(host, [service.name for service in host.services])
 
 
-def _hosts_with_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
+def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
+    head = plan.desired.hosts[plan.cluster.head]
     if plan.placement.hosts == VIRTUAL:
-        return [plan.desired.hosts[node.name] for node in plan.cluster.nodes]
-    return [plan.desired.hosts[plan.cluster.head]]
+        return [head, *(plan.desired.hosts[node.name] for node in plan.cluster.nodes)]
+    return [head]
 
 
 def _settle(site: Site, plan: LocalPlan, since: float) -> None:
@@ -181,6 +186,9 @@ def _settle(site: Site, plan: LocalPlan, since: float) -> None:
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
+    head = plan.desired.hosts[plan.cluster.head]
+    names = [service.name for service in head.services]
+    start_and_wait(head, names, "controller", lambda: socket_answers(site.folder.controller_socket))
     if plan.cluster.slurm.backup_controller and plan.remove_nodes:
         _save_partitions(site, plan)
     if plan.reservations:

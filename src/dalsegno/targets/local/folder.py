@@ -56,6 +56,15 @@ class Folder:
         return self.run / "munge.sock"
 
     @property
+    def controller_socket(self) -> Path:
+        return self.run / "controller.sock"
+
+    @property
+    def runs(self) -> Path:
+        """A file for each run that the controller keeps: its coordinator's PID and start."""
+        return self.root / "controller" / "runs"
+
+    @property
     def secret(self) -> Path:
         """0700: the database's socket and whatever else only the owner may reach."""
         return self.root / "secret"
@@ -100,6 +109,10 @@ class Folder:
     def host(self, name: str) -> Path:
         return self.root / "hosts" / name
 
+    def cut(self, host: str) -> Path:
+        """There while fault injection keeps the host off the network."""
+        return self.host(host) / "cut"
+
     def log(self, host: str, service: str) -> Path:
         return self.host(host) / f"{service}.log"
 
@@ -112,7 +125,7 @@ class Folder:
             )
         # slurmstepd's socket is the longest of all: spool folder, node, job and step.
         steps = [str(self.host(node) / "spool" / f"{node}_{2**32}.{2**32}") for node in nodes]
-        longest = max([str(self.munge_socket), *steps], key=len)
+        longest = max([str(self.munge_socket), str(self.controller_socket), *steps], key=len)
         if len(longest) > SOCKET_PATH_MAX:
             raise TargetError(
                 f"the state folder's path is too long for a socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",

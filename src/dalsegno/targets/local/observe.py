@@ -26,6 +26,7 @@ def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmCl
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
         jobs=_jobs_or_silence(folder, slurm),
+        cut=tuple(path.name for path in hosts if folder.cut(path.name).exists()),
     )
 
 

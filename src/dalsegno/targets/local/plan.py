@@ -32,6 +32,7 @@ class Observed:
     alive: frozenset[str] = frozenset()  # hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
+    cut: tuple[str, ...] = ()  # hosts that fault injection keeps off the network
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class LocalPlan:
     remove_partitions: tuple[str, ...] = ()
     remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
     boot: tuple[str, ...] = ()
+    mend: tuple[str, ...] = ()  # hosts to put back on the network
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
     restart: tuple[tuple[str, str], ...] = ()
@@ -63,7 +65,7 @@ class LocalPlan:
     def empty(self) -> bool:
         return not (
             self.fresh or self.unfinished
-            or self.remove_hosts or self.remove_partitions or self.boot or self.write or self.start
+            or self.remove_hosts or self.remove_partitions or self.boot or self.mend or self.write or self.start
             or self.restart or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
 
@@ -101,6 +103,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         remove_partitions=gone_partitions,
         remove_hosts=_without([*seen.services, *seen.alive, *gone_nodes], desired.hosts),
         boot=_without(desired.hosts, seen.alive),
+        mend=tuple(name for name in seen.cut if name in desired.hosts),
         write=write,
         start=start,
         restart=restart,
@@ -208,6 +211,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.remove_partitions, f"removes {_named('partition', plan.remove_partitions)}"),
         (other_hosts, f"removes {_named('host', other_hosts)}"),
         (back, f"boots {_named('host', back)}"),
+        (plan.mend, f"puts {_named('host', plan.mend)} back on the network"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (plan.accounting, "updates accounts, users and QOS"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dalsegno import __version__
+from dalsegno.programs import launcher
 from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import Service, revision
@@ -32,7 +34,7 @@ class Services:
     def head(self) -> list[Service]:
         """In the order in which they need each other."""
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
-        return [self.munged(), *database, self.slurmctld(self.cluster.head)]
+        return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
 
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
@@ -68,6 +70,13 @@ class Services:
 
     def slurmctld(self, host: str) -> Service:
         return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
+
+    def controller(self) -> Service:
+        """Ours: it keeps the coordinators of runs. They outlive it, so it may be killed and started at any time."""
+        argv = (*launcher(), "controller", str(self.folder.root))
+        env = daemon_env(self.folder)
+        log = str(self.folder.log(self.cluster.head, "controller"))
+        return Service("controller", argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
 
     def slurmrestd(self, host: str) -> Service:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,

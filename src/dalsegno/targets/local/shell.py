@@ -21,9 +21,15 @@ GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
 def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set: Slurm's file, the cluster's name, and its commands in front of the PATH."""
+    """The variables to set: Slurm's file, the cluster's name, where its controller is asked, and its commands in front
+    of the PATH."""
     rest = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part and part != str(folder.bin)]
-    return {**slurm_env(folder), "DALSEGNO_CLUSTER": folder.name, "PATH": os.pathsep.join([str(folder.bin), *rest])}
+    return {
+        **slurm_env(folder),
+        "DALSEGNO_CLUSTER": folder.name,
+        "DALSEGNO_CONTROLLER": str(folder.controller_socket),
+        "PATH": os.pathsep.join([str(folder.bin), *rest]),
+    }
 
 
 def enter(

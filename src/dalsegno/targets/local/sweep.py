@@ -6,10 +6,11 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Collection
 from pathlib import Path
 
-from dalsegno.errors import TargetError
-from dalsegno.system.files import remove_tree
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.system.files import read_json, remove_tree
 from dalsegno.system.hosts import INIT
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import (
@@ -50,7 +51,7 @@ def end_processes(folder: Folder) -> bool:
     """
     found = False
     for _ in range(20):
-        processes = _with_children(find(lambda pid: _is_ours(pid, folder)))
+        processes = _with_children(_ours(folder))
         if not processes:
             return found
         found = True
@@ -64,23 +65,43 @@ def end_processes(folder: Folder) -> bool:
 def end_strays(folder: Folder, hosts: list[Process], *, loopback: bool) -> None:
     """Before hosts are booted: end what a killed `up` or a dead loopback supervisor left that would stand in the way.
 
-    Job steps are spared: the slurmd that comes takes them over.
+    Job steps are spared: the slurmd that comes takes them over. So are the coordinators of runs, with all they have
+    started: the controller that comes takes those over.
     """
-    known = {pid for host in hosts for pid in (host.pid, *descendants(host.pid))}
+    spared = [*hosts, *(process for process in coordinators(folder) if loopback)]
+    known = {pid for process in spared for pid in (process.pid, *descendants(process.pid))}
     strays = [process for process in marked(str(folder.root)) if process.pid not in known]
     if not loopback:  # a virtual host's daemons end with its first process
         strays = [process for process in strays if INIT in " ".join(arguments(process.pid))]
     stop(process for process in strays if not " ".join(arguments(process.pid)).startswith("slurmstepd"))
 
 
-def _is_ours(pid: int, folder: Folder) -> bool:
+def coordinators(folder: Folder) -> list[Process]:
+    """Those that the controller has written down and that live. On virtual hosts it knows them by other PIDs, and they
+    end with their host."""
+    found = []
+    for path in folder.runs.glob("*.json"):
+        with contextlib.suppress(DalsegnoError, OSError):  # damaged, or removed just now: then it vouches for no one
+            fact = read_json(path)
+            pid, start = (fact.get("pid"), fact.get("start")) if isinstance(fact, dict) else (None, None)
+            if isinstance(pid, int) and isinstance(start, int):
+                found.append(Process(pid, start))
+    return [process for process in found if process.alive()]
+
+
+def _ours(folder: Folder) -> list[Process]:
+    kept = {process.pid for process in coordinators(folder)}
+    return find(lambda pid: _is_ours(pid, folder, kept))
+
+
+def _is_ours(pid: int, folder: Folder, kept: Collection[int]) -> bool:
     """Started by us, or by Slurm as a task of a job here (also one that left its step's session and parents).
 
-    Only our own: another user's process may carry any mark it likes.
+    Another user's process may carry any mark it likes: it is ours only if the controller has `kept` it.
     """
     env = environment(pid)
     if f"{MARK}={folder.root}".encode() in env:
-        return owner(pid) == os.geteuid()
+        return owner(pid) == os.geteuid() or pid in kept
     return f"SLURM_CONF={folder.slurm_conf}".encode() in env and any(
         item.startswith(b"SLURMD_NODENAME=") for item in env
     )

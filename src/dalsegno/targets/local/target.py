@@ -15,7 +15,8 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import Plan, Say, Status
+from dalsegno.targets.base import Plan, Say, Status, Worker
+from dalsegno.targets.local import faults
 from dalsegno.targets.local.apply import Site, apply
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
@@ -37,6 +38,7 @@ from dalsegno.targets.local.store import (
     write_state,
 )
 from dalsegno.targets.local.sweep import sweep
+from dalsegno.targets.local.workers import kill_worker
 
 STATUS_S = 5.0
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -147,6 +149,29 @@ class LocalTarget:
     ) -> tuple[list[str], dict[str, str]]:
         """What to become for a shell, or one command, on the cluster."""
         return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    @property
+    def controller_socket(self) -> Path:
+        """Where the cluster's controller is asked to keep a run."""
+        return self.folder.controller_socket
+
+    def power_off(self, node: str) -> None:
+        faults.power_off(self.runner, self.folder, self._placement(), node)
+
+    def cut_network(self, node: str, for_s: float | None) -> None:
+        faults.cut_network(self.runner, self.folder, self._placement(), node, for_s)
+
+    def mend_network(self, node: str) -> None:
+        faults.mend_network(self.runner, self.folder, self._placement(), node)
+
+    def kill_worker(self, node: str, run: str | None, rank: int | None) -> Worker:
+        return kill_worker(self.folder, self._placement(), node, run, rank)
+
+    def _placement(self) -> Placement:
+        state = self._state()
+        if state is None:
+            raise TargetError(f"{self.folder.name} is not there", hint="`dalsegno up` makes it")
+        return state.placement
 
     def ask(self, *argv: str) -> str:
         """What a command of Slurm's prints, as it prints it."""

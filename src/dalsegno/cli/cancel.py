@@ -1,0 +1,131 @@
+"""`dalsegno cancel`: end runs, and see them end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.watch import is_over, job_ids, jobs_of
+from dalsegno.errors import DalsegnoError
+
+if TYPE_CHECKING:
+    from dalsegno.launch.folder import RunFolder
+    from dalsegno.launch.status import Status
+    from dalsegno.slurm import SlurmClient
+    from dalsegno.targets.base import Say
+
+WAIT_S = 15.0
+ORDERLY_S = 5.0
+ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, or never
+CANCELLED = 143
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+def command(runs: tuple[str, ...]) -> None:
+    """End each RUN (its id, or how that starts) with all its processes and Slurm jobs."""
+    from dalsegno.cluster import runs_home
+    from dalsegno.jobs import find_run
+
+    for run in [find_run(runs_home(), name) for name in runs]:
+        cancel_run(run)
+
+
+def cancel_run(run: RunFolder) -> None:
+    """Ask, and wait until it is so. A run that is over is fine."""
+    status = _status(run)
+    if is_over(status):
+        out.talk(f"run {run.run} was over already: {status.message or f'it ended with code {status.exit_code}'}")
+        return
+    _mark(run)
+    with out.progress() as say:
+        _end(run, status, say)
+    out.talk(f"run {run.run} is cancelled")
+
+
+def _mark(run: RunFolder) -> None:
+    """What the run's coordinator looks for, and what keeps another from starting."""
+    try:
+        run.cancel.touch()
+    except PermissionError:
+        whose = run.root.owner()
+        raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
+
+
+def _end(run: RunFolder, status: Status, say: Say) -> None:
+    slurm = _slurm(run)
+    if slurm and status.coordinator_pid:
+        say(f"asks {run.run} to end")
+        if _ends_by_itself(run):
+            return
+    ids = {*job_ids(run, status), *_jobs_left(run, slurm)}
+    say(f"cancels job {', '.join(map(str, sorted(ids)))}" if ids else f"cancels {run.run}")
+    if slurm:
+        slurm.cancel(*sorted(ids))
+    if not _wait(run, slurm):
+        _write_end(run, slurm)
+
+
+def _slurm(run: RunFolder) -> SlurmClient | None:
+    """None if its cluster has been taken down, and all its jobs with it."""
+    from dalsegno.cluster import slurm_of
+    from dalsegno.jobs import read_environment
+
+    here = slurm_of(read_environment(run))
+    settings = here.env.get("SLURM_CONF")
+    return here.client if not settings or Path(settings).exists() else None
+
+
+def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
+    return [job.id for job in jobs_of(run.run, slurm.jobs())] if slurm else []
+
+
+def _ends_by_itself(run: RunFolder) -> bool:
+    """A coordinator ends workers, agents and jobs in that order, and tells; killed with its job it can do neither."""
+    until = time.monotonic() + ORDERLY_S
+    while time.monotonic() < until and not is_over(_status(run)):
+        time.sleep(0.1)
+    return is_over(_status(run))
+
+
+def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
+    """Whether its coordinator has told of the end. Not waited for where there can be none: in no job, on no head."""
+    from dalsegno.jobs import read_plan
+
+    on_head = read_plan(run).on_head and slurm is not None
+    start, alone_since = time.monotonic(), None
+    while time.monotonic() < start + WAIT_S:
+        if is_over(_status(run)):
+            return True
+        if not on_head and not _jobs_left(run, slurm):
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() >= alone_since + (ALONE_S if slurm else 0):
+                return False
+        time.sleep(0.2)
+    return is_over(_status(run))
+
+
+def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
+    """Nobody else will. But not while a job of it lives: its coordinator may still speak."""
+    from dalsegno.jobs import given_up
+    from dalsegno.launch.status import write_status
+
+    left = _jobs_left(run, slurm)
+    if left:
+        jobs = ", ".join(map(str, left))
+        hint = "Slurm kills what does not end by itself after KillWait, 30 s; `dalsegno runs` tells when it is gone"
+        raise DalsegnoError(f"run {run.run} is told to end, but job {jobs} is still there", hint=hint)
+    write_status(run.status, given_up(_status(run), time.time(), CANCELLED, "cancelled"))
+
+
+def _status(run: RunFolder) -> Status:
+    from dalsegno.launch.status import read_status
+
+    status = read_status(run.status)
+    if status is None:
+        raise DalsegnoError(f"run {run.run} has no status", hint=f"is {run.root} the folder of a run?")
+    return status

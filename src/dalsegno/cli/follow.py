@@ -1,0 +1,144 @@
+"""Following a run to its end: its lines, its status, and what to do when the user has seen enough."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.screen import Screen
+from dalsegno.cli.signals import Inbox, noted
+from dalsegno.cli.statusline import farewell
+from dalsegno.cli.watch import Watch, is_over
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.follow import RunLogs
+from dalsegno.launch.status import Status
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import SlurmHere
+    from dalsegno.jobs import RunPlan
+
+POLL_S = 0.1
+FILES_PER_S = 1000  # each look opens every log once, and others use the file system too
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+@dataclass
+class Follower:
+    """One run on one screen. `cancel` ends the run."""
+
+    run: str
+    logs: RunLogs
+    watch: Watch
+    screen: Screen
+    cancel: Callable[[], None]
+
+    def follow(self) -> int:
+        """Until the run is over: its exit code. Or until the user leaves: 0, or that of the signal."""
+        try:
+            with noted(signal.SIGINT, signal.SIGTERM) as inbox:
+                return self._until_end(inbox)
+        except KeyboardInterrupt:
+            return self._detach()
+        except BrokenPipeError:
+            self._detach()
+            raise
+        finally:
+            self.screen.clear()
+
+    def _until_end(self, inbox: Inbox) -> int:
+        while True:
+            now = time.time()
+            status = self.watch.look(now)  # first: what is logged before a run's last status is then seen below
+            self.screen.lines(self.logs.lines(now, final=is_over(status)))
+            if is_over(status):
+                return self._end(status)
+            self.screen.status(status, now)
+            code = self._answer(inbox.take())
+            if code is not None:
+                return code
+            time.sleep(pause_s(self.logs))
+
+    def _end(self, status: Status) -> int:
+        self.screen.clear()
+        if status.exit_code == 0:
+            out.talk(farewell(status))
+            return 0
+        if status.report:
+            out.talk(status.report.rstrip("\n"))
+        out.error(farewell(status), hint=f"`dalsegno logs {self.run}` shows all it said")
+        return status.exit_code or 1
+
+    def _answer(self, number: int) -> int | None:
+        """What a signal leads to: the exit code to leave with, or None to go on."""
+        if not number:
+            return None
+        if number == signal.SIGTERM:
+            self._detach()
+            return TERMINATED
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Ctrl-C in a script means stop
+            return self._give_up()
+        self.screen.clear()
+        wish = ask_what_to_do()
+        if wish == "c":
+            return self._give_up()
+        return self._detach() if wish == "d" else None
+
+    def _give_up(self) -> int:
+        self.screen.clear()
+        self.cancel()
+        return INTERRUPTED
+
+    def _detach(self) -> int:
+        self.screen.talk(f"run {self.run} goes on; `dalsegno logs -f {self.run}` follows it again")
+        return 0
+
+
+def pause_s(logs: RunLogs) -> float:
+    return max(POLL_S, logs.count / FILES_PER_S)
+
+
+def ask_what_to_do() -> str:
+    """d, c or g. A second Ctrl-C, or nobody there to answer, leaves the run in peace."""
+    try:
+        with interruptible():
+            while True:
+                click.echo("\ndetach (d), cancel (c), go on (g)? [d] ", nl=False, err=True)
+                answer = (input().strip().lower() or "d")[0]
+                if answer in "dcg":
+                    return answer
+    except (KeyboardInterrupt, EOFError):
+        click.echo("", err=True)
+        return "d"
+
+
+def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
+    """One who shows all of a run from its beginning."""
+    from dalsegno.cli.cancel import cancel_run
+    from dalsegno.jobs import read_plan
+
+    plan = read_plan(run)
+    shared = None if plan.request.has_agents else run.agents_log
+    watch, screen = watch_of(run, slurm, plan.on_head), Screen(ranks_of(plan), story=run.journal)
+    return Follower(run.run, RunLogs(run, shared=shared), watch, screen, lambda: cancel_run(run))
+
+
+def ranks_of(plan: RunPlan) -> int:
+    """How many a generation has at most."""
+    return plan.shape.max_nodes * plan.shape.nproc_per_node
+
+
+def watch_of(run: RunFolder, slurm: SlurmHere, on_head: bool) -> Watch:
+    from dalsegno.recovery.client import controller_answers
+
+    controller = slurm.controller
+    answers = (lambda: controller_answers(controller)) if controller else (lambda: False)
+    return Watch(run, slurm.client, on_head=on_head, answers=answers)

@@ -1,0 +1,155 @@
+"""From a request to a run that somebody looks after: planned, prepared, handed to the controller or to Slurm."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.cli import out
+from dalsegno.cli.interrupts import interruptible
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import SlurmHere
+    from dalsegno.jobs import ClusterFacts, RunPlan, RunRequest
+    from dalsegno.launch.folder import RunFolder
+
+
+def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
+    """Do with a request what `run` and `submit` do; gives the exit code."""
+    from dalsegno.cluster import find_slurm, runs_home
+    from dalsegno.jobs import check_program
+
+    request = replace(request, chdir=os.path.abspath(request.chdir or "."))
+    slurm = find_slurm(cluster)
+    check_program(request, slurm.env)
+    home = runs_home()
+    plan = make_plan(request, slurm, home)
+    if dry_run:
+        _show(plan)
+        return 0
+    with interruptible():
+        run = start(plan, slurm, home)
+    for note in plan.notes:
+        out.talk(f"note: {note}")
+    return _leave(run) if request.detach else _stay(run, slurm)
+
+
+def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
+    from dalsegno.jobs import new_run_id, plan_run
+
+    places = (home, Path(request.chdir, request.output or home))
+    run = new_run_id(request.label, lambda name: any(os.path.lexists(place / name) for place in places))
+    return plan_run(request, cluster_facts(request, slurm, home), run)
+
+
+def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
+    """What Slurm tells of the cluster, and what is ours on it."""
+    from dalsegno.jobs import ClusterFacts, find_python, partitions_seen
+    from dalsegno.programs import launcher
+
+    try:
+        partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
+    except CommandFailed as fault:
+        raise _no_cluster(fault) if "SLURM_CONF" not in slurm.env else fault from None
+    return ClusterFacts(
+        controller=slurm.controller is not None and _answers(slurm.controller),
+        partitions=partitions,
+        launcher=launcher(),
+        python=find_python(slurm.env),
+        runs_folder=str(home),
+        mpi_types=_mpi_types(slurm) if request.framework == "mpi" else (),
+    )
+
+
+def _no_cluster(fault: CommandFailed) -> DalsegnoError:
+    hint = "`dalsegno init` and `dalsegno up` make a cluster here; on somebody's, set SLURM_CONF as they tell you"
+    return NotThere(f"there is no cluster to run on: {fault.what}", hint=hint)
+
+
+def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:
+    from dalsegno.jobs import MPI_LIST_ARGV, parse_mpi_types
+    from dalsegno.system.processes import LocalRunner
+
+    done = LocalRunner().run(MPI_LIST_ARGV, env=slurm.env, timeout_s=30)
+    return parse_mpi_types(done.stdout + done.stderr)
+
+
+def _answers(controller: Path) -> bool:
+    from dalsegno.recovery.client import controller_answers
+
+    return controller_answers(controller)
+
+
+def _show(plan: RunPlan) -> None:
+    from dalsegno.jobs import render_commands
+
+    out.data(render_commands(plan).rstrip("\n"))
+    for note in plan.notes:
+        out.talk(f"note: {note}")
+
+
+def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
+    """Make the run's folder, then tell of it: whoever takes the run over finds all of it."""
+    from dalsegno.jobs import first_status, prepare_run, run_environment
+
+    environment = run_environment(plan.request, slurm.env)
+    run = prepare_run(plan, environment, first_status(plan, _user_name(), time.time()), home)
+    if plan.on_head and slurm.controller is not None:
+        _give_to_controller(run, slurm.controller)
+    else:
+        _give_to_slurm(run, plan, slurm, home)
+    return run
+
+
+def _user_name() -> str:
+    """By our uid and not by $USER, which `sudo` and `su` may leave as it was."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _give_to_controller(run: RunFolder, controller: Path) -> None:
+    from dalsegno.jobs import given_up
+    from dalsegno.launch.status import read_status, write_status
+    from dalsegno.recovery.client import start_run
+
+    try:
+        start_run(controller, run.root)
+    except (DalsegnoError, KeyboardInterrupt):
+        run.cancel.touch()  # its answer may have been lost: a coordinator that did start must not go on
+        status = read_status(run.status)
+        if status is not None and not status.over:
+            write_status(run.status, given_up(status, time.time(), 1, "the controller did not take it"))
+        raise
+
+
+def _give_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) -> None:
+    from dalsegno.jobs import discard_run, render_sbatch
+    from dalsegno.launch import journal
+
+    try:
+        job = slurm.client.submit(render_sbatch(plan))
+    except (DalsegnoError, KeyboardInterrupt):
+        discard_run(run, home)
+        raise
+    # Into the journal, where lines are only added: the status is from now on the coordinator's to write.
+    journal.append(run.journal, time.time(), "submitted", job=job)
+
+
+def _leave(run: RunFolder) -> int:
+    out.data(run.run)
+    out.talk(f"`dalsegno logs -f {run.run}` follows it, `dalsegno cancel {run.run}` ends it")
+    return 0
+
+
+def _stay(run: RunFolder, slurm: SlurmHere) -> int:
+    from dalsegno.cli.follow import follower_of
+
+    return follower_of(run, slurm).follow()

@@ -1,0 +1,67 @@
+"""`dalsegno logs`: what the ranks of a run have said, now and in earlier generations."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.follow import pause_s, ranks_of, watch_of
+from dalsegno.cli.screen import Screen
+from dalsegno.cli.watch import is_over
+
+if TYPE_CHECKING:
+    from dalsegno.jobs import RunPlan
+    from dalsegno.launch.folder import RunFolder
+    from dalsegno.launch.follow import RunLogs, Wanted
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the run is over.")
+@click.option("--rank", "-r", type=click.IntRange(0), metavar="R", help="Only this rank.")
+@click.option("--node", "-w", metavar="NODE", help="Only ranks while they were on this node.")
+@click.option("--generation", "-g", type=click.IntRange(1), metavar="G", help="Only this generation.")
+@click.argument("run", required=False, default="")
+def command(run: str, follow: bool, rank: int | None, node: str | None, generation: int | None) -> None:
+    """Print the output of RUN (its id, or how that starts; default: the newest).
+
+    Generation by generation, and in each rank by rank with the rank before the line; with -f, as it comes.
+    """
+    from dalsegno.cluster import runs_home
+    from dalsegno.jobs import find_run, read_plan
+    from dalsegno.launch.follow import RunLogs
+
+    found = find_run(runs_home(), run)
+    plan = read_plan(found)
+    shared = None if plan.request.has_agents else found.agents_log
+    logs = RunLogs(found, _wanted(found, rank, node, generation), shared)
+    screen = Screen(ranks_of(plan), quiet=True, bare=rank is not None)
+    if follow:
+        _follow(found, plan, logs, screen)
+    else:
+        screen.lines(logs.lines(time.time(), final=True))
+
+
+def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int | None) -> Wanted:
+    from dalsegno.errors import NotThere
+    from dalsegno.launch.follow import everything, on_node, ranks_on
+
+    there = on_node(run, node) if node else everything
+    if node and not any(ranks_on(run, node).values()):
+        raise NotThere(f"run {run.run} had no rank on `{node}`", hint="`dalsegno runs --json` names its nodes")
+    return lambda g, r: rank in (None, r) and generation in (None, g) and there(g, r)
+
+
+def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> None:
+    """As `tail -f` does: Ctrl-C ends the reading and nothing else."""
+    from dalsegno.cluster import slurm_of
+    from dalsegno.jobs import read_environment
+
+    watch = watch_of(run, slurm_of(read_environment(run)), plan.on_head)
+    while not is_over(status := watch.look(time.time())):
+        screen.lines(logs.lines(time.time()))
+        time.sleep(pause_s(logs))
+    screen.lines(logs.lines(time.time(), final=True))
+    out.talk(f"run {run.run} is over: {status.message or f'it ended with code {status.exit_code}'}")

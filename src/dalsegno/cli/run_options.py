@@ -1,0 +1,78 @@
+"""The options of a run on the command line, made from the one table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from dalsegno.errors import UsageError
+from dalsegno.jobs.options import OPTIONS, Kind, Option, parse_option
+from dalsegno.jobs.sbatch_args import check_sbatch_args
+from dalsegno.jobs.values import parse_env_pairs
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+_ONE_WORD = "sbatch_arg"  # beside `sbatch_args`, whose value is split as a shell would
+
+# `--nproc_per_node` is `--nproc-per-node`, as torchrun has it; and what follows the script is the script's.
+RUN_SETTINGS: Mapping[str, Any] = {
+    "token_normalize_func": lambda word: word.replace("_", "-"),
+    "allow_interspersed_args": False,
+}
+
+
+def run_options(command: _Command) -> _Command:
+    """All options that a run has, for a command that takes them as `**given`."""
+    one_word = click.option(
+        "--sbatch-arg",
+        _ONE_WORD,
+        multiple=True,
+        metavar="OPTION",
+        help="One further option for Slurm: --sbatch-arg=--nice=10.",
+    )
+    for add in [one_word, *(_click_option(each) for each in reversed(OPTIONS))]:
+        command = add(command)
+    return command
+
+
+def fields_given(given: Mapping[str, Any]) -> dict[str, object]:
+    """Fields of a request from what click found; what was not given is not in it."""
+    fields = {each.target: _read(each, given[each.word]) for each in OPTIONS if given[each.word] not in (None, ())}
+    words = given[_ONE_WORD]
+    if words:
+        _named("--sbatch-arg", lambda: check_sbatch_args(words))
+        fields["sbatch_args"] = (*_words(fields.get("sbatch_args", ())), *words)
+    return fields
+
+
+def _click_option(each: Option) -> Callable[[_Command], _Command]:
+    shorts = [spelling for spelling in each.also if not spelling.startswith("--")]
+    longs = [spelling for spelling in each.also if spelling.startswith("--")]
+    how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is Kind.FLAG else {"metavar": each.shows}
+    several = each.kind in (Kind.LIST, Kind.MAPPING)
+    return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=each.help, **how)
+
+
+def _read(each: Option, value: Any) -> object:
+    if each.kind is Kind.FLAG:
+        return bool(value)
+    if each.kind is Kind.MAPPING:
+        return _named(each.flag, lambda: parse_env_pairs(value))
+    if each.kind is Kind.LIST:
+        return tuple(word for text in value for word in _words(parse_option(each.word, text)))
+    return parse_option(each.word, value)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, Iterable) else ()
+
+
+_Value = TypeVar("_Value")
+
+
+def _named(flag: str, read: Callable[[], _Value]) -> _Value:
+    try:
+        return read()
+    except UsageError as fault:
+        raise UsageError(fault.what, where=flag, hint=fault.hint) from None

@@ -1,0 +1,84 @@
+"""Where a followed run is shown: its lines as data, its status below them in a terminal or as talk."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.statusline import last_cause, live_text, sentences
+from dalsegno.launch import journal
+from dalsegno.launch.follow import Line
+from dalsegno.launch.status import Status
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+_REDRAW_S = 0.5
+
+
+def prefixed(line: Line, ranks: int, colour: bool = False) -> str:
+    """`[ 3] text`, as wide as the largest rank; nothing before the text where there is but one."""
+    shown = line.text.rstrip("\r").rpartition("\r")[2]  # of a bar that moves, what a terminal would show in the end
+    if line.rank is None or ranks <= 1:
+        return shown
+    mark = f"[{line.rank:>{len(str(ranks - 1))}}] "
+    return (click.style(mark, fg=_COLOURS[line.rank % len(_COLOURS)]) if colour else mark) + shown
+
+
+class Screen:
+    """Lines to stdout; on a terminal a status line that stays below them, else a sentence when something changes."""
+
+    def __init__(self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False) -> None:
+        """`story` is the run's journal; `quiet`: no word of ours; `bare`: no rank before the lines."""
+        self._story = story
+        self.ranks = ranks  # of the largest generation so far
+        self._bare = bare
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
+        self._colour = sys.stdout.isatty()
+        self._told: Status | None = None
+        self._drawn = ""
+        self._drawn_at = 0.0
+
+    def lines(self, lines: Iterable[Line]) -> None:
+        """As bytes: what a program said goes on as it came, whatever our locale can name."""
+        sys.stdout.flush()
+        for line in lines:
+            self.clear()
+            self.ranks = max(self.ranks, (line.rank or 0) + 1)
+            text = prefixed(line, 1 if self._bare else self.ranks, self._colour)
+            sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
+        sys.stdout.buffer.flush()
+
+    def status(self, status: Status, now: float) -> None:
+        self.ranks = max(self.ranks, status.world_size)
+        news = sentences(self._told, status, self._cause()) if status != self._told else []
+        self._told = status
+        if self._quiet:
+            return
+        for text in news:
+            self.talk(text)
+        if self._live:
+            self._draw(live_text(status, now), now)
+
+    def _cause(self) -> str:
+        return last_cause(journal.read(self._story)) if self._story else ""
+
+    def talk(self, text: str) -> None:
+        self.clear()
+        out.talk(text)
+
+    def clear(self) -> None:
+        if self._drawn:
+            click.echo(out.ERASE, nl=False, err=True)
+            self._drawn = ""
+
+    def _draw(self, text: str, now: float) -> None:
+        if self._drawn and now - self._drawn_at < _REDRAW_S:
+            return
+        cut = text[: shutil.get_terminal_size().columns - 1]
+        click.echo(out.ERASE + click.style(cut, dim=True), nl=False, err=True)
+        self._drawn, self._drawn_at = cut, now

@@ -1,0 +1,142 @@
+"""How a run fares, in words: one line that changes, or a sentence for each thing that has happened. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dalsegno.jobs.prepare import HANDED_OVER
+from dalsegno.launch.journal import Entry
+from dalsegno.launch.status import RESTARTING, RUNNING, STARTING, WAITING, Status
+
+_TAKING_PART = ("member", "ready")
+
+
+def live_text(status: Status, now: float) -> str:
+    """All that matters now, for a line at the bottom of a terminal."""
+    parts = [status.run, status.phase, nodes_text(status)]
+    if status.generation:
+        parts.append(f"generation {status.generation}")
+    if status.restarts:
+        parts.append(_count(status.restarts, "restart"))
+    if status.phase in (WAITING, STARTING, RESTARTING) and status.message:
+        parts.append(status.message)
+    if is_smaller(status):
+        parts.append("smaller than asked: this changes the effective batch")
+    return "  ".join([*parts, clock(elapsed_s(status, now))])
+
+
+def sentences(before: Status | None, after: Status, cause: str = "") -> list[str]:
+    """What there is to tell of the way from one status to the next; `cause` is what ended the last generation."""
+    told = [f"node {name} is lost" for name in _lost(before, after) if name not in cause]
+    if after.phase == WAITING:
+        return [*told, *_waiting(before, after)]
+    if before is not None and before.message != after.message and after.message and not is_smaller(after):
+        told.append(after.message)
+    if after.phase == STARTING and (before is None or before.phase != STARTING):
+        told.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
+    elif after.phase == RESTARTING and after.started and (before is None or before.phase != RESTARTING):
+        told.append(f"run {after.run} restarts{f': {cause}' if cause else ''}")
+    elif after.phase == RUNNING and (
+        before is None or (before.phase, before.generation) != (RUNNING, after.generation)
+    ):
+        told_before = before is not None and before.phase == RESTARTING
+        told.append(_generation(after, "" if told_before else cause))
+    return told
+
+
+def last_cause(entries: Iterable[Entry]) -> str:
+    """What ended the last generation, as the journal has it: the first rank that failed, else the first node lost."""
+    now: list[Entry] = []
+    before: list[Entry] = []
+    for entry in entries:
+        if entry.get("event") == "generation":
+            before, now = now, []
+        elif entry.get("event") == "lost" or (entry.get("event") == "failed" and not entry.get("noise")):
+            now.append(entry)
+    causes = sorted(now or before, key=lambda entry: entry["event"] != "failed")
+    return _cause(causes[0]) if causes else ""
+
+
+def farewell(status: Status) -> str:
+    """The last word on a run that is over."""
+    took = clock(elapsed_s(status, status.ended or status.updated))
+    facts = [f"after {took}"]
+    if status.generation > 1:
+        facts.append(_count(status.generation, "generation"))
+    if status.lost_nodes:
+        facts.append(f"{_count(status.lost_nodes, 'node')} lost")
+    end = "is done" if status.exit_code == 0 else f"ended with code {status.exit_code}"
+    why = f": {status.message}" if status.message and status.exit_code != 0 else ""
+    return f"run {status.run} {end} {', '.join(facts)}{why}"
+
+
+def nodes_text(status: Status) -> str:
+    """`3/4 nodes`: those that take part, of those wanted."""
+    spares = sum(node.state == "spare" for node in status.nodes)
+    extra = f" and {_count(spares, 'spare')}" if spares else ""
+    return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
+
+
+def members(status: Status) -> list[str]:
+    return [node.name for node in status.nodes if node.state in _TAKING_PART]
+
+
+def is_smaller(status: Status) -> bool:
+    return status.phase == RUNNING and 0 < _group_size(status) < status.wanted_nodes
+
+
+def elapsed_s(status: Status, now: float) -> float:
+    """Since the first generation ran; before that, since it was asked for."""
+    return max(0.0, (status.ended or now) - (status.started or status.created))
+
+
+def clock(seconds: float) -> str:
+    """As squeue writes a time: 1-02:03:04, 2:03:04, 0:05."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def _generation(after: Status, cause: str) -> str:
+    size = f"{_count(_group_size(after), 'node')}, {_count(after.world_size, 'process', 'processes')}"
+    why = f" ({cause})" if cause and after.generation > 1 else ""
+    return f"generation {after.generation}: {size}{why}{_smaller(after)}"
+
+
+def _cause(entry: Entry) -> str:
+    if entry["event"] == "lost":
+        return f"{entry.get('node')} is lost: {entry.get('why')}"
+    return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
+
+
+def _smaller(status: Status) -> str:
+    if not is_smaller(status):
+        return ""
+    return f"; smaller than the {_count(status.wanted_nodes, 'node')} asked for, which changes the effective batch"
+
+
+def _waiting(before: Status | None, after: Status) -> list[str]:
+    if before is not None and (before.phase, before.message) == (after.phase, after.message):
+        return []
+    if after.message == HANDED_OVER:
+        return [f"run {after.run} is handed over"]
+    return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
+
+
+def _group_size(status: Status) -> int:
+    return status.world_size // max(1, status.nproc_per_node)
+
+
+def _lost(before: Status | None, after: Status) -> list[str]:
+    """Nodes that were there and are not; those of a job that has ended as it should are not lost."""
+    if before is None or after.lost_nodes <= before.lost_nodes:
+        return []
+    here = {node.name for node in after.nodes if node.state != "lost"}
+    return [node.name for node in before.nodes if node.name not in here]
+
+
+def _count(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"

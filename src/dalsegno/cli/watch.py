@@ -1,0 +1,132 @@
+"""What is known of a run: what its coordinator tells, and while there is none, what Slurm says of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import STARTING, WAITING, Status, read_status
+
+if TYPE_CHECKING:
+    from dalsegno.slurm import JobInfo
+
+SILENT_S = 30.0  # a coordinator that has told nothing for so long may be gone: then Slurm is asked
+GONE_S = 5.0  # the last word of a coordinator may come a moment after its job has left the queue
+NOT_STARTED_S = 60.0  # a controller starts a coordinator at once
+
+
+class Queue(Protocol):
+    """All that is asked of Slurm here."""
+
+    def jobs(self) -> list[JobInfo]: ...
+
+
+class RunLost(DalsegnoError):
+    """Nobody looks after the run any more."""
+
+
+class Watch:
+    """Looks at one run again and again. Raises RunLost where nobody will ever end it."""
+
+    def __init__(self, run: RunFolder, queue: Queue, *, on_head: bool, answers: Callable[[], bool]) -> None:
+        self._run = run
+        self._queue = queue
+        self._on_head = on_head
+        self._answers = answers  # whether the controller does
+        self._next_question = 0.0
+        self._gone_since: float | None = None
+        self._heard: tuple[str, str] | None = None  # phase and message, as the queue has it
+
+    def look(self, now: float) -> Status:
+        status = read_status(self._run.status)
+        if status is None:
+            raise RunLost(f"the folder of run {self._run.run} is gone", where=str(self._run.root))
+        speaks = status.coordinator_pid != 0 and now - status.updated < SILENT_S
+        if is_over(status) or (speaks and status.phase != WAITING):
+            self._gone_since, self._heard = None, None
+            return status
+        self._ask(status, now)
+        return self._with_what_was_heard(status)
+
+    def _with_what_was_heard(self, status: Status) -> Status:
+        """A coordinator knows best; but of a job that waits, only Slurm knows why."""
+        if self._heard is None or status.phase != WAITING:
+            return status
+        phase, message = self._heard
+        if not status.coordinator_pid:
+            return replace(status, phase=phase, message=message)
+        return replace(status, message=message) if phase == WAITING else status
+
+    def _ask(self, status: Status, now: float) -> None:
+        if now < self._next_question:
+            return
+        self._next_question = now + (2.0 if status.phase == WAITING else 15.0)
+        if self._on_head and not status.coordinator_pid:
+            self._ask_controller(status, now)
+        else:
+            self._ask_queue(now)
+
+    def _ask_controller(self, status: Status, now: float) -> None:
+        if now - status.created < NOT_STARTED_S:
+            return
+        said = "answers, but has not started its coordinator" if self._answers() else "does not answer"
+        raise RunLost(
+            f"run {self._run.run} was handed over, but the cluster's controller {said}",
+            hint=f"`dalsegno status` shows the daemons, `dalsegno cancel {self._run.run}` gives the run up",
+        )
+
+    def _ask_queue(self, now: float) -> None:
+        with contextlib.suppress(DalsegnoError):  # a Slurm that does not answer now says nothing about the run
+            jobs = jobs_of(self._run.run, self._queue.jobs())
+            self._heard = queue_phase(jobs)
+            # Of a coordinator on the head the controller takes care, also while it has no job.
+            self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
+        if self._gone_since is not None and now - self._gone_since >= GONE_S:
+            raise RunLost(
+                f"no job of run {self._run.run} is left, and its coordinator has not said how it ended",
+                hint=f"what it said is in {self._run.root}/job-*.log",
+            )
+
+
+def is_over(status: Status) -> bool:
+    """Whether all of it is gone. A coordinator tells that a run ends before it has cleared up, and then its code."""
+    return status.over and status.exit_code is not None
+
+
+def jobs_of(run: str, jobs: Sequence[JobInfo]) -> list[JobInfo]:
+    """The run's jobs that are not over: all bear its id as their name."""
+    return [job for job in jobs if job.name == run and not job.state.ended]
+
+
+def queue_phase(jobs: Sequence[JobInfo]) -> tuple[str, str] | None:
+    """What a run does before its coordinator lives, as squeue tells: its phase, and what it waits for."""
+    from dalsegno.slurm import JobState
+
+    if not jobs:
+        return None
+    job = jobs[0]
+    if job.state is JobState.PENDING:
+        return WAITING, f"{job.reason or 'no reason given yet'} (job {job.id})"
+    return STARTING, f"job {job.id} has its nodes"
+
+
+def job_ids(run: RunFolder, status: Status) -> list[int]:
+    """Slurm's ids of the run's jobs; of a run that has none now, those it had."""
+    if status.jobs:
+        return list(status.jobs)
+    had = [entry for entry in journal.read(run.journal) if entry.get("event") in ("submitted", "granted")]
+    return list(dict.fromkeys(int(entry["job"]) for entry in had))
+
+
+def coordinator_is_dead(status: Status) -> bool:
+    """Only where that can be known: on its own host."""
+    from dalsegno.system.procfs import start_ticks
+
+    here = status.coordinator_host == socket.gethostname()
+    return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None

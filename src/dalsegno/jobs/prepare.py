@@ -1,0 +1,94 @@
+"""A planned run becomes a folder: all that its coordinator needs is in it before anybody is told of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.jobs.plan import RunPlan
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import ENDED, WAITING, Status, write_status
+from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.system.files import explain, make_folder, read_json, remove_tree, write_atomic
+
+HANDED_OVER = "handed over"
+
+
+def first_status(plan: RunPlan, user: str, now: float) -> Status:
+    """What people are told until the run's coordinator speaks."""
+    return Status(
+        run=plan.run,
+        name=plan.request.label,
+        user=user,
+        phase=WAITING,
+        created=now,
+        updated=now,
+        wanted_nodes=plan.shape.max_nodes,
+        nproc_per_node=plan.shape.nproc_per_node,
+        message=HANDED_OVER,
+    )
+
+
+def given_up(status: Status, now: float, exit_code: int, why: str) -> Status:
+    """The end of a run that has no coordinator to tell of it."""
+    return replace(status, phase=ENDED, updated=now, ended=now, exit_code=exit_code, message=why)
+
+
+def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: Status, home: Path) -> RunFolder:
+    """Make the run's folder, whole or not at all. One that lies elsewhere is found in `home` by a link."""
+    folder = Path(plan.folder)
+    make_folder(folder.parent)
+    half = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        _write_all(RunFolder(half), plan, environment, status)
+        _link(home / plan.run, folder)
+        os.rename(half, folder)
+    except OSError as error:
+        raise explain(error, folder) from error
+    finally:
+        remove_tree(half)
+    return RunFolder(folder)
+
+
+def discard_run(run: RunFolder, home: Path) -> None:
+    """Take back a run that nobody took over."""
+    remove_tree(run.root)
+    link = home / run.run
+    if link.is_symlink():
+        link.unlink()
+
+
+def read_plan(run: RunFolder) -> RunPlan:
+    data = read_json(run.plan)
+    if not isinstance(data, Mapping):
+        raise DalsegnoError(f"run {run.run} has no plan", hint=f"is {run.root} the folder of a run?")
+    return facts_from_json(RunPlan, data)
+
+
+def read_environment(run: RunFolder) -> dict[str, str]:
+    """The variables the run was asked for with. Only its owner may read them."""
+    try:
+        data = read_json(run.environment)
+    except PermissionError:
+        whose = run.root.owner()
+        raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
+    return {name: str(value) for name, value in data.items()} if isinstance(data, dict) else {}
+
+
+def _write_all(run: RunFolder, plan: RunPlan, environment: Mapping[str, str], status: Status) -> None:
+    make_folder(run.root)
+    make_folder(run.logs)
+    write_atomic(run.plan, json.dumps(facts_to_json(plan), indent=1))
+    write_atomic(run.environment, json.dumps(dict(environment)), mode=0o600)
+    write_status(run.status, status)
+
+
+def _link(link: Path, folder: Path) -> None:
+    if link == folder:
+        return
+    make_folder(link.parent)
+    link.symlink_to(folder)

@@ -1,0 +1,64 @@
+"""Asking the controller: to keep a run, or just whether it is there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
+
+START_S = 10.0  # it writes two files and starts a process
+ANSWERS_S = 2.0
+
+
+def start_run(path: Path, folder: Path) -> None:
+    """Have the controller at this socket keep the run in this folder; one that it keeps already is fine."""
+    answer = ask(path, {"start": str(folder)}, START_S)
+    if not answer.get("ok"):
+        raise DalsegnoError(str(answer.get("error", "the controller refused")), hint=str(answer.get("hint", "")))
+
+
+def controller_answers(path: Path) -> bool:
+    """Whether there is a controller at this socket."""
+    try:
+        return "runs" in ask(path, {"runs": True}, ANSWERS_S)
+    except DalsegnoError:
+        return False
+
+
+def ask(path: Path, request: Message, timeout_s: float) -> Message:
+    """One request, one answer."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            _connect(sock, path, time.monotonic() + timeout_s)
+            send(sock, request)
+            return _receive(sock)
+    except (OSError, BadFrame) as error:
+        raise DalsegnoError(
+            f"the cluster's controller does not answer: {error}",
+            where=str(path),
+            hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
+        ) from error
+
+
+def _connect(sock: socket.socket, path: Path, until: float) -> None:
+    """A queue that is full of other callers is no refusal, though the kernel says so at once."""
+    while True:
+        try:
+            sock.connect(str(path))
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def _receive(sock: socket.socket) -> Message:
+    reader = Reader()
+    while data := sock.recv(65536):
+        for message in reader.feed(data):
+            return message
+    raise BadFrame("it hung up")

@@ -1,0 +1,86 @@
+"""The controller: one small process on the head node that keeps the coordinators of all runs.
+
+It may be killed at any moment: coordinators live on, and the next controller goes on from the records.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.agent.frames import Message
+from dalsegno.programs import launcher as own_launcher
+from dalsegno.recovery.door import Door
+from dalsegno.recovery.keeper import Keeper, Say
+from dalsegno.recovery.person import check_folder, check_may_ask
+from dalsegno.recovery.records import Record, Records
+from dalsegno.system.files import locked, make_folder
+
+SOCKET, RUNS, LOCK = "run/controller.sock", "controller/runs", "controller/lock"  # below the cluster's state folder
+
+
+def main(arguments: list[str]) -> int:
+    """`controller STATE-FOLDER`: serves until it is killed."""
+    folder = Path(arguments[0])
+    try:
+        make_folder(folder / "controller", 0o700)
+        with locked(folder / LOCK, "this cluster's controller"):
+            Controller(folder, own_launcher(), os.environ, say).serve()
+    except DalsegnoError as error:
+        say(f"cannot go on: {error}")
+    return 1
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+class Controller:
+    """Answers requests and keeps coordinators. `launcher` are the words before a program's name."""
+
+    def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str], say: Say) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
+        self.keeper.begin()
+        self.door = Door(folder / SOCKET, self.selector, self.answer, say)
+        say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
+
+    def serve(self) -> None:
+        while True:
+            self.turn()
+
+    def turn(self, most_s: float | None = None) -> None:
+        """Wait for the next thing to happen, and see to it."""
+        times = [at for at in (self.keeper.wake(), self.door.tidy()) if at is not None]
+        waits = [max(at - time.monotonic(), 0.0) for at in times] + ([] if most_s is None else [most_s])
+        for key, events in self.selector.select(min(waits, default=None)):
+            key.data(events)
+
+    def close(self) -> None:
+        """Let go of everything; the coordinators live on."""
+        self.door.close()
+        self.selector.close()
+
+    def answer(self, uid: int, request: Message) -> Message:
+        """One request of one user: `{"start": FOLDER}` or `{"runs": true}`."""
+        try:
+            if set(request) == {"start"}:
+                check_may_ask(uid)
+                self.keeper.ask(check_folder(request["start"], uid), uid)
+                return {"ok": True}
+            if request == {"runs": True}:
+                return {"runs": [_tell(record) for record in self.keeper.kept(uid)]}
+            raise DalsegnoError("the controller does not understand this", hint="ask for `start` or `runs`")
+        except DalsegnoError as error:
+            return {"error": error.what, "hint": error.hint}
+
+
+def _tell(record: Record) -> Message:
+    told: Message = {"run": record.run, "folder": record.folder, "uid": record.uid, "pid": record.pid}
+    return {**told, "given_up": True} if record.given_up else told

@@ -1,0 +1,47 @@
+"""Run folders to show, follow and end, as `run` and a coordinator leave them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dalsegno.jobs import first_status, plan_run, prepare_run
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import ENDED, RUNNING, NodeStatus, Status, write_status
+from tests.jobs.runs import FOREIGN, HEAD, asked
+
+BASE = Status("train-k3f9x", "train", "ada", RUNNING, 100.0, 100.0)
+
+
+def members(*names: str) -> tuple[NodeStatus, ...]:
+    return tuple(NodeStatus(name, "member", rank) for rank, name in enumerate(names))
+
+
+def status(**fields: Any) -> Status:
+    return replace(BASE, **fields)
+
+
+def make_run(
+    home: Path, run: str = "train-k3f9x", *, on_head: bool = False, ranks: int = 1, created: float = 100.0
+) -> RunFolder:
+    cluster = replace(HEAD if on_head else FOREIGN, runs_folder=str(home))
+    plan = plan_run(asked(nodes=ranks), cluster, run)
+    gone = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(home / "no-such-cluster" / "slurm.conf")}
+    return prepare_run(plan, gone, first_status(plan, "ada", created), home)
+
+
+def tell(run: RunFolder, **fields: Any) -> None:
+    """What a coordinator would write."""
+    write_status(run.status, status(run=run.run, **fields))
+
+
+def end(run: RunFolder, code: int = 0, **fields: Any) -> None:
+    tell(run, **{"phase": ENDED, "exit_code": code, "started": 100.0, "ended": 160.0, **fields})
+
+
+def say(run: RunFolder, generation: int, rank: int, text: str) -> None:
+    path = run.log(generation, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)

@@ -1,0 +1,182 @@
+"""Following a run: its lines to stdout, its story to stderr, its exit code to the caller; and ways to leave it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cli.screen import prefixed
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.follow import Line
+from tests.cli.runs import end, make_run, members, say, tell
+
+SOURCE = Path(__file__).parents[2] / "src"
+# What `run` does once a run is handed over. Slurm is never asked: the coordinator has just spoken.
+FOLLOW = """
+import sys
+from pathlib import Path
+from dalsegno.cli.follow import follower_of
+from dalsegno.cli.main import main
+from dalsegno.cluster import SlurmHere
+from dalsegno.launch.folder import RunFolder
+sys.exit(follower_of(RunFolder(Path(sys.argv[1])), SlurmHere({})).follow())
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    found = make_run(tmp_path / "runs", ranks=2, created=time.time())
+    alive(found)
+    return found
+
+
+def alive(run: RunFolder) -> None:
+    started = time.time()
+    tell(run, coordinator_pid=1, updated=started + 3600, started=started, generation=1, world_size=2, nproc_per_node=2,
+         nodes=members("n1"))  # fmt: skip
+
+
+@pytest.fixture
+def follow(run: RunFolder) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    children: list[subprocess.Popen[str]] = []
+
+    def start(**streams: int) -> subprocess.Popen[str]:
+        streams = streams or {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        argv = [sys.executable, "-c", FOLLOW, str(run.root)]
+        child = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(SOURCE)}, text=True, **streams)  # type: ignore[call-overload]
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def test_lines_carry_their_rank_where_there_are_several() -> None:
+    assert prefixed(Line(1, 3, "a"), 4) == "[3] a"
+    assert prefixed(Line(1, 3, "a"), 11) == "[ 3] a"
+    assert prefixed(Line(1, 0, "a"), 1) == "a"
+    assert prefixed(Line(0, None, "a"), 4) == "a"
+    assert prefixed(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "of a bar that moves, its last place"
+    assert prefixed(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
+
+
+def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+    say(run, 1, 0, "step 1\n")
+    say(run, 1, 1, "step 1\nno end")
+    end(run, 7, report="Traceback: ValueError\n", message="rank 1: ValueError", world_size=2, nproc_per_node=2)
+    out, err = follow().communicate(timeout=20)
+    assert out == "[0] step 1\n[1] step 1\n[1] no end\n"
+    assert err.splitlines() == [
+        "Traceback: ValueError",
+        "error: run train-k3f9x ended with code 7 after 1:00: rank 1: ValueError",
+        "hint: `dalsegno logs train-k3f9x` shows all it said",
+    ]
+
+
+def test_what_comes_while_it_is_followed(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+    child = follow()
+    assert child.stdout and child.stderr
+    assert child.stderr.readline() == "generation 1: 1 node, 2 processes\n"
+    say(run, 1, 1, "later\n")
+    assert child.stdout.readline() == "[1] later\n"
+    say(run, 2, 0, "again\n")
+    assert child.stdout.readline() == "[0] again\n"
+    end(run)
+    assert child.wait(20) == 0
+    assert child.stderr.read() == "run train-k3f9x is done after 1:00\n"
+
+
+def test_ctrl_c_in_a_script_cancels_the_run(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+    child = follow()
+    assert child.stderr
+    child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    until(run.cancel.exists)
+    assert child.wait(20) == 130
+
+
+def test_a_follower_that_is_terminated_leaves_the_run_alone(
+    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
+):
+    child = follow()
+    assert child.stderr
+    child.stderr.readline()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == 143
+    assert child.stderr.read() == "run train-k3f9x goes on; `dalsegno logs -f train-k3f9x` follows it again\n"
+    assert not run.cancel.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "cancelled"), [("\n", 0, False), ("d\n", 0, False), ("c\n", 130, True), ("\x03", 0, False)]
+)
+def test_ctrl_c_in_a_terminal_asks(
+    run: RunFolder, follow: Callable[..., subprocess.Popen[str]], answer: str, code: int, cancelled: bool
+):
+    ours, theirs = pty.openpty()
+    child = follow(stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = read_until(ours, "generation 1")
+    child.send_signal(signal.SIGINT)
+    seen = read_until(ours, "go on (g)? [d] ")
+    assert seen.endswith("\ndetach (d), cancel (c), go on (g)? [d] ")
+    if answer == "\x03":
+        child.send_signal(signal.SIGINT)
+    else:
+        os.write(ours, answer.encode())
+    drain(ours)
+    assert child.wait(20) == code
+    assert run.cancel.exists() == cancelled
+
+
+def test_one_may_also_go_on(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
+    ours, theirs = pty.openpty()
+    child = follow(stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    read_until(ours, "generation 1")
+    child.send_signal(signal.SIGINT)
+    read_until(ours, "[d] ")
+    os.write(ours, b"x\n")
+    read_until(ours, "[d] ")
+    os.write(ours, b"g\n")
+    say(run, 1, 0, "still here\n")
+    assert "still here" in read_until(ours, "still here")
+    end(run)
+    assert "is done" in drain(ours)
+    assert child.wait(20) == 0
+
+
+def read_until(fd: int, text: str) -> str:
+    seen = ""
+    while text not in seen:
+        seen += os.read(fd, 4096).decode()
+    return seen.replace("\r\n", "\n")
+
+
+def drain(fd: int) -> str:
+    """All until the other side is gone."""
+    seen = b""
+    try:
+        while data := os.read(fd, 4096):
+            seen += data
+    except OSError:  # Linux's word for that
+        pass
+    os.close(fd)
+    return seen.decode()

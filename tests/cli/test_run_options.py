@@ -1,0 +1,94 @@
+"""The command line of `run`: Slurm's and torchrun's own words, into one request."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dalsegno.cli.run import command as run
+from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, run_options
+from dalsegno.errors import UsageError
+from dalsegno.jobs import OPTIONS, Gpus, Nodes, RunRequest, make_request
+
+
+def read(*words: str) -> RunRequest:
+    """The request of a command line."""
+    found: list[RunRequest] = []
+
+    @click.command(context_settings=dict(RUN_SETTINGS))
+    @run_options
+    @click.argument("script")
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    def command(script: str, args: tuple[str, ...], **given: Any) -> None:
+        found.append(make_request(script, args, fields_given(given)))
+
+    done = CliRunner().invoke(command, list(words), standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return found[0]
+
+
+def test_nothing_given_is_nothing_set() -> None:
+    assert read("train.py") == RunRequest("train.py")
+
+
+def test_all_after_the_script_is_the_script_s() -> None:
+    request = read("-N", "2", "train.py", "-N", "3", "--", "--nodes=4", "a_b", "--x_y")
+    assert (request.nodes, request.args) == (Nodes(2, 2), ("-N", "3", "--", "--nodes=4", "a_b", "--x_y"))
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["-N4"], {"nodes": Nodes(4, 4)}),
+        (["--nnodes=1:4"], {"nodes": Nodes(1, 4)}),
+        (["--nproc_per_node", "8"], {"nproc_per_node": 8}),
+        (["--ntasks-per-node=8"], {"nproc_per_node": 8}),
+        (["--gpus-per-node", "h100:8"], {"gpus_per_node": Gpus(8, "h100")}),
+        (["-p", "train,spot", "-A", "ada", "-q", "high", "-C", "a&b"],
+         {"partition": "train,spot", "account": "ada", "qos": "high", "constraint": "a&b"}),
+        (["-t", "2:00:00", "-c", "4", "--mem=64G"], {"time_limit_s": 7200, "cpus_per_task": 4, "memory_mib": 65536}),
+        (["-x", "n[1-2]", "--exclude", "n4"], {"exclude": ("n1", "n2", "n4")}),
+        (["-J", "mine", "-D", "/tmp"], {"name": "mine", "chdir": "/tmp"}),
+        (["--job-name=mine"], {"name": "mine"}),
+        (["--env", "A=x y", "--env", "B_C=1", "--env", "A=2"], {"env": (("B_C", "1"), ("A", "2"))}),
+        (["--preload", "a.b,c", "--preload", "d"], {"preload": ("a.b", "c", "d")}),
+        (["--detach", "--fresh", "--no-preload"], {"detach": True, "fresh": True, "no_preload": True}),
+        (["--hang-timeout", "off"], {"hang_timeout_s": 0}),
+        (["--sbatch-arg", "--nice=1", "--sbatch-arg=--begin=a b"], {"sbatch_args": ("--nice=1", "--begin=a b")}),
+        (["--sbatch-args", "--nice=10 --begin=now"], {"sbatch_args": ("--nice=10", "--begin=now")}),
+    ],
+)  # fmt: skip
+def test_options_are_spelled_as_slurm_and_torchrun_spell_them(words: list[str], fields: dict[str, Any]) -> None:
+    assert read(*words, "train.py") == RunRequest("train.py", **fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["--nodes", "many"], "--nodes"),
+        (["--env", "A"], "--env"),
+        (["--sbatch-arg", "--nodes=3"], "--sbatch-arg"),
+        (["--sbatch-args", "train.sh"], "--sbatch-args"),
+        (["--max-restarts=-1"], "--max-restarts"),
+    ],
+)
+def test_a_fault_names_its_option(words: list[str], where: str) -> None:
+    with pytest.raises(UsageError) as fault:
+        read(*words, "train.py")
+    assert fault.value.where == where
+
+
+def test_an_unknown_option_is_not_the_script_s() -> None:
+    with pytest.raises(click.NoSuchOption):
+        read("--nodez", "2", "train.py")
+
+
+def test_every_option_of_the_table_is_in_the_help() -> None:
+    said = CliRunner().invoke(run, ["--help"]).output
+    assert [option.flag for option in OPTIONS if not re.search(rf"{option.flag}[ ,]", said)] == []
+    assert [option.word for option in OPTIONS if option.kind.name != "FLAG" and option.shows not in said] == []

@@ -1,0 +1,162 @@
+"""The commands `runs`, `logs` and `cancel` on folders of runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from dalsegno.cli.cancel import command as cancel
+from dalsegno.cli.logs import command as logs
+from dalsegno.cli.runs import age, row
+from dalsegno.cli.runs import command as runs
+from dalsegno.errors import NotThere
+from dalsegno.launch import journal
+from dalsegno.launch.status import ENDED, read_status
+from tests.cli.runs import end, make_run, members, say, status, tell
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Call:
+    def invoke(command: click.Command, *words: str) -> Result:
+        done = CliRunner(env={"DALSEGNO_RUNS": str(tmp_path)}).invoke(command, list(words))
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return invoke
+
+
+def test_a_home_without_runs_says_how_to_start_one(call: Call) -> None:
+    assert call(runs).stderr == "no runs yet; `dalsegno run train.py` starts one\n"
+    assert json.loads(call(runs, "--json").stdout) == []
+
+
+def test_runs_under_way_come_first_and_then_the_newest(call: Call, tmp_path: Path) -> None:
+    for name, created in (("old-00000", 100.0), ("new-00000", 300.0), ("mid-00000", 200.0)):
+        end(make_run(tmp_path, name), created=created)
+    tell(make_run(tmp_path, "live-0000"), created=50.0)
+    shown = [line.split()[0] for line in call(runs).stdout.splitlines()]
+    assert shown == ["RUN", "live-0000", "new-00000", "mid-00000", "old-00000"]
+
+
+def test_only_the_last_twenty_unless_all_are_wanted(call: Call, tmp_path: Path) -> None:
+    for number in range(23):
+        end(make_run(tmp_path, f"run-{number:05d}"), created=100.0 + number)
+    done = call(runs)
+    assert (len(done.stdout.splitlines()), done.stderr) == (
+        21, "3 older runs are not shown; `dalsegno runs --all` does\n",
+    )  # fmt: skip
+    assert len(call(runs, "--all").stdout.splitlines()) == 24
+
+
+def test_a_line_of_the_table(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    running = status(
+        nodes=members("n1", "n2"), wanted_nodes=4, generation=2, restarts=1, started=130.0, jobs=(12, 13),
+        message="two\nlines",
+    )  # fmt: skip
+    assert row(run, running, 192.0) == [
+        "train-k3f9x", "running", "2/4", "2", "1", "1m", "1:02", "12,13", "-", "two lines",
+    ]  # fmt: skip
+    journal.append(run.journal, 1.0, "submitted", job=9)
+    waiting = status(phase="waiting", wanted_nodes=4)
+    assert row(run, waiting, 107.0)[1:9] == ["waiting", "0/4", "-", "0", "7s", "-", "9", "-"]
+    assert row(run, status(phase=ENDED), 107.0)[1] == "ending"
+    over = status(phase=ENDED, exit_code=3, started=100.0, ended=160.0)
+    assert (row(run, over, 1e6)[1], row(run, over, 1e6)[6], row(run, over, 1e6)[8]) == ("failed", "1:00", "3")
+
+
+def test_json_tells_all_of_it(call: Call, tmp_path: Path) -> None:
+    end(make_run(tmp_path), 0, nodes=members("n1"))
+    (found,) = json.loads(call(runs, "--json").stdout)
+    assert (found["run"], found["state"], found["exit_code"], found["folder"]) == (
+        "train-k3f9x", "done", 0, str(tmp_path / "train-k3f9x"),
+    )  # fmt: skip
+    assert found["nodes"] == [{"name": "n1", "state": "member", "group_rank": 0}]
+
+
+def test_a_damaged_run_does_not_hide_the_others(call: Call, tmp_path: Path) -> None:
+    make_run(tmp_path, "bad-00000").status.write_text("{")
+    make_run(tmp_path, "good-0000")
+    done = call(runs)
+    assert "good-0000" in done.stdout
+    assert done.stderr.startswith("warning: run bad-00000 cannot be read")
+
+
+def test_ages_are_rough() -> None:
+    assert [age(each) for each in (-1, 5, 90, 7200, 200_000)] == ["0s", "5s", "1m", "2h", "2d"]
+
+
+# Logs
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Path:
+    run = make_run(tmp_path, ranks=2)
+    nodes = {1: ["n1", "n2"], 2: ["n3", "n2"]}
+    for generation, names in nodes.items():
+        journal.append(run.journal, 1.0, "generation", generation=generation, nodes=names, nproc_per_node=1)
+        for rank in (0, 1):
+            say(run, generation, rank, f"{names[rank]} of {generation}\n")
+    end(run)
+    return tmp_path
+
+
+def test_logs_of_all_ranks_and_generations_in_order(call: Call, logged: Path) -> None:
+    everything = "[0] n1 of 1\n[1] n2 of 1\n[0] n3 of 2\n[1] n2 of 2\n"
+    assert call(logs).stdout == everything
+    assert call(logs, "-f", "train").stdout == everything
+    assert call(logs, "-f", "train").stderr == "run train-k3f9x is over: it ended with code 0\n"
+
+
+def test_some_of_the_logs(call: Call, logged: Path) -> None:
+    assert call(logs, "--rank", "0").stdout == "n1 of 1\nn3 of 2\n"
+    assert call(logs, "-g", "2", "train-k3f9x").stdout == "[0] n3 of 2\n[1] n2 of 2\n"
+    assert call(logs, "--node", "n3").stdout == "[0] n3 of 2\n"
+    assert call(logs, "--node", "n2", "--generation", "1").stdout == "[1] n2 of 1\n"
+    with pytest.raises(NotThere, match="had no rank on `n9`"):
+        call(logs, "--node", "n9")
+
+
+def test_logs_of_a_run_with_one_rank_have_no_marks(call: Call, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    say(run, 1, 0, "a\nb")
+    assert call(logs).stdout == "a\nb\n"
+
+
+# Cancel
+
+
+def test_a_run_that_is_over_stays_as_it_is(call: Call, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    end(run, 3)
+    assert call(cancel, "train").stderr == "run train-k3f9x was over already: it ended with code 3\n"
+    assert not run.cancel.exists()
+
+
+@pytest.mark.parametrize("on_head", [False, True])
+def test_a_run_whose_cluster_is_gone_ends_here(call: Call, tmp_path: Path, on_head: bool) -> None:
+    run = make_run(tmp_path, on_head=on_head)
+    started = time.monotonic()
+    done = call(cancel, run.run)
+    assert time.monotonic() - started < 5
+    assert done.stderr.endswith("run train-k3f9x is cancelled\n")
+    found = read_status(run.status)
+    assert found is not None
+    assert (found.phase, found.exit_code, found.message, run.cancel.exists()) == (ENDED, 143, "cancelled", True)
+    assert call(runs).stdout.splitlines()[1].split()[1] == "cancelled"
+
+
+def test_nothing_is_cancelled_if_one_of_several_is_not_there(call: Call, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with pytest.raises(NotThere):
+        call(cancel, run.run, "other")
+    assert not run.cancel.exists()

@@ -1,0 +1,53 @@
+"""`submit` tells a job file from an sbatch script, and both from anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dalsegno.cli.submit import command
+from dalsegno.errors import SpecError, UsageError
+
+Submit = Callable[..., Result]
+
+
+@pytest.fixture
+def submit(tmp_path: Path) -> Submit:
+    def call(name: str, text: str | None, *words: str) -> Result:
+        file = tmp_path / name
+        if text is not None:
+            file.write_text(text)
+        done = CliRunner().invoke(command, [*words, str(file)])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return call
+
+
+def test_what_is_neither_is_refused(submit: Submit) -> None:
+    with pytest.raises(UsageError, match="is neither a job file nor a script"):
+        submit("notes.txt", "hello")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        submit("gone.sh", None)
+
+
+def test_a_faulty_job_file_says_where(submit: Submit) -> None:
+    with pytest.raises(SpecError) as fault:
+        submit("job.yaml", "script: train.py\nnodez: 4\n")
+    assert fault.value.where.endswith("job.yaml:2")
+
+
+def test_options_of_job_files_are_not_for_scripts(submit: Submit) -> None:
+    with pytest.raises(UsageError, match="are for job files"):
+        submit("train.sh", "#!/bin/sh\n", "--dry-run")
+
+
+def test_a_job_file_takes_no_arguments(tmp_path: Path) -> None:
+    (tmp_path / "job.yml").write_text("script: train.py\n")
+    done = CliRunner().invoke(command, [str(tmp_path / "job.yml"), "--lr", "1"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.what == "a job file takes no arguments"

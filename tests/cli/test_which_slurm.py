@@ -1,0 +1,42 @@
+"""Which Slurm a run goes to, and where its folder is: told by the environment, the same for every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cluster import find_slurm, runs_home, slurm_of
+from dalsegno.errors import NotThere
+
+
+def test_a_shell_that_has_a_slurm_keeps_it(tmp_path: Path) -> None:
+    env = {"SLURM_CONF": "/etc/slurm/slurm.conf", "DALSEGNO_HOME": str(tmp_path), "PATH": ""}
+    assert (find_slurm(env=env).env, find_slurm(env=env).controller) == (env, None)
+    ours = find_slurm(env={**env, "DALSEGNO_CONTROLLER": "/run/controller"})
+    assert ours.controller == Path("/run/controller")
+
+
+def test_the_machine_s_own_slurm_is_the_last_resort(tmp_path: Path) -> None:
+    env = {"DALSEGNO_HOME": str(tmp_path), "PATH": str(tmp_path)}
+    with pytest.raises(NotThere, match="there is no cluster yet"):
+        find_slurm(env=env)
+    (tmp_path / "sinfo").touch(0o755)
+    assert find_slurm(env=env).env == env
+    with pytest.raises(NotThere, match="there is no cluster `mine`"):
+        find_slurm("mine", env)
+    with pytest.raises(NotThere, match="there is no cluster `mine`"):
+        find_slurm(env={**env, "DALSEGNO_CLUSTER": "mine"})
+
+
+def test_a_run_keeps_its_slurm_whatever_shell_asks_for_it() -> None:
+    here = {"SLURM_CONF": "/here", "PATH": "/bin", "HOME": "/root", "DALSEGNO_CONTROLLER": "/other"}
+    found = slurm_of({"SLURM_CONF": "/there", "PATH": "/there/bin", "TOKEN": "secret"}, here)
+    assert found.env == {"SLURM_CONF": "/there", "PATH": "/there/bin", "HOME": "/root"}
+    assert found.controller is None
+
+
+def test_runs_are_kept_where_the_user_says_else_beside_the_clusters(tmp_path: Path) -> None:
+    assert runs_home({"DALSEGNO_RUNS": str(tmp_path / "mine")}) == tmp_path / "mine"
+    assert runs_home({"DALSEGNO_HOME": str(tmp_path / "h")}) == tmp_path / "h" / "runs"
+    assert not (tmp_path / "h").exists(), "nothing is made by asking"

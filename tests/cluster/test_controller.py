@@ -1,0 +1,71 @@
+"""The controller as a daemon of a real cluster: there for everyone, and back when it is killed."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from dalsegno.recovery.client import ask, controller_answers
+from dalsegno.system.hosts import host_process, service_facts
+from dalsegno.system.procfs import arguments, descendants, marked
+from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.cluster.test_up_down import small
+
+ASK = """
+import json, os, sys
+sys.path[:0] = [sys.argv[1]]
+from pathlib import Path
+from dalsegno.recovery.client import ask
+print(json.dumps(ask(Path(os.environ["DALSEGNO_CONTROLLER"]), json.loads(sys.argv[2]), 5)))
+"""
+
+
+def ask_from(cli: Cli, request: object, *how: str) -> dict[str, object]:
+    """As a user on a host of the cluster asks."""
+    said = cli.ok("shell", *how, "--", sys.executable, "-I", "-c", ASK, str(SOURCE), json.dumps(request))
+    answer: dict[str, object] = json.loads(said)
+    return answer
+
+
+def controller_pid(cli: Cli) -> int | None:
+    """Its PID on the machine: the head itself knows it by another."""
+    head = host_process(cli.home / "clusters/shared/hosts/head")
+    assert head is not None
+    found = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
+    return found[0] if found else None
+
+
+def test_it_runs_and_status_shows_it(shared: Cli):
+    assert "controller" in shared.ok("status")
+    assert controller_answers(shared.home / "clusters/shared/run/controller.sock")
+
+
+@pytest.mark.parametrize("how", [(), ("--user", "ada"), ("--node", "train-2", "--user", "bob"), ("--node", "head")])
+def test_it_answers_root_and_users_on_every_host(shared: Cli, how: tuple[str, ...]):
+    assert ask_from(shared, {"runs": True}, *how) == {"runs": []}
+    refused = ask_from(shared, {"start": str(shared.home)}, *how)
+    assert "error" in refused and "hint" in refused
+
+
+def test_it_is_back_after_a_kill(shared: Cli):
+    before, path = controller_pid(shared), shared.home / "clusters/shared/run/controller.sock"
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: controller_pid(shared) not in (None, before) and controller_answers(path))
+    assert service_facts(shared.home / "clusters/shared/hosts/head")["controller"].running
+    assert ask(path, {"runs": True}, 5) == {"runs": []}
+    assert shared.run("up").err.strip() == "nothing to do: the cluster is as the file says"
+
+
+def test_on_loopback_ports_it_is_there_too_and_goes_with_the_cluster(cli: Cli):
+    cli.ok("up", cli.file(small(1) + "local: {hosts: loopback}\n"))
+    path = cli.home / "clusters/one/run/controller.sock"
+    assert ask_from(cli, {"runs": True}, "-c", "one") == {"runs": []}
+    (pid,) = (process.pid for process in marked(str(path.parents[1])) if "controller" in arguments(process.pid))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: controller_answers(path))
+    assert cli.status("one")["phase"] == "up"
+    cli.ok("down", "one")  # and the fixture looks for leftovers
+    assert not controller_answers(path)

@@ -1,0 +1,105 @@
+"""Submitting on a real Slurm: anybody's sbatch script unchanged, and what a run would ask for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Cli, eventually
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --job-name=theirs
+#SBATCH --output={output}
+echo "$SLURM_JOB_NAME on $SLURM_JOB_NUM_NODES nodes: $*"
+"""
+
+
+@pytest.fixture
+def folder(shared: Cli) -> Path:
+    """One that the cluster's hosts see too."""
+    folder = shared.home / "work"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def test_an_sbatch_script_goes_to_slurm_as_it_is(shared: Cli, folder: Path) -> None:
+    output = folder / "theirs.out"
+    (folder / "theirs.sh").write_text(SCRIPT.format(output=output))
+    said = shared.ok("submit", "theirs.sh", "--lr", "0.1", cwd=folder)
+    assert said.startswith("Submitted batch job ") and said.split()[-1].isdigit()
+    eventually(lambda: output.exists() and output.read_text() == "theirs on 2 nodes: --lr 0.1\n")
+
+
+def test_what_slurm_refuses_is_told(shared: Cli, folder: Path) -> None:
+    (folder / "wrong.sh").write_text("#!/bin/sh\n#SBATCH --partition=nowhere\n")
+    answer = shared.run("submit", "wrong.sh", cwd=folder)
+    assert answer.code == 1
+    assert "invalid partition specified: nowhere" in answer.err
+
+
+def test_a_dry_run_shows_what_would_be_asked_for_and_leaves_nothing(shared: Cli, folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    words = ["-N", "2", "--spares", "1", "--gpus-per-node", "8", "-t", "3h", "--qos", "high"]
+    answer = shared.run("run", "--dry-run", *words, "train.py", "--lr", "1", cwd=folder)
+    assert answer.code == 0, answer.err
+    for asked in (
+        "--nodes=3",
+        "--gpus-per-node=8",
+        "--time=02:00:00",
+        "--qos=high",
+        f"--chdir={folder}",
+        "run-agent",
+    ):
+        assert asked in answer.out
+    assert "partition `train` gives a job 02:00:00; the run goes on in further jobs" in answer.err
+    assert json.loads(shared.ok("runs", "--json")) == []
+    assert not (shared.home / "runs").exists()
+
+
+def test_a_job_file_means_the_same_as_the_command_line(shared: Cli, folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    (folder / "job.yaml").write_text("script: train.py\nnodes: 2\ngpus_per_node: 8\nname: mine\n")
+    told = shared.ok("submit", "--dry-run", "job.yaml", cwd=folder)
+    line = shared.ok("run", "--dry-run", "-N2", "--gpus-per-node=8", "-J", "mine", "train.py", cwd=folder)
+    assert without_id(told) == without_id(line)
+
+
+def without_id(text: str) -> str:
+    """The run's id is another each time."""
+    ids = {word.partition("=")[2] for word in text.split() if word.startswith("--job-name=")}
+    for run in ids:
+        text = text.replace(run, "RUN")
+    assert ids, text
+    return text
+
+
+def test_what_the_cluster_cannot_do_is_told_before_anything_is_made(shared: Cli, folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    for words, what in {
+        ("-N", "9", "train.py"): "the run wants 9 nodes, but partition `train` has 3",
+        ("-p", "trian", "train.py"): "there is no partition `trian`",
+        ("gone.py",): "there is no script `gone.py`",
+    }.items():
+        answer = shared.run("run", *words, cwd=folder)
+        assert (answer.code, what in answer.err) == (2, True), answer.err
+    assert not (shared.home / "runs").exists()
+
+
+def test_the_shell_s_own_slurm_is_taken_where_no_cluster_is_named(shared: Cli, folder: Path) -> None:
+    """As on a cluster that knows nothing of us: all there is, is SLURM_CONF."""
+    (folder / "train.py").write_text("")
+    exported = json.loads(shared.ok("env", "--json"))
+    elsewhere = Cli(folder, os.geteuid())
+    nothing = elsewhere.run("run", "--dry-run", "train.py", cwd=folder)
+    assert nothing.code == 1
+    assert "there is no cluster to run on" in nothing.err
+    env = {**elsewhere.env, "SLURM_CONF": exported["SLURM_CONF"]}
+    argv = elsewhere.argv("run", "--dry-run", "train.py")
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n"), "without a controller of ours it is a batch job"

@@ -1,0 +1,102 @@
+"""Which worker is killed, and what the command line makes of what it is told: no cluster needed."""
+
+import pytest
+from click.testing import CliRunner
+
+from dalsegno.cli.inject import FAULTS, command, parse_time
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.system.procfs import Process
+from dalsegno.targets.base import CanBreak, Worker
+from dalsegno.targets.local import LocalTarget
+from dalsegno.targets.local.faults import check_node
+from dalsegno.targets.local.placement import Placement
+from dalsegno.targets.local.workers import Seen, choose, rank_of
+from tests.local.test_desired import cluster, put
+
+
+def seen(pid: int, rank: int | None, parent: int = 1, run: str = "") -> Seen:
+    return Seen(Process(pid, pid * 10), parent, rank, run)
+
+
+NODE = [seen(5, None), seen(10, None), seen(12, 10, 10), seen(11, 2, 10)]
+
+
+def chosen(some: list[Seen], run: str | None = None, rank: int | None = None) -> tuple[int, int]:
+    worker, process = choose(some, "train-1", run, rank)
+    return worker.rank, process.pid
+
+
+def test_the_lowest_rank_is_killed():
+    assert chosen(NODE) == (2, 11)
+    assert chosen(NODE, rank=10) == (10, 12)
+
+
+def test_what_a_worker_has_forked_is_not_the_worker():
+    loaders = [seen(20, 2, 11), seen(21, 2, 20)]
+    assert chosen([*loaders, *NODE]) == (2, 11)
+
+
+def test_runs_that_share_a_node_are_told_apart():
+    two = [seen(11, 0, 10, "r1"), seen(31, 0, 30, "r2")]
+    assert chosen(two, run="r2") == (0, 31)
+    assert choose(two, "train-1", "r1", None)[0] == Worker(0, 11, "r1")
+
+
+def test_workers_are_known_by_their_name_or_their_environment():
+    assert rank_of(b"ds:w12\n", {}) == 12
+    assert rank_of(b"python\n", {b"DALSEGNO_RUN": b"r1", b"RANK": b"3"}) == 3
+    assert rank_of(b"python\n", {b"RANK": b"3"}) is None  # torchrun's own
+    assert rank_of(b"ds:wx\n", {b"DALSEGNO_RUN": b"r1"}) is None
+
+
+def test_no_such_worker_is_told_with_those_there_are():
+    with pytest.raises(NotThere, match="no worker of rank 3 on train-1") as caught:
+        chosen(NODE, rank=3)
+    assert caught.value.hint == "there is rank 2, rank 10"
+    with pytest.raises(NotThere) as caught:
+        chosen([])
+    assert caught.value.hint == "no run has workers there"
+
+
+def test_an_unknown_node_is_told_with_those_there_are():
+    placement: Placement = put(cluster(2))
+    check_node(placement, "train-1")
+    with pytest.raises(NotThere, match="no node `train1`") as caught:
+        check_node(placement, "train1")
+    assert "did you mean `train-1`?" in caught.value.hint and "train-2" in caught.value.hint
+
+
+def test_the_local_target_can_break():
+    assert isinstance(LocalTarget, type) and all(hasattr(LocalTarget, name) for name in dir(CanBreak) if name[0] != "_")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("5s", 5), ("0.3s", 0.3), ("300ms", 0.3), ("2m", 120)])
+def test_times_as_people_write_them(text: str, seconds: float):
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1s", "soon", "1e3", "5 s;true", "0.0s"])
+def test_what_is_no_time_is_refused(text: str):
+    with pytest.raises(UsageError):
+        parse_time(text)
+
+
+def test_the_faults_are_listed():
+    listed = CliRunner().invoke(command, ["--list"]).output
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == list(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "which fault?"),
+        (["power-of", "train-1"], "did you mean `power-off`?"),
+        (["power-off"], "of which node?"),
+        (["power-off", "train-1", "--for", "5s"], "`--for` says nothing to `power-off`"),
+        (["net-cut", "train-1", "--rank", "0"], "`--rank` says nothing to `net-cut`"),
+        (["net-cut", "train-1", "--for", "5s", "--clear"], "do not go together"),
+    ],
+)
+def test_misunderstandings_are_told(args: list[str], words: str):
+    error = CliRunner().invoke(command, args).exception
+    assert isinstance(error, DalsegnoError) and words in f"{error.what} {error.hint}" and error.exit_code == 2

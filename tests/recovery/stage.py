@@ -1,0 +1,125 @@
+"""A controller as a process of its own, with coordinators that do what their run's plan says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dalsegno.launch.agent.frames import Message, Reader
+from dalsegno.recovery.client import ask, start_run
+from dalsegno.recovery.controller import RUNS, SOCKET
+from dalsegno.system.procfs import end, marked
+
+SOURCE = Path(__file__).parents[2] / "src"
+SERVE = """
+import os, sys
+from pathlib import Path
+from dalsegno.recovery.controller import Controller, say
+Controller(Path(sys.argv[1]), (sys.executable, "-I", sys.argv[2]), os.environ, say).serve()
+"""
+COORDINATE = """
+import json, os, sys, time
+folder = sys.argv[2]
+with open(os.path.join(folder, "plan.json")) as file:
+    plan = json.load(file)
+about = {"pid": os.getpid(), "sid": os.getsid(0), "cwd": os.getcwd(), "uid": os.getuid(), "gid": os.getgid(),
+         "groups": os.getgroups(), "env": dict(os.environ)}
+with open(os.path.join(folder, "started"), "a") as file:
+    file.write(json.dumps(about) + chr(10))
+if "code" in plan:
+    sys.exit(plan["code"])
+time.sleep(100)
+"""
+
+
+def eventually(true: Callable[[], object], timeout_s: float = 20.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+@dataclass
+class Stage:
+    """A state folder with a controller in it."""
+
+    root: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def socket(self) -> Path:
+        return self.root / SOCKET
+
+    def up(self, uid: int | None = None) -> None:
+        """Start a controller and wait until it answers."""
+        (self.root / "run").mkdir(exist_ok=True)
+        (self.root / "coordinate.py").write_text(COORDINATE)
+        env = {"PYTHONPATH": str(SOURCE), "PATH": os.defpath, "DALSEGNO_MARK": str(self.root), "SECRET": "no"}
+        argv = [sys.executable, "-c", SERVE, str(self.root), str(self.root / "coordinate.py")]
+        with open(self.root / "log", "ab") as log:
+            self.processes.append(subprocess.Popen(argv, env=env, stderr=log, user=uid, group=uid))
+        eventually(self.answers)
+
+    def answers(self) -> bool:
+        assert self.processes[-1].poll() is None, (self.root / "log").read_text()
+        with socket.socket(socket.AF_UNIX) as sock:
+            return sock.connect_ex(str(self.socket)) == 0
+
+    def kill(self) -> None:
+        self.processes[-1].send_signal(signal.SIGKILL)
+        self.processes[-1].wait()
+
+    def close(self) -> None:
+        self.kill()
+        end(marked(str(self.root)))
+
+    def run(self, name: str, owner: int | None = None, **plan: object) -> Path:
+        """A run's folder; its coordinator sleeps, or exits with `code`."""
+        folder = self.root / "home" / name
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text(json.dumps(plan))
+        if owner is not None:
+            os.chown(folder, owner, owner)
+        return folder
+
+    def start(self, folder: Path) -> None:
+        start_run(self.socket, folder)
+
+    def runs(self) -> list[Message]:
+        found: list[Message] = ask(self.socket, {"runs": True}, 5)["runs"]
+        return found
+
+    def record(self, folder: Path) -> Path:
+        return self.root / RUNS / f"{folder.name}.json"
+
+    def started(self, folder: Path) -> list[Message]:
+        """What its coordinators said of themselves, the first one first."""
+        path = folder / "started"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self, folder: Path) -> list[int]:
+        return [int(one["pid"]) for one in self.started(folder)]
+
+
+def say_and_hear(path: Path, data: bytes) -> Message | None:
+    """Raw bytes to the socket; the answer, or None if it hangs up."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(str(path))
+        try:
+            sock.sendall(data)
+            reader = Reader()
+            while got := sock.recv(65536):
+                for message in reader.feed(got):
+                    return message
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return None

@@ -1,0 +1,247 @@
+"""The controller with real processes: it starts coordinators, starts them again, and outlives its own death."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.agent.frames import pack
+from dalsegno.recovery.client import controller_answers
+from dalsegno.recovery.controller import RUNS, SOCKET
+from dalsegno.targets.local.folder import Folder
+from tests.recovery.stage import SOURCE, Stage, eventually, say_and_hear
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    root = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))  # short, for the socket, and open to other users
+    root.chmod(0o755)
+    stage = Stage(root)
+    yield stage
+    stage.close()
+    shutil.rmtree(root)
+
+
+def test_the_target_and_the_controller_agree_on_the_places():
+    folder = Folder(Path("/state"))
+    assert (folder.controller_socket, folder.runs) == (Path("/state") / SOCKET, Path("/state") / RUNS)
+
+
+def test_a_coordinator_has_a_session_a_small_environment_and_no_secrets_of_ours(stage: Stage):
+    stage.up()
+    run = stage.run("r1")
+    stage.start(run)
+    eventually(lambda: stage.started(run))
+    (said,) = stage.started(run)
+    assert (said["sid"], said["cwd"], said["uid"]) == (said["pid"], "/", os.geteuid())
+    assert set(said["env"]) - {"LC_CTYPE"} == {"PATH", "HOME", "USER", "LOGNAME", "DALSEGNO_MARK"}
+    assert stage.runs() == [{"run": "r1", "folder": str(run), "uid": os.geteuid(), "pid": said["pid"]}]
+    assert stage.socket.stat().st_mode & 0o777 == 0o666
+
+
+def test_the_same_run_asked_for_again_is_left_alone(stage: Stage):
+    stage.up()
+    run, other = stage.run("r1"), stage.run("r2")
+    for folder in (run, run, other, run):
+        stage.start(folder)
+    eventually(lambda: stage.started(run) and stage.started(other))
+    assert len(stage.started(run)) == 1
+    assert [one["run"] for one in stage.runs()] == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("code", [0, 63])
+def test_a_run_that_is_over_is_forgotten(stage: Stage, code: int):
+    stage.up()
+    run = stage.run("r1", code=code)
+    stage.start(run)
+    eventually(lambda: stage.runs() == [])
+    assert len(stage.started(run)) == 1 and not stage.record(run).exists()
+
+
+def test_a_coordinator_that_crashes_is_started_again(stage: Stage):
+    stage.up()
+    run = stage.run("r1", code=64)
+    stage.start(run)
+    eventually(lambda: len(stage.started(run)) == 3)  # at once, then after a second
+    (run / "plan.json").write_text('{"code": 0}')
+    eventually(lambda: stage.runs() == [])
+
+
+def test_a_coordinator_that_is_killed_is_started_again(stage: Stage):
+    stage.up()
+    run = stage.run("r1")
+    stage.start(run)
+    eventually(lambda: stage.started(run))
+    os.kill(stage.pids(run)[0], signal.SIGKILL)
+    eventually(lambda: len(stage.started(run)) == 2)
+    assert stage.runs()[0]["pid"] == stage.pids(run)[1]
+
+
+def test_coordinators_outlive_the_controller_and_the_next_one_takes_them_over(stage: Stage):
+    stage.up()
+    lives, dies = stage.run("lives"), stage.run("dies")
+    for run in (lives, dies):
+        stage.start(run)
+    eventually(lambda: stage.started(lives) and stage.started(dies))
+    stage.kill()
+    os.kill(stage.pids(dies)[0], signal.SIGKILL)
+    stage.up()
+    eventually(lambda: len(stage.started(dies)) == 2)
+    assert len(stage.started(lives)) == 1 and len(stage.runs()) == 2
+    os.kill(stage.pids(lives)[0], signal.SIGKILL)
+    eventually(lambda: len(stage.started(lives)) == 2)
+
+
+def test_a_death_between_starting_a_coordinator_and_writing_it_down_does_not_start_a_second(stage: Stage):
+    stage.up()
+    run = stage.run("r1")
+    stage.start(run)
+    eventually(lambda: stage.started(run))
+    stage.kill()
+    record = json.loads(stage.record(run).read_text())
+    stage.record(run).write_text(json.dumps({**record, "pid": 0, "start": 0}))
+    stage.up()
+    assert stage.runs()[0]["pid"] == stage.pids(run)[0]
+    assert len(stage.started(run)) == 1
+
+
+def test_a_run_that_was_given_up_stays_so_until_it_is_asked_for(stage: Stage):
+    run = stage.run("r1")
+    stage.record(run).parent.mkdir(parents=True)
+    stage.record(run).write_text(json.dumps({"folder": str(run), "uid": os.geteuid(), "given_up": True}))
+    stage.up()
+    assert stage.runs()[0]["given_up"] is True and stage.started(run) == []
+    stage.start(run)
+    eventually(lambda: stage.started(run))
+    assert "given_up" not in stage.runs()[0]
+
+
+# Who may ask for what --------------------------------------------------------------------------------------
+
+
+def refusal(stage: Stage, folder: Path) -> str:
+    with pytest.raises(DalsegnoError) as caught:
+        stage.start(folder)
+    return caught.value.what
+
+
+def test_folders_that_are_no_runs_of_the_caller_are_refused(stage: Stage):
+    stage.up()
+    run = stage.run("r1")
+    (stage.root / "home/link").symlink_to(run)
+    (stage.root / "home/empty").mkdir()
+    for folder in (stage.root / "home/link", stage.root / "home/empty", stage.root / "home/none", run / "plan.json"):
+        assert "is no run's folder of yours" in refusal(stage, folder)
+    for folder in (Path("home/r1"), run / ".." / "r1"):
+        assert "named by its whole path" in refusal(stage, folder)
+    for name in (".hidden", "a b", "x" * 129, "ü"):
+        assert "letters, digits" in refusal(stage, stage.root / "home" / name)
+    assert stage.runs() == []
+
+
+def test_an_id_is_one_runs_alone(stage: Stage):
+    stage.up()
+    run = stage.run("r1")
+    stage.start(run)
+    twin = stage.root / "twin/r1"
+    shutil.copytree(run, twin)
+    assert "another run with the id `r1`" in refusal(stage, twin)
+
+
+def ask_as(stage: Stage, uid: int, folder: Path) -> str:
+    """What another user hears."""
+    code = "import sys; from dalsegno.recovery.client import *; start_run(*map(Path, sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, str(stage.socket), str(folder)]
+    env = {"PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(argv, user=uid, group=uid, extra_groups=[], env=env, capture_output=True, text=True)
+    return done.stderr.strip().rpartition("DalsegnoError: ")[2]
+
+
+@as_root
+def test_root_starts_each_users_coordinator_as_that_user(stage: Stage):
+    stage.up()
+    own, foreign = stage.run("own", owner=NOBODY), stage.run("foreign")
+    assert ask_as(stage, NOBODY, own) == ""
+    eventually(lambda: stage.started(own))
+    (said,) = stage.started(own)
+    assert (said["uid"], said["gid"], said["groups"]) == (NOBODY, NOBODY, [NOBODY])
+    assert (said["env"]["USER"], said["sid"]) == ("nobody", said["pid"])
+    assert "is no run's folder of yours" in ask_as(stage, NOBODY, foreign)
+    assert "is no run's folder of yours" in refusal(stage, stage.run("theirs", owner=NOBODY))
+    stage.start(foreign)
+    assert [one["run"] for one in stage.runs()] == ["own", "foreign"]  # root sees all
+
+
+@as_root
+def test_without_root_only_the_owner_may_ask(stage: Stage):
+    os.chown(stage.root, NOBODY, NOBODY)
+    (stage.root / "run").mkdir()
+    os.chown(stage.root / "run", NOBODY, NOBODY)
+    stage.up(uid=NOBODY)
+    assert "only its owner" in refusal(stage, stage.run("r1"))
+    run = stage.run("r2", owner=NOBODY)
+    assert ask_as(stage, NOBODY, run) == ""
+    eventually(lambda: stage.started(run))
+
+
+# Callers that misbehave ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pack({}), pack({"start": 3}), pack({"start": "/x\0y"}), pack({"start": "/\ud800"}), pack({"runs": False}),
+        pack({"start": "/x", "runs": True}), pack({"stop": "r1"}), b"\0\0\0\2[]", b"\0\0\0\3abc", b"\xff\xff\xff\xff",
+        struct.pack("!I", 60000) + b"[" * 60000,
+    ],
+)  # fmt: skip
+def test_nonsense_is_answered_with_an_error(stage: Stage, data: bytes):
+    stage.up()
+    answer = say_and_hear(stage.socket, data)
+    assert answer is not None and answer["error"]
+    assert controller_answers(stage.socket)
+
+
+def test_a_flood_is_cut_off(stage: Stage):
+    stage.up()
+    assert say_and_hear(stage.socket, struct.pack("!I", 1 << 20) + b"x" * (1 << 20)) is None
+    assert controller_answers(stage.socket)
+
+
+def test_callers_that_hang_hold_up_no_one(stage: Stage):
+    stage.up()
+    hanging = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+    try:
+        for number, sock in enumerate(hanging):
+            sock.connect(str(stage.socket))
+            sock.sendall(b"\0\0\0\x09half"[: number % 9])
+        run = stage.run("r1")
+        stage.start(run)
+        eventually(lambda: stage.started(run))
+    finally:
+        for sock in hanging:
+            sock.close()
+
+
+def test_no_controller_is_told_and_does_not_hang(stage: Stage):
+    assert not controller_answers(stage.root / "none")
+    stage.up()
+    assert controller_answers(stage.socket)
+    stage.kill()
+    assert not controller_answers(stage.socket)
+    with pytest.raises(DalsegnoError, match="controller does not answer") as caught:
+        stage.start(stage.run("r1"))
+    assert "dalsegno up" in caught.value.hint

@@ -1,0 +1,45 @@
+"""What the controller remembers, and what it makes of a file that someone spoiled."""
+
+import os
+from pathlib import Path
+
+from dalsegno.recovery.records import Record, Records
+from dalsegno.system.procfs import start_ticks
+
+ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, starts=3, short_lives=2)
+
+
+def test_a_record_is_read_as_it_was_written_and_only_for_the_owner(tmp_path: Path):
+    records = Records(tmp_path / "runs")
+    assert records.read() == ({}, [])
+    records.write(ONE)
+    assert records.read() == ({"r1": ONE}, [])
+    assert (tmp_path / "runs/r1.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o700
+    records.remove(ONE)
+    records.remove(ONE)
+    assert records.read() == ({}, [])
+
+
+def test_damaged_records_are_told_of_and_the_others_read(tmp_path: Path):
+    records = Records(tmp_path)
+    records.write(ONE)
+    bad = {"a": "{", "b": "[]", "c": '{"folder": 3, "uid": 1}', "d": "{}", "e": '{"folder": "/r", "uid": true}'}
+    for name, text in bad.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    found, wrong = records.read()
+    assert found == {"r1": ONE}
+    assert [line.split()[0] for line in wrong] == ["a.json", "b.json", "c.json", "d.json", "e.json"]
+
+
+def test_what_a_later_version_adds_does_no_harm(tmp_path: Path):
+    (tmp_path / "r2.json").write_text('{"folder": "/x/r2", "uid": 5, "colour": "red"}')
+    assert Records(tmp_path).read() == ({"r2": Record("/x/r2", 5)}, [])
+
+
+def test_a_process_with_the_same_pid_and_another_start_or_owner_is_another():
+    pid, start = os.getpid(), start_ticks(os.getpid()) or 0
+    assert Record("/r", os.geteuid(), pid, start).lives()
+    assert not Record("/r", os.geteuid(), pid, start + 1).lives()
+    assert not Record("/r", os.geteuid() + 1, pid, start).lives()
+    assert not Record("/r", os.geteuid()).lives()
