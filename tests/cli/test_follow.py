@@ -72,7 +72,6 @@ def test_lines_carry_their_rank_where_there_are_several() -> None:
     assert prefixed(Line(1, 3, "a"), 4) == "[3] a"
     assert prefixed(Line(1, 3, "a"), 11) == "[ 3] a"
     assert prefixed(Line(1, 0, "a"), 1) == "a"
-    assert prefixed(Line(0, None, "a"), 4) == "a"
     assert prefixed(Line(1, 0, " 10%\r 20%\r"), 1) == " 20%", "of a bar that moves, its last place"
     assert prefixed(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
 

@@ -12,8 +12,7 @@ def test_agents_from_the_head() -> None:
         "srun", "--jobid=17", "--nodes=3", "--ntasks=3", "--nodelist=n[1-2,4]", "--ntasks-per-node=1",
         "--job-name=train-k3f9", "--chdir=/home/ada", "--no-kill", "--kill-on-bad-exit=0", "--overlap",
         "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=all",
-        "/opt/dalsegno/bin/python", "-m", "dalsegno", "run-agent", "--run", "train-k3f9", "--python", "python3",
-        "--preload", "a.b", "--preload", "c", "--", "train.py",
+        "/opt/dalsegno/bin/python", "-m", "dalsegno", "run-agent", "train-k3f9",
     ]  # fmt: skip
 
 
@@ -29,7 +28,7 @@ def test_a_step_takes_all_its_job_has() -> None:
 
 def test_variables_stand_in_no_argument_list_whatever_they_hold() -> None:
     plan = planned(HEAD, env=(("WANDB_API_KEY", "hunter2"),))
-    assert "hunter2" not in " ".join(coordinator_argv(plan, step_argv(plan, job=1)))
+    assert "hunter2" not in " ".join([*coordinator_argv(plan), *step_argv(plan, job=1)])
 
 
 def test_mpi_programs_are_tasks_of_srun_and_end_together() -> None:
@@ -38,6 +37,7 @@ def test_mpi_programs_are_tasks_of_srun_and_end_together() -> None:
         "--jobid": "5", "--nodes": "2", "--ntasks": "8", "--nodelist": "n[1-2]", "--ntasks-per-node": "4",
         "--job-name": "train-k3f9", "--cpus-per-task": "2", "--kill-on-bad-exit": "1", "--mpi": "pmix",
         "--export": "ALL", "--input": "none",
+        "--output": "/var/lib/dalsegno/runs/train-k3f9/logs/g0001/rank%t.log",
     }  # fmt: skip
     assert (plan.job.tasks_per_node, plan.job.cpus_per_task) == (4, 2)
     assert step_argv(plan)[-1] == "./hello"
@@ -49,14 +49,13 @@ def test_a_plain_run_has_slurm_s_variables_only() -> None:
     assert tasks_argv(plan)[-3:] == ["/v/bin/python", "-u", "train.py"]
 
 
-def test_a_coordinator_knows_the_run_s_shape_and_how_to_start_its_agents() -> None:
-    plan = planned(HEAD, nodes=4, fresh=True, hang_timeout_s=0, max_restarts=7)
-    argv = coordinator_argv(plan, ["srun", "x", "--", "y"])
-    assert argv[3 : argv.index("--")] == [
-        "run-coordinator", "--run", "train-k3f9", "--folder", "/var/lib/dalsegno/runs/train-k3f9", "--framework",
-        "torch", "--nodes", "4", "--nproc-per-node", "1", "--max-restarts", "7", "--hang-timeout", "0", "--fresh",
-    ]  # fmt: skip
-    assert argv[argv.index("--") + 1 :] == ["srun", "x", "--", "y"]
+def test_a_coordinator_finds_all_it_needs_in_the_run_s_folder() -> None:
+    assert coordinator_argv(planned(HEAD))[3:] == ["run-coordinator", "/var/lib/dalsegno/runs/train-k3f9"]
+
+
+def test_a_percent_sign_in_the_folder_is_no_pattern_of_srun_s() -> None:
+    plan = planned(framework="plain", output="/data/50%t", chdir="/home/ada")
+    assert options(tasks_argv(plan))["--output"].startswith("/data/50%%t/")
 
 
 def test_an_environment_is_the_user_s_own_without_the_job_he_asked_from() -> None:

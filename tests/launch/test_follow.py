@@ -101,12 +101,6 @@ def test_a_line_of_any_length_gets_through(tmp_path: Path) -> None:
     assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for an end that may never come"
 
 
-def test_programs_without_logs_of_their_own_share_one(run: RunFolder) -> None:
-    run.root.mkdir()
-    run.agents_log.write_text("hello from all\n")
-    assert list(RunLogs(run, shared=run.agents_log).lines(0.0)) == [Line(0, None, "hello from all")]
-
-
 def test_only_what_is_wanted(run: RunFolder) -> None:
     say(run, 1, 0, "a\n")
     say(run, 1, 1, "b\n")

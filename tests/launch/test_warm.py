@@ -16,9 +16,7 @@ from dalsegno.launch.agent.frames import FileReader, Message, send
 from dalsegno.system.procfs import start_ticks
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
-)
+START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
 
 
 class Agent:

@@ -126,9 +126,8 @@ def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
     from dalsegno.jobs import read_plan
 
     plan = read_plan(run)
-    shared = None if plan.request.has_agents else run.agents_log
     watch, screen = watch_of(run, slurm, plan.on_head), Screen(ranks_of(plan), story=run.journal)
-    return Follower(run.run, RunLogs(run, shared=shared), watch, screen, lambda: cancel_run(run))
+    return Follower(run.run, RunLogs(run), watch, screen, lambda: cancel_run(run))
 
 
 def ranks_of(plan: RunPlan) -> int:

@@ -35,8 +35,7 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
 
     found = find_run(runs_home(), run)
     plan = read_plan(found)
-    shared = None if plan.request.has_agents else found.agents_log
-    logs = RunLogs(found, _wanted(found, rank, node, generation), shared)
+    logs = RunLogs(found, _wanted(found, rank, node, generation))
     screen = Screen(ranks_of(plan), quiet=True, bare=rank is not None)
     if follow:
         _follow(found, plan, logs, screen)

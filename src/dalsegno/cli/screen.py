@@ -22,7 +22,7 @@ _REDRAW_S = 0.5
 def prefixed(line: Line, ranks: int, colour: bool = False) -> str:
     """`[ 3] text`, as wide as the largest rank; nothing before the text where there is but one."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # of a bar that moves, what a terminal would show in the end
-    if line.rank is None or ranks <= 1:
+    if ranks <= 1:
         return shown
     mark = f"[{line.rank:>{len(str(ranks - 1))}}] "
     return (click.style(mark, fg=_COLOURS[line.rank % len(_COLOURS)]) if colour else mark) + shown

@@ -1,62 +1,76 @@
-"""The program `run-coordinator FOLDER`: opens a run's folder and coordinates the run to its end."""
+"""The program `run-coordinator [--kept] FOLDER`: opens a run's folder and coordinates the run to its end."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import getpass
 import os
 import sys
+import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.jobs.keeping import CRASHED, keep
 from dalsegno.jobs.plan import RunPlan
+from dalsegno.jobs.prepare import first_status, read_environment, read_plan
 from dalsegno.jobs.site import RunSite
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.liveness import DEFAULT_GONE_S, Timing
+from dalsegno.launch.liveness import DEFAULT_GONE_S, NODE_TIMEOUT, Timing
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.status import read_status
+from dalsegno.launch.task_run import TaskRun
+from dalsegno.programs import launcher
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.spec.facts_json import facts_from_json
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK
 
-CRASHED = 70  # the controller starts us again
+KEPT = "--kept"
 
 
 def main(arguments: list[str]) -> int:
-    """On the head the run's code is in its status and ours only says that we are done; in a batch step they are one."""
-    folder = RunFolder(Path(arguments[0]))
+    """On the head the controller keeps us; in a batch step a parent of our own does."""
+    folder = RunFolder(Path(arguments[-1]))
     _write_to(folder.coordinator_log)
+    in_batch = not read_plan(folder).on_head
+    if in_batch and KEPT not in arguments:
+        return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
     try:
-        status = read_status(folder.status)
-        if status is not None and status.over:
-            return 0  # our former self brought it to its end
-        site = open_site(folder)
-        code = asyncio.run(_coordinate(site))
+        code = _serve(folder)
     except Exception:  # the last line of defence: it is in the log, and we are started again
         traceback.print_exc()
         return CRASHED
-    return 0 if site.own_job is None else code
+    return code if in_batch else 0
+
+
+def _serve(folder: RunFolder) -> int:
+    status = read_status(folder.status)
+    if status is not None and status.over:
+        return status.exit_code or 0  # a former self of ours brought it to its end
+    return asyncio.run(_coordinate(open_site(folder)))
 
 
 async def _coordinate(site: RunSite) -> int:
-    return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
+    if site.plan.request.has_agents:
+        return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
+    return await TaskRun(site, first_status(site.plan, getpass.getuser(), time.time())).serve()
 
 
 def open_site(folder: RunFolder) -> RunSite:
-    try:
-        plan = facts_from_json(RunPlan, json.loads(folder.plan.read_text()))
-        environment = json.loads(folder.environment.read_text())
-    except (OSError, ValueError) as error:
-        raise DalsegnoError(f"the run in {folder.root} cannot be read: {error}") from error
+    plan, environment = read_plan(folder), read_environment(folder)
     if MARK in os.environ:
         environment[MARK] = os.environ[MARK]  # all that we start is found, and swept, as we are
-    gone_s = float(environment.get("DALSEGNO_NODE_TIMEOUT") or DEFAULT_GONE_S)
     own = int(os.environ.get("SLURM_JOB_ID") or 0) if not plan.on_head else 0
     client = SlurmClient(LocalRunner(), environment)
-    return RunSite(folder, plan, environment, client, own or None, Timing(gone_s))
+    return RunSite(folder, plan, environment, client, own or None, Timing(_node_timeout_s(plan, environment)))
+
+
+def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
+    """As asked for, else as the cluster knows best: hosts on one machine are sooner known to be gone."""
+    told = environment.get(NODE_TIMEOUT, "")
+    default = float(told) if told.replace(".", "", 1).isdigit() else DEFAULT_GONE_S
+    return plan.request.node_timeout_s or default
 
 
 def _write_to(log: Path) -> None:

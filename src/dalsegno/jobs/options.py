@@ -169,6 +169,13 @@ OPTIONS = (
         shows="TIME",
     ),
     Option(
+        "node_timeout",
+        values.parse_node_timeout,
+        "How long a node may be silent until it is taken to be lost.",
+        "node_timeout_s",
+        examples=("3", "1.5s"),
+    ),
+    Option(
         "signal_lead",
         values.parse_seconds,
         "How long before the time limit the processes are told to save.",

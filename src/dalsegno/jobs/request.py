@@ -56,6 +56,7 @@ class RunRequest:
     fresh: bool = False
     framework: str = "torch"  # whose variables the processes get
     hang_timeout_s: int | None = None  # 0: off; None: from the steps that the training library reports
+    node_timeout_s: float | None = None  # until a silent node is taken to be lost; None: as the cluster says
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
     output: str = ""  # folder in which the run gets its own
@@ -114,6 +115,7 @@ def _check_numbers(request: RunRequest) -> None:
         "hang_timeout": request.hang_timeout_s,
     }
     checks.check_counts(any_number, least=0)
+    checks.check_node_timeout(request.node_timeout_s)
     checks.check_signal(request.signal_lead_s, request.time_limit_s)
 
 

@@ -7,7 +7,6 @@ import shlex
 from posixpath import join
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.jobs.environment import activation, prefix_of
 from dalsegno.jobs.job_ask import slurm_options
 from dalsegno.jobs.plan import RunPlan, salloc_argv
 from dalsegno.jobs.steps import coordinator_argv, step_argv
@@ -24,16 +23,16 @@ def render_sbatch(plan: RunPlan) -> str:
     lines = ["#!/bin/bash", f"# Run {plan.run}, by Dal Segno. `dalsegno runs` tells how it fares."]
     options = [*slurm_options(plan.job), *_batch_options(plan)]
     lines += [f"{_MARK} {sbatch_word(option)}" for option in options]
-    lines += ["", *_exports(plan), f"exec {shlex.join(coordinator_argv(plan))}"]
+    lines += ["", f"exec {shlex.join(coordinator_argv(plan))}"]
     return "\n".join(lines) + "\n"
 
 
 def render_commands(plan: RunPlan) -> str:
-    """What `--dry-run` shows: the script, or the commands that take its place where there is a head node."""
-    if not plan.on_head:
-        return render_sbatch(plan)
+    """What `--dry-run` shows: how the job is asked for, and the step in it."""
     srun, *rest = step_argv(plan)
-    return f"{shlex.join(salloc_argv(plan))}\n{shlex.join([srun, '--jobid=JOB', *rest])}\n"
+    if plan.on_head:
+        return f"{shlex.join(salloc_argv(plan))}\n{shlex.join([srun, '--jobid=JOB', *rest])}\n"
+    return f"{render_sbatch(plan)}\n# The coordinator starts in it:\n# {shlex.join([srun, *rest])}\n"
 
 
 def _batch_options(plan: RunPlan) -> list[str]:
@@ -45,13 +44,6 @@ def _batch_options(plan: RunPlan) -> list[str]:
         f"--output={join(folder, 'job-%j.log')}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
     ]
-
-
-def _exports(plan: RunPlan) -> list[str]:
-    prefix = prefix_of(plan.request)
-    path = [f'export PATH={shlex.quote(join(prefix, "bin"))}:"$PATH"', "unset PYTHONHOME"] if prefix else []
-    variables = {**activation(plan.request), **dict(plan.request.env)}
-    return [*path, *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())]
 
 
 def sbatch_word(word: str) -> str:

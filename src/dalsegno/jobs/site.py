@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.jobs.frameworks import World, framework_env, torch_threads
 from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, salloc_argv
-from dalsegno.jobs.steps import agents_argv
+from dalsegno.jobs.steps import step_argv
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
@@ -95,4 +95,4 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role == "next" else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        return agents_argv(self.plan, job, nodes)
+        return step_argv(self.plan, job, nodes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dalsegno.jobs.plan import RunPlan
+from dalsegno.launch.folder import RunFolder
 from dalsegno.slurm.names import job_id, node_list
 
 
@@ -43,6 +45,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
         f"--mpi={plan.mpi or 'none'}",
         "--export=ALL",
         "--input=none",
+        f"--output={RunFolder(Path(plan.folder.replace('%', '%%'))).generation(1) / 'rank%t.log'}",
         *program_argv(plan),
     ]
 

@@ -102,6 +102,14 @@ def parse_seconds(text: str) -> int:
     return seconds
 
 
+def parse_node_timeout(text: str) -> float:
+    """Seconds, parts of them too: `1.5`, `1.5s`."""
+    bare = text.strip().lower().removesuffix("s").strip()
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", bare, re.ASCII):
+        raise UsageError(f"{shown(text)} is not a number of seconds", hint="write `3` or `1.5s`")
+    return float(bare)
+
+
 def _seconds(text: str, bare_s: int, hint: str) -> int | None:
     from dalsegno.spec.quantities import parse_time  # pydantic comes with it: only who gives a time pays
 

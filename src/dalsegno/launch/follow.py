@@ -23,10 +23,10 @@ Wanted = Callable[[int, int], bool]  # generation and rank in, whether anybody w
 
 @dataclass(frozen=True)
 class Line:
-    """One line of one rank; rank None is what all of them say in one stream."""
+    """One line of one rank."""
 
     generation: int
-    rank: int | None
+    rank: int
     text: str
 
 
@@ -77,22 +77,18 @@ def everything(_generation: int, _rank: int) -> bool:
 class RunLogs:
     """All logs of a run, those that are not there yet too."""
 
-    def __init__(self, run: RunFolder, wanted: Wanted = everything, shared: Path | None = None) -> None:
-        """`shared` is a log of all ranks together, where they have none of their own."""
+    def __init__(self, run: RunFolder, wanted: Wanted = everything) -> None:
         self._run = run
         self._wanted = wanted
-        self._shared = Tail(shared) if shared else None
         self._tails: dict[tuple[int, int], Tail] = {}
         self._left_behind = 0  # generations up to this one say nothing more
 
     @property
     def count(self) -> int:
-        return len(self._tails) + (self._shared is not None)
+        return len(self._tails)
 
     def lines(self, now: float, *, final: bool = False) -> Iterator[Line]:
         """What came since the last time."""
-        if self._shared:
-            yield from (Line(0, None, text) for text in self._shared.read(now, final=final))
         self._find()
         newest = max((generation for generation, _ in self._tails), default=0)
         for (generation, rank), tail in sorted(self._tails.items()):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LATE_S = 0.3  # a look that comes so much too late says more about us than about them
-LOCAL_GONE_S = 1.5
 DEFAULT_GONE_S = 3.0
+NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # a cluster may know better
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
+from dalsegno.launch.liveness import NODE_TIMEOUT
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
@@ -16,6 +17,7 @@ from dalsegno.targets.local.placement import VIRTUAL
 from dalsegno.targets.local.services import slurm_env
 from dalsegno.targets.local.store import State, read_applied, read_state
 
+ON_ONE_MACHINE_S = "1.5"  # no real network lies between its hosts: a silent one is sooner known to be lost
 # Inside another mount namespace the working folder is lost: go back to it by name, then become the command.
 GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
@@ -28,6 +30,7 @@ def user_env(folder: Folder, env: Mapping[str, str]) -> dict[str, str]:
         **slurm_env(folder),
         "DALSEGNO_CLUSTER": folder.name,
         "DALSEGNO_CONTROLLER": str(folder.controller_socket),
+        NODE_TIMEOUT: env.get(NODE_TIMEOUT) or ON_ONE_MACHINE_S,
         "PATH": os.pathsep.join([str(folder.bin), *rest]),
     }
 
