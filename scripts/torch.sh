@@ -5,8 +5,11 @@
 
 CPU_INDEX=https://download.pytorch.org/whl/cpu
 
+# By its folders, as importing it takes seconds.
+has_torch() { compgen -G "$VENV/lib/python3*/site-packages/torch" >/dev/null && compgen -G "$VENV/lib/python3*/site-packages/numpy" >/dev/null; }
+
 install_torch() {
-    if venv_python -c 'import torch' 2>/dev/null; then
+    if venv_python -c 'import numpy, torch' 2>/dev/null; then
         say "torch is there already"
     elif has_nvidia_gpu; then
         say "installing torch with CUDA"
@@ -14,6 +17,7 @@ install_torch() {
     else
         install_cpu_torch
     fi
+    quietly pip_install numpy || fail "pip could not install numpy" "the lines above are pip's"
 }
 
 install_cpu_torch() {

@@ -1,81 +1,17 @@
 """The warm parent: workers that start at once and cannot tell that they were forked."""
 
+import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.frames import FileReader, Message, send
+from dalsegno.launch.agent.frames import send
 from dalsegno.system.procfs import start_ticks
-
-SOURCE = str(Path(__file__).parents[2] / "src")
-START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.launch.agent.warm import start; start(sys.argv[1:])"
-
-
-class Agent:
-    """The agent's side of the socket."""
-
-    def __init__(self, folder: Path, *modules: str, python: str = sys.executable) -> None:
-        self.folder = folder
-        self.sock, other = socket.socketpair()
-        self.reader, self.heard = FileReader(), []  # type: tuple[FileReader, list[Message]]
-        self.process = subprocess.Popen(
-            [python, "-c", START, SOURCE, str(other.fileno()), *modules], pass_fds=[other.fileno()]
-        )
-        other.close()
-        self.sock.settimeout(20)
-
-    def hear(self, key: str) -> Message:
-        """The next message with this key; others are kept for later."""
-        while True:
-            for message in self.heard:
-                if key in message:
-                    self.heard.remove(message)
-                    return message
-            messages = self.reader.receive(self.sock)
-            assert messages is not None, "the warm parent has gone"
-            self.heard += messages
-
-    def fork(
-        self, script: Path | str, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None, **more: object
-    ) -> int:
-        task = {
-            "id": "w", "script": str(script), "args": list(args), "env": env or {}, "cwd": str(cwd or self.folder),
-            "stdout": str(self.folder / "out"), "stderr": str(self.folder / "err"), **more,
-        }  # fmt: skip
-        send(self.sock, {"fork": task})
-        return int(self.hear("forked")["pid"])
-
-    def run(self, script: Path | str, *args: str, **more: object) -> int:
-        pid = self.fork(script, *args, **more)  # type: ignore[arg-type]
-        ended = self.hear("ended")
-        assert ended["ended"] == pid
-        return int(ended["code"])
-
-    def close(self) -> None:
-        self.sock.close()
-        self.process.wait(10)
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(tmp_path, "json", "random")
-    assert agent.hear("warm")["warm"]["ok"]
-    yield agent
-    agent.close()
-
-
-def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    path = folder / name
-    path.write_text(textwrap.dedent(text))
-    return path
+from tests.launch.warm_agent import Agent, script
 
 
 def test_a_worker_sees_what_python_script_would_give_it(agent: Agent, tmp_path: Path):
@@ -92,8 +28,6 @@ def test_a_worker_sees_what_python_script_would_give_it(agent: Agent, tmp_path: 
     work = tmp_path / "work"
     work.mkdir()
     assert agent.run(path, "--lr", "a b", env={"RANK": "3"}, cwd=work) == 0
-    import json
-
     assert json.loads((tmp_path / "out").read_text()) == [
         "__main__", str(path), [str(path), "--lr", "a b"], str(work), {"RANK": "3"}, "found",
     ]  # fmt: skip
@@ -205,30 +139,3 @@ def test_files_are_handed_on(agent: Agent, tmp_path: Path):
 def test_500_restarts_in_a_row(agent: Agent, tmp_path: Path):
     path = script(tmp_path, "pass")
     assert [agent.run(path) for _ in range(500)] == [0] * 500
-
-
-def test_the_words_survive_any_cutting():
-    from hypothesis import given
-    from hypothesis import strategies as st
-
-    from dalsegno.launch.agent.frames import Reader, pack
-
-    @given(
-        st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20)), max_size=5),
-        st.integers(1, 7),
-    )
-    def check(messages: list[Message], size: int) -> None:
-        data = b"".join(pack(message) for message in messages)
-        reader = Reader()
-        heard = [m for start in range(0, len(data), size) for m in reader.feed(data[start : start + size])]
-        assert heard == messages
-
-    check()
-
-
-def test_a_stranger_is_cut_off():
-    from dalsegno.launch.agent.frames import BadFrame, Reader
-
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\3{:}"):
-        with pytest.raises(BadFrame):
-            list(Reader().feed(data))

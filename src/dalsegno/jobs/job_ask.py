@@ -40,7 +40,8 @@ def slurm_options(job: JobAsk) -> list[str]:
         "job-name": job.name,
         "comment": f"dalsegno:{job.role}",
         "nodes": _span(job.nodes),
-        "ntasks-per-node": str(job.tasks_per_node),
+        # With it, Slurm 22.05 gives a range of nodes only its least: it counts the tasks of that many.
+        "ntasks-per-node": str(job.tasks_per_node) if job.nodes.min == job.nodes.max else "",
         "cpus-per-task": str(job.cpus_per_task),
         "mem": "" if job.memory_mib is None else f"{job.memory_mib}M",
         **_gpu_option(job),

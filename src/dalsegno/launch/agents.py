@@ -34,10 +34,16 @@ class Agents:
         self._pulse = Pulse(secret, timing, self._probe_address)
         self._door = Door(run, secret, self._came, self._said, self._gone)
 
-    async def open(self, port: int, greeting: Callable[[], Message] | None = None) -> tuple[asyncio.Server, int]:
+    async def open(
+        self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0"
+    ) -> tuple[asyncio.Server, int]:
         """Listen for connections and for heartbeats, on the same port."""
-        server, port = await self._door.open(port, greeting)
-        self._pulse.open(port)
+        server, port = await self._door.open(port, greeting, host)
+        try:
+            self._pulse.open(port, host)
+        except OSError:
+            server.close()
+            raise
         return server, port
 
     async def watch(self) -> None:

@@ -38,7 +38,7 @@ from dalsegno.launch.hangs import Marks
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.seating import start_message
-from dalsegno.launch.site import Site
+from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
 from dalsegno.launch.words import read_word, reconcile
@@ -55,7 +55,9 @@ STACKS_S = 2.0  # enough for what answers at all; the rest is stuck for good
 class Coordinator:
     """One run, from its first agent to its end."""
 
-    def __init__(self, site: Site, staff: Callable[[Boss], Staff], gather_s: float = GATHER_S) -> None:
+    def __init__(
+        self, site: Terms, staff: Callable[[Boss], Staff], gather_s: float = GATHER_S, told: Teller | None = None
+    ) -> None:
         self.site, self.folder, self.gather_s = site, site.folder, gather_s
         self.run = Run(site.shape, site.max_restarts)
         self.store_port = 0
@@ -64,7 +66,7 @@ class Coordinator:
         self.began = time.monotonic()  # the present generation
         self.marks = Marks(site.hang_timeout_s, self.began)
         self.hanging = False
-        self.told = Teller(site)
+        self.told = told or Teller(site)
         self.staff = staff(self)
         self.agents: Agents
         self.end: Finish | None = None
@@ -75,7 +77,7 @@ class Coordinator:
     async def serve(self) -> int:
         """Until the run has ended; gives its exit code."""
         saved = read_saved(self.folder.state, self.run)
-        server = await self._open()
+        server = await self.open()
         if saved is None:
             self.journal("began", host=socket.gethostname(), pid=os.getpid())
             self.staff.begin()
@@ -101,7 +103,7 @@ class Coordinator:
         if not self.closing:
             self.staff.leaving()
 
-    async def _open(self) -> asyncio.Server:
+    async def open(self) -> asyncio.Server:
         """Listen, on the port of our former self if there was one, and write down where."""
         known: Any = read_json(self.folder.connect)
         secret = bytes.fromhex(known["secret"]) if known else secrets.token_bytes(32)
@@ -190,7 +192,7 @@ class Coordinator:
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.staff.agent_lost(agent, silent)
-        if self.end is None:
+        if not self.closing:
             self.lost_nodes += agent in self.run.ready
             self.journal("lost", node=agent, why=why)
         self.apply(Left(agent))
@@ -342,7 +344,7 @@ class Coordinator:
     async def _say_farewell(self) -> int:
         """Nothing of the run is left when this returns."""
         assert self.end is not None
-        self.agents.send_all({"finish": self.end.code})
+        self.agents.send_all({"end": _end_message(self.end), "finish": self.end.code})
         until = time.monotonic() + FAREWELL_S
         while self.agents.peers and time.monotonic() < until:
             await asyncio.sleep(0.01)
@@ -351,6 +353,13 @@ class Coordinator:
         with contextlib.suppress(OSError):
             self.folder.state.unlink()
         return self.end.code
+
+
+def _end_message(end: Finish) -> Message:
+    """How the run ended, for agents whose own people want to know."""
+    cause = end.cause
+    where = {"rank": cause.rank, "node": cause.node} if cause else {}
+    return {"code": end.code, "why": end.why, **where}
 
 
 def own_addresses() -> list[str]:

@@ -54,6 +54,7 @@ class Run:
 
     shape: Shape
     max_restarts: int = 3
+    literal: bool = False  # torchrun's rules: only 0 is well, and max_restarts failures are forgiven, whatever they are
     phase: Phase = Phase.GATHERING
     generation: int = 0
     ready: tuple[str, ...] = ()  # agents, in the order in which they came
@@ -142,7 +143,7 @@ def _store_opened(run: Run, event: StoreOpened) -> Step:
 def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     if run.group is None or event.generation != run.generation:
         return run, []
-    if event.code in (DONE, SAVED) or run.leaving:
+    if event.code == DONE or (event.code == SAVED and not run.literal) or run.leaving:
         return _ended_well(run, event)
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is Phase.STOPPING:
@@ -213,14 +214,15 @@ def _when_all_stopped(run: Run) -> Step:
 
 def _after_failure(run: Run, cause: Failure) -> Step:
     """Once more, or not: the same fault twice, or too many faults, end the run."""
-    spent = 0 if run.age_s >= FORGIVEN_S else run.spent
+    spent = 0 if run.age_s >= FORGIVEN_S and not run.literal else run.spent
     why = _reason_to_end(run, cause, spent)
     if why:
         code = cause.exit_code
         return replace(run, phase=Phase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
     quick = run.quick + 1 if run.age_s < QUICK_S else 1
-    pause_s = back_off_s(quick) if cause.code > 0 else 0.0  # a worker that was killed says nothing of the next
-    suspect = suspected_node(cause, run.last)
+    # A worker that was killed says nothing of the next.
+    pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
+    suspect = "" if run.literal else suspected_node(cause, run.last)
     run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)
     run = replace(run, last=cause, failures=(), lost_member=False, ready=tuple(a for a in run.ready if a != suspect))
     first: list[Order] = [Exclude(suspect)] if suspect else []
@@ -230,12 +232,12 @@ def _after_failure(run: Run, cause: Failure) -> Step:
 
 
 def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
-    if cause.code == STOP:
+    if cause.code == STOP and not run.literal:
         return "the script asked not to be restarted"
     if spent >= run.max_restarts:
         times = f"after {run.max_restarts} restarts" if run.max_restarts else "and no restart was asked for"
         return f"{cause.sentence()}, {times}"
-    if is_bug(cause, run.last):
+    if is_bug(cause, run.last) and not run.literal:
         return f"{cause.sentence()}, as it did before: restarting would not help"
     return ""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,15 @@ def form_group(generation: int, shape: Shape, ready: Sequence[str], before: Sequ
     if size < shape.min_nodes:
         return None
     seats = _keep_seats(size, ready, before)
-    newcomers = iter(
-        sorted((agent for agent in ready if agent not in seats.values()), key=lambda name: (len(name), name))
-    )
+    newcomers = iter(sorted((agent for agent in ready if agent not in seats.values()), key=in_order))
     order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
     places = tuple(Place(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
     return Group(generation, places, shape.nproc_per_node)
+
+
+def in_order(name: str) -> list[str | int]:
+    """A key that sorts names as Slurm lists them: numbers in them count as numbers."""
+    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(name))]
 
 
 def _keep_seats(size: int, ready: Sequence[str], before: Sequence[str]) -> Mapping[int, str]:

@@ -24,6 +24,11 @@ class Peer:
     writer: asyncio.StreamWriter
 
     @property
+    def host(self) -> str:
+        """Where other nodes reach it: what it says of itself, if anything, else what we see."""
+        return str(self.hello.get("address") or self.address)
+
+    @property
     def probe(self) -> tuple[str, int]:
         """Where its host can be asked whether it lives."""
         return self.address, int(self.hello["probe"])
@@ -52,10 +57,12 @@ class Door:
         self._came, self._said, self._gone = came, said, gone
         self._greeting: Callable[[], Message] = dict
 
-    async def open(self, port: int, greeting: Callable[[], Message] | None = None) -> tuple[asyncio.Server, int]:
+    async def open(
+        self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0"
+    ) -> tuple[asyncio.Server, int]:
         """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
         self._greeting = greeting or dict
-        server = await asyncio.start_server(self._serve, "0.0.0.0", port, backlog=1024)
+        server = await asyncio.start_server(self._serve, host, port, backlog=1024)
         return server, int(server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

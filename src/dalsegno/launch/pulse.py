@@ -26,8 +26,11 @@ class Pulse:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self._socket.setblocking(False)
 
-    def open(self, port: int) -> None:
-        self._socket.bind(("", port))
+    def open(self, port: int, host: str = "0.0.0.0") -> None:
+        self._socket.bind((host, port))
+
+    def close(self) -> None:
+        self._socket.close()
 
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """For ever: tell of agents that are gone, and why."""

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.events import Start
 from dalsegno.launch.peers import Peer
-from dalsegno.launch.site import Seats, Site
+from dalsegno.launch.site import Seats, Terms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 
 
-def start_message(site: Site, order: Start, peers: Mapping[str, Peer]) -> Message | None:
+def start_message(site: Terms, order: Start, peers: Mapping[str, Peer]) -> Message | None:
     """None while one of the group is just being lost: what follows from that comes at once."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
         return None
-    hosts = tuple(peers[agent].address for agent in group.agents)
+    hosts = tuple(peers[agent].host for agent in group.agents)
     seats = Seats(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
     first = next(place.first_rank for place in group.places if place.agent == order.agent)
     found = peers[order.agent].hello["found"]

@@ -24,8 +24,8 @@ class Seats:
     restarts: int
 
 
-class Site(Protocol):
-    """One run, asked for and planned."""
+class Terms(Protocol):
+    """One run, asked for and planned: what every coordinator has to know."""
 
     @property
     def folder(self) -> RunFolder: ...
@@ -52,20 +52,24 @@ class Site(Protocol):
         """The job whose batch step the coordinator lives in; None on the head, where it asks for its jobs itself."""
         ...
 
-    @property
-    def slurm(self) -> SlurmClient: ...
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Of salloc and srun, and so of the agents."""
-        ...
-
     def setup(self) -> Message:
         """What an agent has to know before anything starts."""
         ...
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         """The variables of one worker; `found` are some that its agent found in its own environment."""
+        ...
+
+
+class Site(Terms, Protocol):
+    """And what one has to know that asks Slurm for its agents."""
+
+    @property
+    def slurm(self) -> SlurmClient: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of salloc and srun, and so of the agents."""
         ...
 
     def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:

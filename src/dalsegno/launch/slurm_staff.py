@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Awaitable
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
 from dalsegno.launch.saved import SavedJob
 from dalsegno.launch.site import Site
@@ -22,9 +26,11 @@ class SlurmStaff:
     def __init__(self, site: Site, boss: Boss) -> None:
         self.site, self.boss = site, boss
         self.excluded: list[str] = []
-        self.silent: set[str] = set()  # lost without a word: their hosts are taken to be dead
+        self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self._restaffed: dict[str, int] = {}
+        self._ask_again_at = 0.0
         self._slurm = SlurmJobs(site, self)
+        self._tasks: set[asyncio.Future[None]] = set()
 
     # Asking for nodes
 
@@ -38,9 +44,19 @@ class SlurmStaff:
     def job_granted(self, job: Job) -> None:
         self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role)
         if job.role != JOIN:
-            self.silent.clear()
+            job.role = MAIN
             self.boss.apply(Moved())
+        elif self._has_agent(job):
+            self._soon(self._slurm.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
+
+    def _has_agent(self, job: Job) -> bool:
+        there = {
+            *self.boss.present,
+            *self.silent,
+            *(node for each in self._slurm.jobs if each is not job for node in each.nodes),
+        }
+        return any(node in there for node in job.nodes)
 
     def job_refused(self, job: Job, why: str) -> None:
         self.boss.journal("refused", role=job.role, why=why)
@@ -48,15 +64,25 @@ class SlurmStaff:
             self.boss.stop(1, f"Slurm refused: {why}")
         elif job.role == NEXT:
             asyncio.get_running_loop().call_later(ASK_AGAIN_S, self.begin, NEXT)
+        else:
+            self._ask_again_at = time.monotonic() + ASK_AGAIN_S
 
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
         self.boss.journal("job over", job=job.id, role=job.role, state=state.value)
         if job.role != JOIN and state is JobState.CANCELLED and not self.boss.closing:
             self.boss.apply(Cancelled())
-        elif job.role != JOIN and not any(each.role == NEXT for each in self._slurm.jobs):
+        elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._slurm.jobs):
             self.begin(NEXT)
         self.boss.keep()
+
+    def _promote(self) -> bool:
+        """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
+        joined = [each for each in self._slurm.jobs if each.role == JOIN and each.nodes]
+        if self.boss.closing or not joined:
+            return False
+        joined[0].role = MAIN
+        return True
 
     def step_ended(self, job: Job) -> None:
         asyncio.get_running_loop().call_later(0.05, self.look_after)
@@ -79,7 +105,7 @@ class SlurmStaff:
         self._restaffed[node] = self._restaffed.get(node, 0) + 1
         if self._restaffed[node] > MAX_RESTAFF:
             self.boss.note(f"agents on {node} do not live: the run goes on without it")
-            self.silent.add(node)
+            self.silent[node] = time.time()
         return node not in self.silent and node not in self.excluded
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
@@ -87,13 +113,13 @@ class SlurmStaff:
         if not self.has_nodes or any(job.role != JOIN and not job.nodes for job in self._slurm.jobs):
             return
         there = {*present, *self._slurm.expected(present)} - set(self.excluded)
-        asked = sum(not job.nodes for job in self._slurm.jobs)
-        for _ in range(self.boss.wanted - len(there) - asked):
-            self._slurm.ask(JOIN, suspects=self.excluded, members=sorted(there))
+        may_ask = not self.waits and time.monotonic() >= self._ask_again_at
+        if len(there) < self.boss.wanted and may_ask:  # one after the other, so that no two get the same node
+            self._slurm.ask(JOIN, suspects=[*self.excluded, *self.silent], members=sorted(there))
             self.boss.keep()
 
     def agent_came(self, node: str) -> None:
-        self.silent.discard(node)
+        self.silent.pop(node, None)
 
     def agent_ready(self, node: str) -> None:
         self._restaffed.pop(node, None)
@@ -101,15 +127,32 @@ class SlurmStaff:
     def agent_lost(self, node: str, silent: bool) -> None:
         self._slurm.agent_left(node)
         if silent:
-            self.silent.add(node)
+            self.silent[node] = time.time()
 
     async def ask_slurm(self) -> None:
         await self._slurm.check()
+        back = await self._back_from_the_dead()
+        for node in back:
+            del self.silent[node]
+        if back:  # whoever waits was told not to take it
+            self._ask_again_at = 0.0
+            await self._slurm.give_back([job for job in self._slurm.jobs if job.role == JOIN and not job.nodes])
+            self.look_after()
+
+    async def _back_from_the_dead(self) -> list[str]:
+        """Silent nodes whose slurmd was started since: rebuilt, or booted again."""
+        if not self.silent or self.boss.closing:
+            return []
+        try:
+            found = await asyncio.to_thread(self.site.slurm.nodes, list(self.silent))
+        except DalsegnoError:
+            return []
+        return [node.name for node in found if (node.slurmd_started_at or 0) > self.silent.get(node.name, math.inf)]
 
     # Leaving
 
     def leaving(self) -> None:
-        asyncio.ensure_future(self._leave())  # noqa: RUF006
+        self._soon(self._leave())
 
     async def _leave(self) -> None:
         """An agent was signalled: the time is nearly up, we are preempted, or the user has cancelled. Slurm knows."""
@@ -132,6 +175,11 @@ class SlurmStaff:
 
     async def dismiss(self) -> None:
         await self._slurm.give_back(self._slurm.jobs)
+
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # Before and after our own death
 

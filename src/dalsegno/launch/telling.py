@@ -16,7 +16,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
-from dalsegno.launch.site import Site
+from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Staff
 from dalsegno.launch.status import (
     ENDED,
@@ -30,6 +30,7 @@ from dalsegno.launch.status import (
     read_status,
     write_status,
 )
+from dalsegno.train.contract import SAVED
 
 NOTE_S = 30.0  # a note is shown so long; it stays in the journal
 REFRESH_S = 10.0  # written again, though nothing has changed: whoever reads it sees that we live
@@ -51,7 +52,7 @@ class Told(Protocol):
 class Teller:
     """Writes only what has changed."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Terms) -> None:
         self.site = site
         before = read_status(site.folder.status)
         self.created = before.created if before else time.time()
@@ -94,7 +95,7 @@ class Teller:
             self.journal("signal", node=node, signal=message["signal"])
         elif "note" in message:
             self.note(str(message["note"]))
-        if isinstance(event, WorkerEnded) and event.failure and event.generation == generation:
+        if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,
                          what=failure.what(), noise=failure.noise)  # fmt: skip

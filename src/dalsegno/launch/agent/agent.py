@@ -28,21 +28,22 @@ from dalsegno.train.contract import TERMINATED
 
 TICK_S = 0.2
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
+CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
 class Agent:
     """One node's part of one run."""
 
-    def __init__(self, connect: Message, node: str) -> None:
+    def __init__(self, connect: Message, node: str, unlock: Callable[[Message], bytes] | None = None) -> None:
         self.run, self.node = str(connect["run"]), node
         secret = bytes.fromhex(connect["secret"])
-        self.link = Link(secret, connect["addresses"], int(connect["port"]), node)
+        self.link = Link(secret, connect["addresses"], int(connect["port"]), node, unlock)
         self.heart = Heart(secret, node)
         self.selector = selectors.DefaultSelector()
         self.door = Door(f"dalsegno.{os.getuid()}.{self.run}.{os.getpid()}", self.selector, self._hear_worker)
         self.probe = self._open_probe()
-        self.workers = Workers(node, self.door.name, self.selector, self.link.send)
+        self.workers = Workers(node, self.door.name, self.selector, self._tell)
         self.peers: list[tuple[str, int]] = []
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -50,6 +51,7 @@ class Agent:
         self.grants: dict[int, Callable[[Message], None]] = {}
         self.exit_code: int | None = None
         self.signals: list[int] = []
+        self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
             "setup": self.workers.set_up,
             "reset": lambda _: self.workers.reset(),
@@ -84,6 +86,7 @@ class Agent:
         if not self.link.connect(self._hello()) or self.link.sock is None:
             time.sleep(TICK_S)
             return
+        self.heart.secret = self.link.secret
         self.heart.aim(self.link.peer, self.link.port)
         self.watched = self.link.sock
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)
@@ -95,6 +98,10 @@ class Agent:
         if self.watched is not None:
             self.selector.unregister(self.watched)
             self.watched, self.lost_at = None, time.monotonic()
+
+    def _tell(self, message: Message) -> None:
+        """Of the workers, to the coordinator."""
+        self.link.send(message)
 
     def _hello(self) -> Message:
         crew = self.workers.crew
@@ -155,7 +162,7 @@ class Agent:
         for end in (read, write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        for number in self.caught:
             signal.signal(number, lambda caught, frame: self.signals.append(caught))
         self.selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4096))
 

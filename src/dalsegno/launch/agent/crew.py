@@ -20,6 +20,8 @@ class Worker:
     error_file: str
     log_start: int  # where in the log this life of the rank begins
     pid: int = 0
+    output: str = ""
+    stacks: str = ""
 
 
 @dataclass
@@ -31,9 +33,12 @@ class Crew:
     reports: dict[int, Report] = field(default_factory=dict)
     oom_before: int = field(default_factory=oom_kills)
 
-    def add(self, rank: int, log: str) -> Worker:
-        error_file = log[: -len(".log")] + ".error.json"
-        worker = Worker(rank, log, error_file, _size(log))
+    def add(
+        self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
+    ) -> Worker:
+        """`log` takes its errors, and its output too unless that goes elsewhere; "" is where the agent's own goes."""
+        beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
+        worker = Worker(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
         self.workers[rank] = worker
         return worker
 

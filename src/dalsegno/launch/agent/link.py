@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
 from dalsegno.launch.agent.proof import holds, nonce, prove
@@ -19,9 +19,20 @@ class Refused(Exception):
 
 
 class Link:
-    """One connection at a time. `send` never raises: what a broken connection swallows is told again after the next."""
+    """One connection at a time. `send` never raises: what a broken connection swallows is told again after the next.
 
-    def __init__(self, secret: bytes, addresses: Sequence[str], port: int, name: str) -> None:
+    Who has no secret yet finds it in the coordinator's greeting, if it may: that is what `unlock` does.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        addresses: Sequence[str],
+        port: int,
+        name: str,
+        unlock: Callable[[Message], bytes] | None = None,
+    ) -> None:
+        self._unlock = unlock
         self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
         self.sock: socket.socket | None = None
         self.peer = ""  # the address that answered
@@ -45,7 +56,10 @@ class Link:
         self.sock.settimeout(TALK_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader, self._early = Reader(), []
-        theirs = str(self._next()["nonce"])
+        greeting = self._next()
+        theirs = str(greeting["nonce"])
+        if self._unlock is not None:
+            self.secret = self._unlock(greeting)
         ours = nonce()
         proof = prove(self.secret, "agent", theirs, ours, self.name)
         send(self.sock, dict(hello, agent=self.name, nonce=ours, proof=proof))

@@ -23,15 +23,18 @@ _START = (
 class WarmParent:
     """One such process. `sock` is readable when it has something to say; `receive` gives None when it is gone."""
 
-    def __init__(self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    def __init__(
+        self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, stdin: int | None
+    ) -> None:
         self.sock, other = socket.socketpair()
         self.sock.set_inheritable(False)
         self._reader = FileReader()
         argv = [python, "-u", "-c", _START, _PACKAGES, str(other.fileno()), *modules]
         try:
-            # Not -I: the user's PYTHONPATH and site folders are the workers' own.
+            # Not -I: the user's PYTHONPATH and site folders are the workers' own. A session of its own: at a terminal
+            # Ctrl-C reaches the agent alone, which tells the workers.
             self._process = subprocess.Popen(
-                argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL
+                argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], stdin=stdin, start_new_session=True
             )
         except OSError:
             self.sock.close()
@@ -62,9 +65,9 @@ class WarmParent:
         self.sock.close()
 
 
-def plain_parent(env: Mapping[str, str], cwd: str) -> WarmParent:
+def plain_parent(env: Mapping[str, str], cwd: str, stdin: int | None) -> WarmParent:
     """One that has imported nothing, in our own Python: its workers are programs that it becomes."""
-    return WarmParent(sys.executable, (), env, cwd)
+    return WarmParent(sys.executable, (), env, cwd, stdin)
 
 
 def kill_groups(pids: Sequence[int]) -> None:

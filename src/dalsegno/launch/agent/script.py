@@ -103,16 +103,14 @@ def _tell_stacks(path: str) -> None:
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    """Output goes to files that are appended to: a restart never cuts off what was there."""
+    """Output goes to files that are appended to: a restart never cuts off what was there. "": where ours goes."""
     sys.stdout.flush()
     sys.stderr.flush()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
     for path, target in ((stdout, 1), (stderr, 2)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, target)
-        os.close(file)
-    os.close(null)
+        if path:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(file, target)
+            os.close(file)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)  # whole lines, at once: the log is read while the worker runs
 

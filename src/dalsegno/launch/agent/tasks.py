@@ -12,23 +12,23 @@ from dalsegno.train.contract import AGENT
 STORE_FILE = str(Path(__file__).with_name("store.py"))
 
 
-def worker_task(setup: Message, warm: bool, generation: int, worker: Worker, env: Message, door: str) -> Message:
+def worker_task(setup: Message, warm: bool, worker: Worker, order: Message, door: str) -> Message:
     """What one worker runs, and with which variables; later ones go before earlier ones."""
     own = {AGENT: door, "TORCHELASTIC_ERROR_FILE": worker.error_file}
     python = [] if warm or not setup["is_python"] else [setup["python"], "-u"]
     module = ["-m"] if setup["module"] and python else []
-    argv = [*python, *module, setup["script"], *setup["args"]]
+    argv: list[str] = [*python, *module, setup["script"], *(order.get("args") or setup["args"])]
     return {
         "kind": "script" if warm else "program",
         "name": f"ds:w{worker.rank}",
-        "env": {**os.environ, **setup["env"], **own, **env},
+        "env": {**os.environ, **setup["env"], **own, **order["env"]},
         "cwd": setup["cwd"],
         "script": argv[0],
         "args": argv[1:],
         "module": setup["module"],
-        "stdout": worker.log,
+        "stdout": worker.output,
         "stderr": worker.log,
-        "stacks": stacks_path(setup, generation, worker.rank),
+        "stacks": worker.stacks,
     }
 
 
@@ -45,12 +45,11 @@ def store_task(setup: Message, warm: bool, port: int) -> Message:
     }  # fmt: skip
 
 
-def log_path(setup: Message, generation: int, rank: int) -> str:
-    return os.path.join(_folder(setup, "logs", f"g{generation:04d}"), f"rank{rank}.log")
-
-
-def stacks_path(setup: Message, generation: int, rank: int) -> str:
-    return os.path.join(_folder(setup, "stacks"), f"g{generation:04d}-rank{rank}.txt")
+def run_files(setup: Message, generation: int, rank: int) -> dict[str, str]:
+    """Where one life of a rank writes, in the run's folder."""
+    base = os.path.join(_folder(setup, "logs", f"g{generation:04d}"), f"rank{rank}")
+    stacks = os.path.join(_folder(setup, "stacks"), f"g{generation:04d}-rank{rank}.txt")
+    return {"log": f"{base}.log", "stacks": stacks}
 
 
 def _folder(setup: Message, *names: str) -> str:

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from dalsegno.launch.agent import stacks
 from dalsegno.launch.agent.crew import Crew, Worker
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.parent import WarmParent, catches, kill_below, kill_groups, plain_parent
-from dalsegno.launch.agent.tasks import log_path, stacks_path, store_task, worker_task
+from dalsegno.launch.agent.tasks import run_files, store_task, worker_task
 
 SETTLE_S = 5.0
 
@@ -49,7 +50,10 @@ class Workers:
             if not os.path.isdir(cwd):
                 raise OSError(f"there is no folder {cwd} on this node")
             modules = self.setup["modules"]
-            self.parent = WarmParent(self.setup["python"], modules, env, cwd) if warm else plain_parent(env, cwd)
+            stdin = None if self.setup.get("stdin") else subprocess.DEVNULL
+            self.parent = (
+                WarmParent(self.setup["python"], modules, env, cwd, stdin) if warm else plain_parent(env, cwd, stdin)
+            )
         except OSError as error:
             if warm:
                 self._fall_back(f"cannot start {self.setup['python']}: {error}")
@@ -137,8 +141,8 @@ class Workers:
         self.crew = Crew(generation)
         for each in order["workers"]:
             rank = int(each["rank"])
-            worker = self.crew.add(rank, log_path(self.setup, generation, rank))
-            task = worker_task(self.setup, self.warm, generation, worker, {**each["env"]}, self.door)
+            worker = self.crew.add(rank, **(each.get("files") or run_files(self.setup, generation, rank)))
+            task = worker_task(self.setup, self.warm, worker, each, self.door)
             self._fork(f"{generation}:{rank}", task)
 
     def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:
@@ -222,12 +226,11 @@ class Workers:
     def capture_stacks(self, generation: int) -> None:
         if generation == self.crew.generation:
             for worker in self.crew.running():
-                stacks.capture(worker.pid, stacks_path(self.setup, generation, worker.rank))
+                stacks.capture(worker.pid, worker.stacks)
         self.tell({"stacks": generation})
 
     def _drop_empty_stacks(self, worker: Worker) -> None:
         """A file for stacks that were never asked for."""
-        path = stacks_path(self.setup, self.crew.generation, worker.rank)
         with contextlib.suppress(OSError):
-            if os.stat(path).st_size == 0:
-                os.unlink(path)
+            if os.stat(worker.stacks).st_size == 0:
+                os.unlink(worker.stacks)

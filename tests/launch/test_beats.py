@@ -1,0 +1,139 @@
+"""Heartbeats: signed, numbered, and worthless in the hands of a stranger."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from dalsegno.launch.agent.beats import Beat, Heart, pack_beat, read_beat
+from dalsegno.launch.liveness import Timing
+from dalsegno.launch.pulse import Pulse
+
+SECRET = b"s" * 32
+
+
+def test_a_beat_is_read_as_it_was_sent():
+    for beat in (Beat("n1", 1), Beat("", 1 << 62), Beat("knoten-é", 7)):
+        assert read_beat(SECRET, pack_beat(SECRET, beat)) == beat
+
+
+def test_what_was_not_signed_with_the_secret_is_no_beat():
+    data = pack_beat(SECRET, Beat("n1", 7))
+    assert read_beat(b"x" * 32, data) is None
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        assert read_beat(SECRET, bytes(changed)) is None
+    for length in range(len(data)):
+        assert read_beat(SECRET, data[:length]) is None
+    assert read_beat(SECRET, data + b"\0") is None
+
+
+class Listening:
+    """A socket in the coordinator's place."""
+
+    def __init__(self) -> None:
+        self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.sock.bind(("127.0.0.1", 0))
+        self.sock.settimeout(5)
+        self.heart = Heart(SECRET, "n1")
+        self.heart.aim("127.0.0.1", self.sock.getsockname()[1])
+
+    def next(self) -> tuple[Beat, bytes, tuple[str, int]]:
+        data, address = self.sock.recvfrom(512)
+        beat = read_beat(SECRET, data)
+        assert beat is not None
+        return beat, data, address
+
+    def hears(self, data: bytes) -> bool:
+        """Whether the heart takes it for an answer; the next two beats tell that it has had the time to."""
+        _, _, address = self.next()
+        before = self.heart.heard
+        self.sock.sendto(data, address)
+        self.next()
+        self.next()
+        return self.heart.heard > before
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    listening = Listening()
+    yield listening
+    listening.sock.close()
+
+
+def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
+    began = time.monotonic()
+    numbers = [listening.next()[0].number for _ in range(4)]
+    assert numbers == list(range(numbers[0], numbers[0] + 4)) and time.monotonic() - began < 2
+
+
+def test_an_answer_of_the_coordinator_is_heard(listening: Listening):
+    beat, _, _ = listening.next()
+    assert listening.hears(pack_beat(SECRET, Beat("", beat.number)))
+
+
+def test_a_forged_answer_is_not(listening: Listening):
+    beat, _, _ = listening.next()
+    assert not listening.hears(pack_beat(b"x" * 32, Beat("", beat.number)))
+
+
+def test_our_own_beat_sent_back_is_no_answer(listening: Listening):
+    assert not listening.hears(listening.next()[1])
+
+
+def test_an_old_answer_sent_again_is_no_answer(listening: Listening):
+    old = pack_beat(SECRET, Beat("", listening.next()[0].number))
+    assert listening.hears(old)
+    assert not listening.hears(old)
+
+
+def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
+    """A coordinator that hears these, one at every look; whether it takes the agent for gone, and its answers."""
+
+    async def watch() -> tuple[bool, list[bytes]]:
+        pulse = Pulse(SECRET, Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
+        pulse.open(0)
+        lost = asyncio.Event()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.setblocking(False)
+            home = ("127.0.0.1", pulse._socket.getsockname()[1])
+            task = asyncio.ensure_future(pulse.watch(lambda agent, why: lost.set()))
+            pulse.liveness.watch("n1", time.monotonic())
+            for data in datagrams:
+                sock.sendto(data, home)
+                await asyncio.sleep(0.025)
+                if lost.is_set():
+                    break
+            task.cancel()
+            pulse._socket.close()
+            return lost.is_set(), answers(sock)
+
+    return asyncio.run(watch())
+
+
+def answers(sock: socket.socket) -> list[bytes]:
+    heard = []
+    while True:
+        try:
+            heard.append(sock.recv(512))
+        except BlockingIOError:
+            return heard
+
+
+def test_an_agent_that_beats_is_alive_and_is_answered_at_every_third_beat():
+    lost, heard = gone_after([pack_beat(SECRET, Beat("n1", number)) for number in range(1, 16)])
+    assert not lost and [read_beat(SECRET, data) for data in heard][:3] == [Beat("", 3), Beat("", 6), Beat("", 9)]
+
+
+def test_beats_that_are_sent_again_keep_nobody_alive():
+    lost, _ = gone_after([pack_beat(SECRET, Beat("n1", 7))] * 200)
+    assert lost
+
+
+def test_forged_beats_keep_nobody_alive_and_are_not_answered():
+    lost, heard = gone_after([pack_beat(b"x" * 32, Beat("n1", number)) for number in range(3, 203)])
+    assert lost and heard == []

@@ -1,0 +1,62 @@
+"""When no step for so long is a hang."""
+
+from dalsegno.launch.hangs import ENOUGH_STEPS, Marks
+
+
+def stepping(marks: Marks, *times: float, first: int = 0) -> Marks:
+    for number, now in enumerate(times, first):
+        marks.step(number, now)
+    return marks
+
+
+def test_without_steps_nothing_is_known_and_nothing_is_a_hang():
+    assert Marks(None, 0.0).overdue_s(1e6) is None
+
+
+def test_the_first_steps_may_take_any_time():
+    marks = stepping(Marks(None, 0.0), *(60.0 * number for number in range(ENOUGH_STEPS)))
+    assert marks.limit_s() is None and marks.overdue_s(1e6) is None
+
+
+def test_ten_times_the_median_step_is_a_hang():
+    marks = stepping(Marks(None, 0.0), 0.0, 600.0, 620.0, 640.0, 660.0, 680.0)
+    assert marks.limit_s() == 200.0
+    assert marks.overdue_s(880.0) is None and marks.overdue_s(881.0) == 201.0
+
+
+def test_short_steps_are_given_a_minute():
+    marks = stepping(Marks(None, 0.0), *(0.1 * number for number in range(20)))
+    assert marks.limit_s() == 60.0
+
+
+def test_a_limit_of_the_users_holds_from_the_start():
+    marks = Marks(30.0, 100.0)
+    assert marks.overdue_s(130.0) is None and marks.overdue_s(131.0) == 31.0
+
+
+def test_a_limit_of_zero_is_never():
+    assert stepping(Marks(0, 0.0), *range(50)).overdue_s(1e9) is None
+
+
+def test_the_first_rank_to_reach_a_step_makes_the_mark():
+    marks = Marks(30.0, 0.0)
+    stepping(marks, 10.0, 20.0)
+    marks.step(1, 25.0)
+    marks.step(0, 26.0)
+    assert marks.last == 20.0
+
+
+def test_output_counts_only_where_no_steps_are_told():
+    marks = Marks(30.0, 0.0)
+    marks.sign(20.0)
+    assert marks.overdue_s(45.0) is None
+    marks.sign(10.0)
+    assert marks.last == 20.0, "an older sign takes nothing back"
+    stepping(marks, 21.0, 22.0)
+    marks.sign(50.0)
+    assert marks.overdue_s(53.0) == 31.0, "a log that goes on is no step"
+
+
+def test_old_steps_are_forgotten():
+    times = [1000.0 * number for number in range(10)] + [9000.0 + number for number in range(1, 300)]
+    assert stepping(Marks(None, 0.0), *times).limit_s() == 60.0

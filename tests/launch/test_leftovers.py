@@ -1,0 +1,44 @@
+"""What an earlier agent of the same run left on this node is found by its environment, and ended."""
+
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from dalsegno.launch.agent.leftovers import sweep
+
+
+class Left:
+    """Processes as workers would leave them."""
+
+    def __init__(self) -> None:
+        self.run = f"train-{uuid.uuid4().hex[:5]}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def leave(self, run: str, node: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "DALSEGNO_RUN": run, "SLURMD_NODENAME": node}
+        self.processes.append(subprocess.Popen(["sleep", "60"], env=env, start_new_session=True))
+        return self.processes[-1]
+
+
+@pytest.fixture
+def left() -> Iterator[Left]:
+    left = Left()
+    yield left
+    for process in left.processes:
+        process.kill()
+        process.wait()
+
+
+def test_all_of_the_same_run_on_the_same_node_is_ended_and_nothing_else(left: Left):
+    ours = [left.leave(left.run, "n1") for _ in range(2)]
+    others = [left.leave(left.run, "n2"), left.leave(left.run + "x", "n1"), left.leave(left.run, "n10")]
+    assert sorted(sweep(left.run, "n1")) == sorted(process.pid for process in ours)
+    assert [process.wait(5) for process in ours] == [-9, -9]
+    assert [process.poll() for process in others] == [None] * 3
+
+
+def test_where_nothing_was_left_nothing_is_done(left: Left):
+    assert sweep(left.run, "n1") == []

@@ -1,0 +1,66 @@
+"""Killing all that is below an agent, whatever it did to get away."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from dalsegno.launch.agent.parent import catches
+from dalsegno.system import procfs
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+KILLER = """
+import os, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+from dalsegno.launch.agent.parent import kill_below, _below
+from dalsegno.launch.agent.warm import adopt_orphans
+
+adopt_orphans()
+kept = subprocess.Popen(["sleep", "60"])
+subprocess.Popen(["sh", "-c", sys.argv[2]])
+while len(_below(os.getpid())) < 1 + int(sys.argv[3]):
+    time.sleep(0.002)
+left = kill_below(keep=[kept.pid])
+print(left, kept.poll(), [pid for pid in _below(os.getpid()) if pid != kept.pid])
+kept.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "processes"),
+    [
+        ("exec sleep 60", 1),
+        ("sleep 60 & sleep 60", 3),
+        ("setsid sleep 60 & exec sleep 60", 2),  # a session of its own
+        ("(setsid sleep 60 &) ; exec sleep 60", 2),  # and its parent has gone: a daemon
+        ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 60; sleep 60' & exec sleep 60", 3),
+    ],
+)
+def test_nothing_below_lives_on_but_what_is_kept(script: str, processes: int):
+    mark = uuid.uuid4().hex
+    argv = [sys.executable, "-c", KILLER, SOURCE, script, str(processes)]
+    done = subprocess.run(
+        argv, env={**os.environ, "TEST_MARK": mark}, capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout.strip() == "[] None []"
+    assert procfs.find(lambda pid: f"TEST_MARK={mark}".encode() in procfs.environment(pid)) == []
+
+
+def test_a_process_catches_the_signals_it_has_handlers_for():
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    try:
+        assert catches(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        assert not catches(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not catches(os.getpid(), signal.SIGURG)
+
+
+def test_a_process_that_is_not_there_catches_nothing():
+    assert not catches(0, signal.SIGTERM) and not catches(1 << 30, signal.SIGTERM)

@@ -1,0 +1,48 @@
+"""Where a hanging worker is."""
+
+import subprocess
+import time
+from pathlib import Path
+
+from dalsegno.launch.agent.stacks import capture
+from tests.launch.warm_agent import Agent, script
+
+HANGING = """
+import time
+def deep_in_thought():
+    print("thinks", flush=True)
+    time.sleep(60)
+deep_in_thought()
+"""
+
+
+def hanging(agent: Agent, folder: Path) -> int:
+    pid = agent.fork(script(folder, HANGING), stacks=str(folder / "stacks.txt"))
+    until = time.monotonic() + 10
+    while not (folder / "out").exists() or "thinks" not in (folder / "out").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return pid
+
+
+def test_a_worker_that_hangs_tells_where_it_is_and_lives_on(agent: Agent, tmp_path: Path):
+    pid = hanging(agent, tmp_path)
+    capture(pid, str(tmp_path / "stacks.txt"))
+    capture(pid, str(tmp_path / "stacks.txt"))
+    assert (tmp_path / "stacks.txt").read_text().count("deep_in_thought") == 2
+    assert Path(f"/proc/{pid}").exists()
+
+
+def test_a_process_that_tells_nothing_is_said_to(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        capture(process.pid, str(tmp_path / "stacks.txt"))
+        assert "tells nothing of where it is" in (tmp_path / "stacks.txt").read_text()
+        process.kill()
+
+
+def test_a_place_that_cannot_be_written_to_ends_nothing(agent: Agent, tmp_path: Path):
+    pid = hanging(agent, tmp_path)
+    (tmp_path / "stacks.txt").unlink()
+    capture(pid, str(tmp_path / "stacks.txt"))
+    capture(pid, str(tmp_path / "no" / "folder" / "stacks.txt"))
+    capture(pid, "")
