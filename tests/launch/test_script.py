@@ -13,7 +13,7 @@ PYTHONS = Path.home() / ".pyenv" / "versions"
 
 ENDS = {
     "an exception": "def step():\n    raise ValueError('bad batch')\nstep()",
-    "a chain of exceptions": "try:\n    {}['x']\nexcept KeyError as error:\n    raise RuntimeError('no data') from error",
+    "a chain of exceptions": "try:\n    {}['x']\nexcept KeyError as error:\n    raise OSError('no data') from error",
     "an exception while another is handled": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    [][1]",
     "a group of exceptions": "raise BaseExceptionGroup('two', [ValueError(1), KeyError(2)])",
     "a syntax error": "print('never')\ndef f(:\n",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +29,7 @@ class Agent:
         )
         other.close()
         self.sock.settimeout(20)
+        self.running: set[int] = set()
 
     def hear(self, key: str) -> Message:
         """The next message with this key; others are kept for later."""
@@ -33,6 +37,7 @@ class Agent:
             for message in self.heard:
                 if key in message:
                     self.heard.remove(message)
+                    self.running.discard(message.get("ended"))
                     return message
             messages = self.reader.receive(self.sock)
             assert messages is not None, "the warm parent has gone"
@@ -46,13 +51,23 @@ class Agent:
             "stdout": str(self.folder / "out"), "stderr": str(self.folder / "err"), **more,
         }  # fmt: skip
         send(self.sock, {"fork": task})
-        return int(self.hear("forked")["pid"])
+        pid = int(self.hear("forked")["pid"])
+        self.running.add(pid)
+        return pid
 
     def run(self, script: Path | str, *args: str, **more: object) -> int:
         pid = self.fork(script, *args, **more)  # type: ignore[arg-type]
         ended = self.hear("ended")
         assert ended["ended"] == pid
         return int(ended["code"])
+
+    def end_workers(self) -> None:
+        for pid in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        while self.running:
+            self.hear("ended")
+        self.heard.clear()
 
     def close(self) -> None:
         self.sock.close()

@@ -14,7 +14,7 @@ from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.train.contract import FRESH
+from dalsegno.train.contract import FRESH, RUN
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
 ABSENCE_S = 60.0
@@ -72,10 +72,10 @@ class RunSite:
         return (*own, *self.plan.request.preload)
 
     def _setup_env(self) -> dict[str, str]:
-        """Read when torch is imported, so it has to be there before."""
-        threads = torch_threads(self.shape.nproc_per_node, self.environment)
-        fresh = {FRESH: "1"} if self.plan.request.fresh else {}
-        return {**threads, **fresh} if self.plan.request.framework == "torch" else fresh
+        """Read when torch is imported, so it has to be there before; and the run's id, by which leftovers are found."""
+        is_torch = self.plan.request.framework == "torch"
+        threads = torch_threads(self.shape.nproc_per_node, self.environment) if is_torch else {}
+        return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world = World(
