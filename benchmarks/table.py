@@ -9,8 +9,7 @@ from statistics import median
 
 from quiet import QUIET
 
-BEGIN = "<!-- written by benchmarks/up.py --write: begin -->"
-END = "<!-- written by benchmarks/up.py --write: end -->"
+MARK = "<!-- written by benchmarks/{script}.py --write: {which} -->"
 HEADERS = ("what", "asked", "median", "best", "runs", "verdict", "machine")
 
 
@@ -49,24 +48,29 @@ def seconds(value: float) -> str:
 
 def render(rows: Sequence[Row]) -> str:
     """The table, with its columns aligned so that it also reads well in a terminal."""
-    lines = [HEADERS, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    return aligned(HEADERS, [row.cells() for row in rows])
+
+
+def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headers, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     rule = ["-" * width for width in widths]
-    return "\n".join(_line(cells, widths) for cells in (HEADERS, rule, *lines[1:]))
+    return "\n".join(_line(cells, widths) for cells in (headers, rule, *rows))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
-def put_between_markers(document: str, text: str) -> str:
-    """The document with `text` in the place that the markers keep for it."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def put_between_markers(document: str, text: str, script: str) -> str:
+    """The document with `text` in the place that the markers keep for this script's figures."""
+    first, last = (MARK.format(script=script, which=which) for which in ("begin", "end"))
+    before, begin, rest = document.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
         raise ValueError("the markers are missing")
-    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
+    return f"{before}{first}\n\n{text.strip()}\n\n{last}{after}"
 
 
-def write(path: Path, text: str) -> None:
-    path.write_text(put_between_markers(path.read_text(), text))
+def write(path: Path, text: str, script: str) -> None:
+    path.write_text(put_between_markers(path.read_text(), text, script))

@@ -62,7 +62,7 @@ def main() -> int:
     for thing in left:
         say(f"left behind: {thing}")
     if options.write and code == 0 and not left:
-        write(PAGE, f"{measured}\n\n{render(rows)}")
+        write(PAGE, f"{measured}\n\n{render(rows)}", "up")
         say(f"wrote {PAGE.relative_to(ROOT)}")
     return code or (1 if left else 0)
 

@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""How long training stands still after a fault: ours, and torchrun from the same environment, in one run.
+
+    sudo benchmarks/restart.py            everything, about a quarter of an hour; prints a table
+    sudo benchmarks/restart.py --quick    fewer repetitions, no rivals that take minutes
+    sudo benchmarks/restart.py --write    also puts the table into docs/performance.md
+
+Four virtual hosts, one rank on each. What is timed ends with the first step that every rank has completed after the
+fault. A rival that has not come back after LIMIT_S counts with that time, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from comparison import Compared, render
+from quiet import wait_for_quiet
+from rivals import Ours, Torchrun, kill
+from stage import ROOT, Failed, Shape, Stage
+from steps import lives, wait_for_new_life
+from table import write
+from up import interrupt, load, machine, say
+
+LIMIT_S = 120.0
+REQUEUE_LIMIT_S = 300.0
+FIVE = Shape(5, accounting=False)
+LOOPBACK_64 = Shape(64, hosts="loopback", accounting=False)
+PAGE = ROOT / "docs/performance.md"
+LIGHT = ("--framework", "jax", "--preload", "json")  # agents and generations without torch: 64 of it would not fit here
+
+
+def main() -> int:
+    options = parse_options()
+    if os.geteuid() != 0:
+        say("virtual hosts need root")
+        return 1
+    signal.signal(signal.SIGTERM, interrupt)
+    measured = f"Measured on {time.strftime('%Y-%m-%d')} with {machine()}, torch {torch_version()}; load {load()}."
+    say(measured)
+    stage, rows, code = Stage(), [], 0
+    try:
+        for row in measure(stage, options.quick):
+            say(row.line())
+            rows.append(row)
+    except (KeyboardInterrupt, Failed) as error:
+        say(f"stopped: {str(error) or 'interrupted'}")
+        code = 1
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        left = stage.close()
+    print(render(rows))
+    for thing in left:
+        say(f"left behind: {thing}")
+    if options.write and code == 0 and not left:
+        write(PAGE, f"{measured}\n\n{render(rows)}", "restart")
+        say(f"wrote {PAGE.relative_to(ROOT)}")
+    return code or (1 if left else 0)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, no rivals that take minutes")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    return parser.parse_args()
+
+
+def torch_version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+# What is measured -------------------------------------------------------------------------------------------
+
+
+def measure(stage: Stage, quick: bool) -> Iterator[Compared]:
+    stage.up(FIVE)
+    yield first_start(stage, 1 if quick else 3)
+    yield worker_killed(stage, 5 if quick else 20, 1 if quick else 2)
+    yield from node_lost(stage, 2 if quick else 5, quick)
+    yield srun_killed(stage, 1 if quick else 3)
+    stage.down()
+    yield from many_agents(stage, 2 if quick else 5)
+
+
+def first_start(stage: Stage, times: int) -> Compared:
+    """From the command to the first completed step, turn by turn."""
+    ours, theirs = [], []
+    for _ in range(times):
+        for rival, found in ((Ours(stage, "-N", "4"), ours), (Torchrun(stage, "4", nodes=4), theirs)):
+            wait_for_quiet(30)
+            folder = new_folder()
+            began = time.time()
+            rival.start(folder)
+            found.append(wait_for_new_life(folder, set(), began, LIMIT_S, world=4))
+            rival.stop()
+    return Compared("first start: command to first step", ours, theirs, "torchrun", ratio=1.0)
+
+
+def worker_killed(stage: Stage, times: int, rival_times: int) -> Compared:
+    ours = Ours(stage, "-N", "4")
+    folder = begin(ours)
+    found = [again(folder, partial(kill_worker, ours, turn % 4)) for turn in range(times)]
+    ours.stop()
+    return Compared(
+        "worker killed to next step", found, rival_killed(stage, rival_times), "torchrun --max-restarts",
+        limit_s=0.7, limit_95_s=1.5, ratio=15.0,
+    )  # fmt: skip
+
+
+def rival_killed(stage: Stage, times: int) -> list[float]:
+    """A fresh job each time: one that never came back cannot be used again."""
+    return [one_rival_killed(Torchrun(stage, "4", nodes=4), 1 + turn % 3) for turn in range(times)]
+
+
+def one_rival_killed(rival: Torchrun, rank: int) -> float:
+    folder = begin(rival)
+    took = again(folder, lambda: kill(rival.worker(rank)))
+    rival.stop()
+    return took
+
+
+def node_lost(stage: Stage, times: int, quick: bool) -> Iterator[Compared]:
+    both = [one_node_lost(stage) for _ in range(times)]
+    ours, detected = [took for took, _ in both], [known for _, known in both]
+    elastic, requeued = ([], []) if quick else (rival_lost(stage, "3:4"), rival_lost(stage, "4", requeue=True))
+    yield Compared(
+        "node powered off, a spare in the run: to next step", ours, elastic, "torchrun elastic, on 3 nodes", limit_s=2.5
+    )
+    yield Compared("… until it is known to be lost", detected, [], "", limit_s=1.5)
+    yield Compared("node powered off, plain Slurm", ours, requeued, "torchrun, job requeued", limit_s=2.5)
+
+
+def one_node_lost(stage: Stage) -> tuple[float, float]:
+    """Until the next step, and until the node was known to be lost."""
+    run = Ours(stage, "-N", "4", "--spares", "1")
+    folder = begin(run)
+    node, cut = member(run, 1), time.time()
+    took = again(folder, lambda: power_off(stage, node))
+    known = run.lost_at(node) - cut
+    run.stop()
+    stage.dalsegno("up", str(stage.home / "cluster.yaml"))
+    return took, known
+
+
+def rival_lost(stage: Stage, nnodes: str, requeue: bool = False) -> list[float]:
+    rival = Torchrun(stage, nnodes, nodes=4, requeue=requeue)
+    folder = begin(rival)
+    limit_s = REQUEUE_LIMIT_S if requeue else LIMIT_S
+    took = again(folder, lambda: power_off(stage, "train-2"), limit_s, world=4 if requeue else 3)
+    rival.stop()
+    stage.dalsegno("up", str(stage.home / "cluster.yaml"))
+    return [took]
+
+
+def srun_killed(stage: Stage, times: int) -> Compared:
+    run = Ours(stage, "-N", "4")
+    folder = begin(run)
+    found = [again(folder, lambda: kill(run.srun())) for _ in range(times)]
+    run.stop()
+    return Compared("srun killed, and with it all agents: to next step", found, [], "", limit_s=15)
+
+
+def many_agents(stage: Stage, times: int) -> Iterator[Compared]:
+    """Agents without torch, and a program that only says that it lives: what is measured is ours alone."""
+    stage.up(LOOPBACK_64)
+    program = ROOT / "benchmarks/idling.py"
+    run = Ours(stage, "-N", "64", *LIGHT)
+    folder = begin(run, program)
+    found = [again(folder, lambda: kill(run.worker(5)), world=64) for _ in range(times)]
+    yield Compared("64 agents on loopback nodes: worker killed to all 64 started anew", found, [], "", limit_s=2)
+    yield Compared(
+        "… its coordinator while idle, share of a core", [cpu_share(run, 10.0)], [], "", limit_s=0.05, unit=""
+    )
+    run.stop()
+    stage.down()
+
+
+# How it is measured -----------------------------------------------------------------------------------------
+
+
+def new_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="dsb-steps-", dir="/tmp"))
+    return folder
+
+
+def begin(rival: Ours | Torchrun, program: Path | None = None) -> Path:
+    """Start it, and wait until all ranks have completed some steps."""
+    wait_for_quiet(30)
+    folder = new_folder()
+    if program is not None and isinstance(rival, Ours):
+        rival.start(folder, program)
+    else:
+        rival.start(folder)
+    if wait_for_new_life(folder, set(), time.time(), LIMIT_S) >= LIMIT_S:
+        raise Failed(f"{rival.name} did not start within {LIMIT_S:.0f} s")
+    time.sleep(1.0)  # some steps, as in the middle of a run
+    return folder
+
+
+def again(folder: Path, fault: Callable[[], float], limit_s: float = LIMIT_S, world: int | None = None) -> float:
+    """From the fault to the first step that all ranks have completed after it."""
+    before = lives(folder)
+    took = wait_for_new_life(folder, before, fault(), limit_s, world)
+    time.sleep(0.5)
+    return took
+
+
+def kill_worker(run: Ours, rank: int) -> float:
+    return kill(run.worker(rank))
+
+
+def power_off(stage: Stage, node: str) -> float:
+    """From before the command: its own start counts too, and makes every figure a little worse than it is."""
+    began = time.time()
+    stage.dalsegno("inject", "power-off", node)
+    return began
+
+
+def member(run: Ours, group_rank: int) -> str:
+    nodes = run.status()["nodes"]
+    assert isinstance(nodes, list)
+    return next(str(node["name"]) for node in nodes if node["group_rank"] == group_rank)
+
+
+def cpu_share(run: Ours, over_s: float) -> float:
+    """Of the coordinator, whose PID its status tells; on loopback hosts it is the machine's own."""
+    pid = int(str(run.status()["coordinator_pid"]))
+    before = cpu_s(pid)
+    time.sleep(over_s)
+    return (cpu_s(pid) - before) / over_s
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

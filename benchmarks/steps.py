@@ -1,0 +1,46 @@
+"""Reading what `training.py` wrote: when every rank has completed a step in a new life."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    at: float
+    life: str
+    number: int
+    world: int
+
+
+def read(path: Path) -> list[Step]:
+    """All whole lines."""
+    try:
+        lines = path.read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [Step(float(at), life, int(number), int(world)) for at, life, number, world in map(str.split, lines)]
+
+
+def lives(folder: Path) -> set[str]:
+    return {step.life for path in folder.glob("*.steps") for step in read(path)}
+
+
+def first_in_new_life(folder: Path, before: set[str], world: int | None = None) -> float | None:
+    """When the last of all ranks completed its first step in a life that is not one of `before`; None until then."""
+    fresh = {path.name: [step for step in read(path) if step.life not in before] for path in folder.glob("*.steps")}
+    sizes = {steps[0].world for steps in fresh.values() if steps}
+    size = world or (max(sizes) if sizes else None)
+    firsts = [steps[0].at for steps in fresh.values() if steps and steps[0].world == size]
+    return max(firsts) if size is not None and len(firsts) >= size else None
+
+
+def wait_for_new_life(folder: Path, before: set[str], since: float, limit_s: float, world: int | None = None) -> float:
+    """Seconds from `since` until then; the limit itself if it does not happen before."""
+    while time.time() < since + limit_s:
+        done = first_in_new_life(folder, before, world)
+        if done is not None:
+            return done - since
+        time.sleep(0.02)
+    return limit_s
