@@ -13,6 +13,10 @@ VENV=${ROOT:?}/.venv
 LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:slurmrestd sinfo:slurm-client
     munged:munge mariadbd:mariadb-server mariadb-install-db:mariadb-server ip:iproute2 nsenter:util-linux"
 
+# What ./test needs beside that: it compiles an MPI program and runs it. Headers are no programs to look for, so they
+# come with the compiler that wants them.
+SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev"
+
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 
 fail() { # fail WHAT [HINT-LINE...]
@@ -26,7 +30,7 @@ fail() { # fail WHAT [HINT-LINE...]
 set_up() { # set_up core|dev [local]: the environment, and with `local` the system packages too
     MISSING=
     venv_ready "$1" || need_python
-    [ "${2-}" != local ] || need_local_packages
+    [ "${2-}" != local ] || need_local_packages "$1"
     [ -z "$MISSING" ] || install_packages
     venv_ready "$1" || in_turn complete_venv "$1" || exit
 }
@@ -86,10 +90,11 @@ names_remote_target() { # true when the first argument that is a file is a clust
 
 need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
 
-need_local_packages() {
+need_local_packages() { # need_local_packages core|dev
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
-    local pair PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
-    for pair in $LOCAL_PROGRAMS; do
+    local pair programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
+    [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
+    for pair in $programs; do
         command -v "${pair%%:*}" >/dev/null || need "${pair#*:}"
     done
     # Left by a set-up that was ended half-way: its packages may be unpacked but not configured.

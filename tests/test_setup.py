@@ -170,7 +170,16 @@ def test_packages_of_an_interrupted_set_up_are_asked_for_again(clone: Path, tmp_
     for program in DAEMONS:
         (everything / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(everything), "DALSEGNO_SYSROOT": str(tmp_path)}
-    assert bash(clone, 'MISSING=; need_local_packages; echo "$MISSING"', **env).stdout == "munge slurmd\n"
+    assert bash(clone, 'MISSING=; need_local_packages core; echo "$MISSING"', **env).stdout == "munge slurmd\n"
+
+
+@NOT_LINUX
+def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
+    for program in DAEMONS:
+        (tmp_path / program).symlink_to("/bin/true")
+    env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
+    for who, packages in {"core": "", "dev": "gcc openmpi-bin libopenmpi-dev libc6-dev"}.items():
+        assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 
 
 SSH_FILE = "name: far\ntarget: ssh  # my own hosts\n"

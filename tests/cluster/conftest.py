@@ -43,6 +43,17 @@ users:
   - {name: cem, accounts: [cem], qos: [normal, low, medium, high]}
 """
 
+# Six nodes for the runs of one test module: they are broken there, so that no others share them.
+FOR_RUNS = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 6, cpus: 4, memory: 2G, default: true}
+users:
+  - {name: ada}
+slurm: {accounting: false}
+"""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -68,7 +79,10 @@ class Cli:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "DALSEGNO_HOME": str(self.home), "PYTHONPATH": str(SOURCE), "HOME": str(self.home)}
+        """`python3` is the one that runs the tests, and temporary files are where a test can look for them."""
+        path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+        own = {"DALSEGNO_HOME": self.home, "HOME": self.home, "TMPDIR": self.home / "tmp", "PYTHONPATH": SOURCE}
+        return {**os.environ, "PATH": path, **{name: str(value) for name, value in own.items()}}
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
         done = subprocess.run(
@@ -163,6 +177,8 @@ def at_home(cache: Path) -> Cli:
     """`dalsegno` with a new home."""
     home = make_home("ds-")
     (home / "cache").symlink_to(cache)
+    (home / "tmp").mkdir()
+    (home / "tmp").chmod(0o1777)
     return Cli(home, os.geteuid())
 
 
@@ -178,4 +194,12 @@ def shared(cache: Path) -> Iterator[Cli]:
     """The cluster that tests share; they leave it as they found it."""
     with taken_down(at_home(cache)) as cli:
         cli.ok("up", cli.file(SHARED))
+        yield cli
+
+
+@pytest.fixture(scope="module")
+def cluster_for_runs(cache: Path) -> Iterator[Cli]:
+    """Six virtual hosts for the runs of one module (see `runs.py`); each test leaves all of them up."""
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FOR_RUNS))
         yield cli

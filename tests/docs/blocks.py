@@ -33,6 +33,9 @@ NOT_RUN = {
     "sudo benchmarks/up.py": "takes minutes",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
+    "sudo benchmarks/restart.py": "takes a quarter of an hour",
+    "sudo benchmarks/restart.py --quick": "takes minutes",
+    "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
 }
 
 

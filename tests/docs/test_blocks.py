@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from dalsegno.errors import SpecError
+from dalsegno.jobs import parse_job
 from dalsegno.spec import parse_spec, resolve
 from tests.docs.blocks import NOT_RUN, PAGES, ROOT, Block, blocks, every_block, lines, matches, needs_cluster, play
 
@@ -20,8 +21,10 @@ def whole(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.where)
-def test_every_cluster_file_is_valid_unless_it_is_said_to_be_faulty(block: Block):
-    if "faulty" in block.words:
+def test_every_file_is_valid_unless_it_is_said_to_be_faulty(block: Block):
+    if block.file == "job.yaml":
+        assert parse_job(block.text, block.where).script
+    elif "faulty" in block.words:
         with pytest.raises(SpecError):
             parse_spec(whole(block), block.where)
     else:
@@ -39,7 +42,8 @@ def test_what_is_not_run_is_still_on_a_page():
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
-    assert {block.language for page in PAGES for block in blocks(page)} == {"yaml", "sh", "console"}
+    assert {block.language for page in PAGES for block in blocks(page)} == {"yaml", "sh", "console", "python"}
+    assert all(block.file for block in every_block("python")), "a script is a file that the page's commands run"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not needs_cluster(page)], ids=lambda page: page.name)

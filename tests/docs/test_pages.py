@@ -69,17 +69,24 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("table")
 
 
-def test_the_measured_table_has_its_place_and_is_there(table: ModuleType):
+@pytest.mark.parametrize(("script", "row"), [("up", "| 4 virtual hosts"), ("restart", "| worker killed")])
+def test_the_measured_tables_have_their_place_and_are_there(table: ModuleType, script: str, row: str):
     page = (ROOT / "docs/performance.md").read_text()
-    measured = page.partition(table.BEGIN)[2].partition(table.END)[0]
-    assert "Measured on 20" in measured and "| 4 virtual hosts" in measured
+    begin, end = marks(table, script)
+    measured = page.partition(begin)[2].partition(end)[0]
+    assert "Measured on 20" in measured and row in measured
+
+
+def marks(table: ModuleType, script: str) -> tuple[str, str]:
+    return tuple(table.MARK.format(script=script, which=which) for which in ("begin", "end"))
 
 
 def test_a_new_table_takes_the_place_of_the_old_one(table: ModuleType):
-    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    assert table.put_between_markers(page, "new") == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    begin, end = marks(table, "up")
+    page = f"before\n{begin}\nold\n{end}\nafter\n"
+    assert table.put_between_markers(page, "new", "up") == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
     with pytest.raises(ValueError, match="markers"):
-        table.put_between_markers("no place here", "new")
+        table.put_between_markers(page, "new", "restart")
 
 
 def test_a_row_is_judged_by_its_median(table: ModuleType):

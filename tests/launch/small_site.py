@@ -13,6 +13,7 @@ from dalsegno.launch.liveness import Timing
 from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
+from dalsegno.train.contract import RUN
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class SmallSite:
         return {
             "python": self.python, "modules": list(self.modules), "script": self.script, "args": list(self.args),
             "module": False, "is_python": True, "cwd": "/", "folder": str(self.folder.root), "store": False,
-            "env": {}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
+            "env": {RUN: self.folder.run}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
         }  # fmt: skip
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:

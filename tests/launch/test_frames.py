@@ -4,7 +4,7 @@ import os
 import socket
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.launch.agent.frames import MAX_BYTES, BadFrame, FileReader, Message, Reader, pack, send
@@ -14,6 +14,7 @@ from dalsegno.launch.agent.frames import MAX_BYTES, BadFrame, FileReader, Messag
     st.lists(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20)), max_size=5),
     st.integers(1, 7),
 )
+@settings(max_examples=50, deadline=None)
 def test_messages_survive_any_cutting(messages: list[Message], size: int):
     data = b"".join(pack(message) for message in messages)
     reader = Reader()

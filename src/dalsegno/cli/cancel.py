@@ -27,11 +27,11 @@ CANCELLED = 143
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 def command(runs: tuple[str, ...]) -> None:
-    """End each RUN (its id, or how that starts) with all its processes and Slurm jobs."""
+    """End each RUN (its id, or how that of the only one under way starts) with all its processes and Slurm jobs."""
     from dalsegno.cluster import runs_home
     from dalsegno.jobs import find_run
 
-    for run in [find_run(runs_home(), name) for name in runs]:
+    for run in [find_run(runs_home(), name, prefer=lambda run: not is_over(_status(run))) for name in runs]:
         cancel_run(run)
 
 

@@ -59,7 +59,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
         controller=slurm.controller is not None and _answers(slurm.controller),
         partitions=partitions,
         launcher=launcher(),
-        python=find_python(slurm.env),
+        python=find_python(slurm.env, "torch" if request.framework == "torch" else ""),
         runs_folder=str(home),
         mpi_types=_mpi_types(slurm) if request.framework == "mpi" else (),
     )

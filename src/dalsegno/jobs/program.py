@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
-from dalsegno.errors import UsageError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.jobs.environment import prefix_of
 from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
+from dalsegno.system.processes import LocalRunner
 
 
 def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
@@ -29,13 +32,27 @@ def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
         raise UsageError(f"there is no {_kind(request)} {shown(request.script)}", hint=_hint(request, file))
 
 
-def find_python(environ: Mapping[str, str]) -> str:
-    """The Python that `python3` is in the user's shell; that of an active virtual environment first."""
-    own = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
-    if environ.get("VIRTUAL_ENV") and os.access(own, os.X_OK):
-        return own
+def find_python(environ: Mapping[str, str], module: str = "") -> str:
+    """The Python that `python3` is in the user's shell; that of an active virtual environment first.
+
+    Where that one lacks the module the run needs and our own Python has it, ours: a clone that was set up with torch.
+    """
+    active = os.path.join(environ.get("VIRTUAL_ENV", ""), "bin", "python3")
+    if environ.get("VIRTUAL_ENV") and os.access(active, os.X_OK):
+        return active
     found = shutil.which("python3", path=environ.get("PATH"))
-    return os.path.abspath(found) if found else "python3"
+    python = os.path.abspath(found) if found else "python3"
+    if module and find_spec(module) and not _has(python, module):
+        return sys.executable
+    return python
+
+
+def _has(python: str, module: str) -> bool:
+    ask = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        return LocalRunner().run([python, "-c", ask], timeout_s=10).exit_code == 0
+    except DalsegnoError:
+        return False
 
 
 def _check_prefix(request: RunRequest) -> None:

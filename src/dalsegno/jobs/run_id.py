@@ -41,8 +41,11 @@ def list_runs(home: Path) -> list[RunFolder]:
     return [RunFolder(home / name) for name in sorted(made, key=lambda name: (made[name], name), reverse=True)]
 
 
-def find_run(home: Path, name: str = "") -> RunFolder:
-    """The run of that id, or the only one whose id starts so; the newest if none is named."""
+def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = lambda run: True) -> RunFolder:
+    """The run of that id, or the only one whose id starts so; the newest if none is named.
+
+    Of several that start so, the only one that is preferred.
+    """
     known = list_runs(home)
     if not known:
         raise NotThere("there are no runs yet", hint="`dalsegno run train.py` starts one")
@@ -52,6 +55,8 @@ def find_run(home: Path, name: str = "") -> RunFolder:
     if not found:
         hint = did_you_mean(name, [run.run for run in known], otherwise="`dalsegno runs` lists them")
         raise NotThere(f"there is no run {shown(name)}", hint=hint)
+    if len(found) > 1:
+        found = [run for run in found if prefer(run)] or found
     if len(found) > 1:
         some = ", ".join(run.run for run in found[:5])
         raise UsageError(f"{shown(name)} may be any of {len(found)} runs: {some}", hint="write more of its id")

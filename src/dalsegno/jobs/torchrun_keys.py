@@ -9,10 +9,21 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from dalsegno.jobs.torchrun_munge import Munge, NotSealed
+from dalsegno.jobs.torchrun_munge import NotSealed
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.link import Refused
+
+
+class Sealer(Protocol):
+    """munge, or its like."""
+
+    def seal(self, data: bytes) -> str: ...
+
+    def unseal(self, sealed: str) -> bytes:
+        """NotSealed unless a process of our own user sealed it."""
+        ...
 
 
 @dataclass
@@ -21,7 +32,7 @@ class Keys:
 
     run: str
     endpoint: str
-    munge: Munge | None
+    munge: Sealer | None
     trouble: str = ""
     secret: bytes = field(default=b"", repr=False)
 
@@ -47,7 +58,7 @@ class Keys:
             raise self._refuse(f"{self.endpoint} has no munge and this node has: nobody knows who answers there")
         return self._unseal(self.munge, sealed)
 
-    def _unseal(self, munge: Munge, sealed: str) -> bytes:
+    def _unseal(self, munge: Sealer, sealed: str) -> bytes:
         try:
             data = munge.unseal(sealed)
         except NotSealed as error:

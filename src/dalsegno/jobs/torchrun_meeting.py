@@ -33,7 +33,7 @@ ALONE = Meeting(LOOPBACK, 0, ours=True, alone=True)
 
 def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
     """As torchrun finds it: at the master for `static`, else at the endpoint. `is_ours` tells this node's names."""
-    if args.standalone:
+    if args.standalone or args.nodes.max == 1:
         return ALONE
     if args.backend == "static":
         return _static(args)
@@ -45,8 +45,6 @@ def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
 
 
 def _static(args: TorchrunArgs) -> Meeting:
-    if args.nodes.most == 1:
-        return ALONE
     host, port = parse_endpoint(args.endpoint, 0)
     if not port:
         what = f"{shown(args.endpoint)} names no port, and the static rendezvous has none of its own"

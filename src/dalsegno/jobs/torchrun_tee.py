@@ -15,7 +15,7 @@ Write = Callable[[int, bytes], None]  # which output (1 or 2), and what
 
 @dataclass
 class Tail:
-    """One file's: whose lines these are, and where they go. Lines with one of the `words` also go to the file `kept`."""
+    """One file's: whose lines these are, and where they go; those with one of the `words` to the file `kept` too."""
 
     prefix: bytes
     stream: int

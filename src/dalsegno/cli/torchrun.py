@@ -1,0 +1,39 @@
+"""`dalsegno torchrun`: torchrun's command line, our launcher underneath."""
+
+from __future__ import annotations
+
+import click
+
+from dalsegno.cli import out
+
+
+class _Verbatim(click.Command):
+    """Hands the words on as they are: they are read as torchrun reads them, not as click does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.params["words"] = tuple(args)
+        return []
+
+
+@click.command(cls=_Verbatim, add_help_option=False)
+def command(words: tuple[str, ...]) -> None:
+    """Run a script as torchrun does: same flags, same variables for its workers, same exit codes.
+
+    In a batch script `srun torchrun …` becomes `srun dalsegno torchrun …`.
+    """
+    import os
+
+    from dalsegno.jobs.torchrun_flags import parse_torchrun, torchrun_parser
+
+    args = parse_torchrun(words, os.environ)
+    if args is None:
+        out.data(f"{command.help}\n\n{torchrun_parser({}).format_help()}")
+        return
+    from dalsegno.jobs.torchrun_launch import World, launch
+    from dalsegno.jobs.torchrun_tee import write_all
+
+    raise SystemExit(launch(args, World(os.environ, _talk, write_all)))
+
+
+def _talk(text: str) -> None:
+    out.talk(f"dalsegno torchrun: {text}")

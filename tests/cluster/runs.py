@@ -1,0 +1,355 @@
+"""Runs on the real cluster, as tests see them: started through the command line, watched, broken, and looked for.
+
+A test starts one with `Run.start(cli, folder, "-N", "4", script=DDP)`, in a cluster such as `cluster_for_runs`. What is
+asked of it is read from the run's own folder and from /proc: processes of virtual hosts are seen from the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.journal import Entry, read
+from dalsegno.launch.status import Status, read_status
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import Process, arguments, environment, find
+from dalsegno.targets.local.folder import Folder
+from tests.cluster.conftest import Cli, eventually
+
+LONG_S = 90.0  # for what takes some seconds on a machine that has nothing else to do
+FEW_S = 30.0
+
+# Trains a Linear over gloo until its stop file is there. Every completed step is a line in its log, and one in a file
+# that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step 0,
+# whatever becomes of the other ranks: so it is seen when a rank does not end that should have.
+DDP = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+stop, steps = sys.argv[1:3]
+generation, rank = int(os.environ["DALSEGNO_GENERATION"]), int(os.environ["RANK"])
+shared = os.open(steps, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+def tell(step):
+    os.write(shared, f"{generation} {rank} {step} {os.getpid()} {time.time():.3f}\\n".encode())
+
+def tick():
+    while True:
+        tell(0)
+        time.sleep(0.05)
+
+threading.Thread(target=tick, daemon=True).start()
+dist.init_process_group("gloo")
+print("nodes", dist.get_world_size(), "of", os.environ["DALSEGNO_WANTED_NODES"], flush=True)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step, done = 0, torch.zeros(1)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    done[0] = rank == 0 and os.path.exists(stop)
+    dist.broadcast(done, 0)
+    step += 1
+    print("step", step, flush=True)
+    tell(step)
+    if done[0]:
+        break
+    time.sleep(0.04)
+dist.destroy_process_group()
+"""
+
+
+class Step(NamedTuple):
+    """A completed step of one rank, or only a sign of its life: then `step` is 0."""
+
+    generation: int
+    rank: int
+    step: int
+    pid: int
+    at: float
+
+
+class Footprint(NamedTuple):
+    """What a cluster's hosts have open: TCP ports that listen, and files in shared memory."""
+
+    ports: frozenset[tuple[str, int]]
+    memory: frozenset[tuple[str, str]]
+
+
+@dataclass
+class Run:
+    """A run that was started; `work` is the folder it was started in."""
+
+    cli: Cli
+    work: Path
+    folder: RunFolder
+    before: Footprint
+    _steps: list[Step] = field(default_factory=list, repr=False)
+    _read_to: int = 0
+
+    @classmethod
+    def start(cls, cli: Cli, work: Path, *options: str, script: str = DDP, args: tuple[str, ...] | None = None) -> Run:
+        """`dalsegno run --detach OPTIONS train.py ARGS`; a script of one's own gets just the arguments one gives."""
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "train.py").write_text(script)
+        given = (str(work / "stop"), str(work / "steps")) if args is None else args
+        before = footprint(cli)
+        run = cli.ok("run", "--detach", *options, "train.py", *given, cwd=work).strip()
+        return cls(cli, work, RunFolder(cli.home / "runs" / run), before)
+
+    @property
+    def id(self) -> str:
+        return self.folder.run
+
+    # What it says of itself
+
+    @property
+    def status(self) -> Status:
+        status = read_status(self.folder.status)
+        assert status is not None
+        return status
+
+    def journal(self, event: str = "", since: float = 0.0) -> list[Entry]:
+        """Entries, of one kind if it is named, from a time on (seconds since 1970)."""
+        entries = read(self.folder.journal)
+        return [each for each in entries if each["at"] >= since and event in ("", each["event"])]
+
+    @property
+    def generation(self) -> int:
+        """The latest that was formed; 0 before the first."""
+        return max((each["generation"] for each in self.journal("generation")), default=0)
+
+    @property
+    def restarts(self) -> int:
+        """What failures of workers have cost."""
+        return int(self.journal("generation")[-1]["restarts"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """Of the latest generation, by group rank."""
+        return list(self.journal("generation")[-1]["nodes"])
+
+    @property
+    def spares(self) -> list[str]:
+        return [node.name for node in self.status.nodes if node.state == "spare"]
+
+    def log(self, rank: int, generation: int | None = None) -> str:
+        path = self.folder.log(generation or self.generation, rank)
+        return path.read_text() if path.exists() else ""
+
+    def steps(self, rank: int | None = None, generation: int | None = None) -> list[Step]:
+        """Completed steps of the DDP script, of one rank and one generation if they are named."""
+        found = [each for each in self.writes() if each.step and rank in (None, each.rank)]
+        return [each for each in found if generation in (None, each.generation)]
+
+    def writes(self) -> list[Step]:
+        """All that the DDP script wrote, in the order in which it was written, by whichever generation."""
+        if (self.work / "steps").exists():
+            with open(self.work / "steps", "rb") as file:
+                file.seek(self._read_to)
+                whole = file.read().rpartition(b"\n")[0]
+            self._read_to += len(whole) + bool(whole)
+            self._steps += [_step(line) for line in whole.decode().splitlines()]
+        return self._steps
+
+    # Waiting
+
+    def wait_for(self, true: Callable[[], object], timeout_s: float = FEW_S) -> None:
+        """What must happen; if it does not, the run's journal tells what did."""
+        try:
+            eventually(true, timeout_s, every_s=0.05)
+        except AssertionError:
+            raise AssertionError(f"did not happen in time; {self.tail()}") from None
+
+    def tail(self) -> str:
+        lines = [str(each) for each in self.journal()[-25:]]
+        logs = [self.folder.coordinator_log, self.folder.agents_log]
+        said = [f"{path.name}: {path.read_text()[-1500:]}" for path in logs if path.exists()]
+        return "\n".join([str(self.status), *lines, *said])
+
+    def wait_for_generation(self, number: int, timeout_s: float = FEW_S) -> None:
+        self.wait_for(lambda: self.generation >= number, timeout_s)
+
+    def wait_for_step(self, generation: int = 0, after: float = 0.0, timeout_s: float = FEW_S) -> float:
+        """Until every rank of this generation, or of a later one, has completed a step after this time (seconds since
+        1970). Gives when the last of them did so first."""
+        found: list[float] = []
+
+        def stepped() -> bool:
+            found[:] = self._first_steps(max(generation, self.generation), after)
+            return bool(found)
+
+        self.wait_for(stepped, timeout_s)
+        return max(found)
+
+    def _first_steps(self, generation: int, after: float) -> list[float]:
+        """Of every rank of this generation; empty while one of them has made none."""
+        formed = [each for each in self.journal("generation") if each["generation"] == generation]
+        first: dict[int, float] = {}
+        for step in self.steps(generation=generation):
+            if step.at > after:
+                first.setdefault(step.rank, step.at)
+        size = len(formed[0]["nodes"]) * formed[0]["nproc_per_node"] if formed else 1
+        return list(first.values()) if len(first) == size else []
+
+    def wait_for_spares(self, number: int, timeout_s: float = LONG_S) -> None:
+        self.wait_for(lambda: len(self.spares) >= number, timeout_s)
+
+    # Its processes, by their PIDs on the machine
+
+    def processes(self) -> list[int]:
+        """Everything that carries the run's id, in its arguments or its environment."""
+        mark = re.compile(rf"(?<![\w-]){re.escape(self.id)}(?![\w-])")
+        return [
+            process.pid
+            for process in find(
+                lambda pid: (
+                    any(map(mark.search, arguments(pid)))
+                    or any(mark.search(each.decode(errors="replace")) for each in environment(pid))
+                )
+            )
+        ]
+
+    def workers(self) -> dict[int, int]:
+        """By rank."""
+        named = {comm(pid): pid for pid in self.processes()}
+        return {int(name[4:]): pid for name, pid in named.items() if name.startswith("ds:w")}
+
+    def agents(self) -> dict[str, int]:
+        """By node."""
+        found = [pid for pid in self.processes() if arguments(pid)[-2:] == ["run-agent", self.id]]
+        return {node_of(pid): pid for pid in found if comm(pid) != "srun"}  # which has the agents' command line
+
+    def warm_parents(self) -> dict[str, int]:
+        """By node: the children of the agents."""
+        agents = set(self.agents().values())
+        return {node_of(pid): pid for pid in self.processes() if parent_of(pid) in agents}
+
+    def sruns(self) -> list[int]:
+        """Of the agents, oldest first; each has a child of the same name, which is not listed."""
+        found = [pid for pid in self.processes() if comm(pid) == "srun"]
+        return [pid for pid in found if parent_of(pid) not in found]
+
+    def coordinator(self) -> int | None:
+        found = [pid for pid in self.processes() if "run-coordinator" in arguments(pid)]
+        return found[0] if found else None
+
+    # Its end
+
+    def finish(self, timeout_s: float = LONG_S) -> int:
+        """Ask the script to end, and give the run's exit code."""
+        (self.work / "stop").touch()
+        return self.wait_for_end(timeout_s)
+
+    def wait_for_end(self, timeout_s: float = LONG_S) -> int:
+        self.wait_for(lambda: self.status.over, timeout_s)
+        code = self.status.exit_code
+        assert code is not None
+        return code
+
+    def no_trace(self) -> None:
+        """Nothing of it is left anywhere; what is, is told."""
+        try:
+            eventually(lambda: not self.traces(), FEW_S)  # Slurm's own daemons clean up after the run has ended
+        except AssertionError:
+            raise AssertionError(f"left behind: {self.traces()}") from None
+
+    def traces(self) -> list[str]:
+        now = footprint(self.cli)
+        jobs = self.cli.ok("shell", "--", "squeue", "-h", "-o", "%i %j %T").splitlines()
+        return [
+            *(f"process {pid} {comm(pid)} {arguments(pid)}" for pid in self.processes()),
+            *(f"process {pid} in a job's cgroup" for pid in self._in_cgroups()),
+            *(f"job {job}" for job in jobs if self.id in job),
+            *(f"port {port} on {host}" for host, port in now.ports - self.before.ports),
+            *(f"shared memory {name} on {host}" for host, name in now.memory - self.before.memory),
+            *(f"file {path}" for path in self._temporary_files()),
+        ]
+
+    def _temporary_files(self) -> list[Path]:
+        """Where $TMPDIR points to, and where careless programs write. Not torch's cache of compiled code."""
+        own = [path for path in (self.cli.home / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
+        return [*own, *(path for path in Path("/tmp").iterdir() if self.id in path.name)]
+
+    def _in_cgroups(self) -> list[int]:
+        """Whatever its environment or name is by now: Slurm's cgroup of a job holds all that came from it."""
+        jobs = {each["job"] for each in self.journal("granted")}
+        top = Path("/sys/fs/cgroup")
+        folders = [path for job in jobs for path in top.glob(f"*/dalsegno-{_folder(self.cli).id}/*/*/*/job_{job}")]
+        files = [path for folder in folders for path in folder.rglob("cgroup.procs")]
+        return [int(pid) for path in files for pid in _words(path)]
+
+
+def footprint(cli: Cli) -> Footprint:
+    """Of all hosts of the cluster that live."""
+    hosts = {path.name: host_process(path) for path in sorted((_folder(cli).root / "hosts").iterdir())}
+    alive = {name: process for name, process in hosts.items() if process is not None}
+    ports = {(name, port) for name, process in alive.items() for port in _listening(process)}
+    memory = {(name, each) for name, process in alive.items() for each in os.listdir(_shared_memory(process))}
+    return Footprint(frozenset(ports), frozenset(memory))
+
+
+def _folder(cli: Cli) -> Folder:
+    (path,) = (cli.home / "clusters").iterdir()
+    return Folder(path)
+
+
+def _shared_memory(host: Process) -> str:
+    return f"/proc/{host.pid}/root/dev/shm"
+
+
+def _listening(host: Process) -> list[int]:
+    lines = [line for kind in ("tcp", "tcp6") for line in _text(f"/proc/{host.pid}/net/{kind}").splitlines()[1:]]
+    fields = [line.split() for line in lines]
+    return [int(each[1].rpartition(":")[2], 16) for each in fields if each[3] == "0A"]
+
+
+def comm(pid: int) -> str:
+    return _text(f"/proc/{pid}/comm").strip()
+
+
+def parent_of(pid: int) -> int:
+    """0 if there is no such process."""
+    after_name = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(after_name[1]) if after_name else 0
+
+
+def node_of(pid: int) -> str:
+    """Of a process that Slurm started."""
+    name = b"SLURMD_NODENAME="
+    return next((each[len(name) :].decode() for each in environment(pid) if each.startswith(name)), "")
+
+
+def now() -> float:
+    """On the clock of journals and steps."""
+    return time.time()
+
+
+def kill(pid: int | None, number: int = 9) -> None:
+    assert pid
+    os.kill(pid, number)
+
+
+def _step(line: str) -> Step:
+    generation, rank, step, pid, at = line.split()
+    return Step(int(generation), int(rank), int(step), int(pid), float(at))
+
+
+def _words(path: Path) -> list[str]:
+    return _text(str(path)).split()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,272 @@
+"""One run after another fault: what breaks costs as little as it may, and what does not break costs nothing.
+
+The tests on `run` go on with the same run, in order; each leaves it with its four nodes and two spares.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+
+from dalsegno.targets.local import LocalTarget
+from tests.cluster.conftest import Cli, eventually
+from tests.cluster.runs import LONG_S, Run, kill, now
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+# Alone on the machine: 1.5 s until a dead host is known to be dead, 2.5 s until the next step. Others may be at work.
+DETECTED_S = 2.5
+STEPPED_S = 6.0
+
+
+@pytest.fixture(scope="module")
+def long_run(cluster_for_runs: Cli) -> Run:
+    folder = cluster_for_runs.home / "long"
+    return Run.start(cluster_for_runs, folder, "-N", "4", "--spares", "2", "--max-restarts", "20", "-J", "long")
+
+
+@pytest.fixture
+def run(long_run: Run) -> Run:
+    """The run, whole: four nodes that make steps, and two that wait."""
+    if len(long_run.spares) < 2:
+        long_run.cli.ok("up")
+    long_run.wait_for_step(after=now(), timeout_s=LONG_S)
+    long_run.wait_for_spares(2)
+    return long_run
+
+
+def power_off(cli: Cli, node: str) -> None:
+    """At once: the command needs a moment to start, and there are faults that have to meet."""
+    LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(node)
+
+
+def broken(run: Run, fault: Callable[[], object]) -> float:
+    """Do something to a run that ends its generation; gives how long it took until all ranks had made a step."""
+    before, at = run.generation, now()
+    fault()
+    took = run.wait_for_step(before + 1, at, timeout_s=LONG_S) - at
+    print(f"generation {run.generation} made its first step {took:.2f} s after the fault")
+    return took
+
+
+def dark_for(run: Run, node: str, rank: int, generation: int) -> tuple[float, float]:
+    """After a host lost its power: how long until that was known, and until the next step. The last thing its rank
+    wrote tells when it was."""
+    dark_at = [each.at for each in run.writes() if (each.generation, each.rank) == (generation, rank)][-1]
+    lost_at = next(each["at"] for each in run.journal("lost", since=dark_at) if each["node"] == node)
+    known, stepped = lost_at - dark_at, run.wait_for_step(generation + 1, dark_at, LONG_S) - dark_at
+    print(f"{node} dark: known after {known:.2f} s, next step after {stepped:.2f} s")
+    return known, stepped
+
+
+@contextmanager
+def nothing_restarts(run: Run) -> Iterator[None]:
+    generation, workers, lost = run.generation, run.workers(), len(run.journal("lost"))
+    yield
+    assert (run.generation, run.workers(), len(run.journal("lost"))) == (generation, workers, lost), run.tail()
+
+
+def test_ddp_trains_across_four_hosts(run: Run):
+    assert len(set(run.nodes)) == 4 and run.generation == 1
+    assert all("nodes 4 of 4\n" in run.log(rank) for rank in range(4))
+    assert set(run.workers()) == {0, 1, 2, 3}
+
+
+def test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were(run: Run):
+    nodes, restarts = run.nodes, run.restarts
+    assert broken(run, lambda: kill(run.workers()[2])) < 10
+    assert (run.nodes, run.restarts) == (nodes, restarts + 1)
+
+
+def test_when_srun_is_killed_all_agents_come_back_in_the_same_job(run: Run):
+    before, jobs = run.agents(), run.status.jobs
+    (srun,) = run.sruns()
+    assert broken(run, lambda: kill(srun)) < 60
+    run.wait_for_spares(2)
+    assert run.status.jobs == jobs
+    assert run.agents().keys() == before.keys() and not set(run.agents().values()) & set(before.values())
+
+
+def test_when_the_coordinator_is_killed_workers_go_on_and_the_next_one_takes_over(run: Run):
+    at, workers, generation = now(), run.workers(), run.generation
+    kill(run.coordinator())
+    run.wait_for(lambda: run.journal("came back", since=at), LONG_S)
+    run.wait_for_step(after=now())
+    assert (run.workers(), run.generation) == (workers, generation)
+    nodes = run.nodes
+    broken(run, lambda: kill(run.workers()[1]))
+    assert run.nodes == nodes
+
+
+def test_a_killed_slurmd_changes_nothing(run: Run):
+    with nothing_restarts(run):
+        at = now()
+        stop_slurmd(run.cli, run.nodes[1])
+        run.wait_for_step(after=at + 3)
+    run.cli.ok("up")
+
+
+def stop_slurmd(cli: Cli, node: str) -> None:
+    cli.ok("shell", "--node", node, "--", "pkill", "-9", "-x", "slurmd")  # all that it sees is this host
+
+
+def test_an_agent_that_is_stopped_for_three_seconds_restarts_nothing(run: Run):
+    agent = run.agents()[run.nodes[2]]
+    with nothing_restarts(run):
+        at = now()
+        kill(agent, signal.SIGSTOP)
+        try:
+            run.wait_for_step(after=at + 3)
+        finally:
+            kill(agent, signal.SIGCONT)
+        run.wait_for_step(after=now() + 1)
+
+
+def test_busy_cores_restart_nothing(run: Run):
+    with nothing_restarts(run):
+        at = now()
+        busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count() or 1)]
+        try:
+            run.wait_for_step(after=at + 3)
+        finally:
+            for each in busy:
+                each.kill()
+                each.wait()
+
+
+def test_packets_dropped_for_a_moment_restart_nothing(run: Run):
+    with nothing_restarts(run):
+        at = now()
+        run.cli.ok("inject", "net-cut", run.nodes[1], "--for", "0.3s")
+        run.wait_for_step(after=at + 3)
+
+
+def test_a_killed_warm_parent_costs_no_restart(run: Run):
+    node, restarts = run.nodes[3], run.restarts
+    broken(run, lambda: kill(run.warm_parents()[node]))
+    assert (run.restarts, len(run.nodes)) == (restarts, 4)
+    run.wait_for_spares(2)
+
+
+def test_when_an_agent_is_killed_a_spare_takes_its_rank_and_its_workers_die(run: Run):
+    nodes, restarts, jobs, lost_worker = run.nodes, run.restarts, run.status.jobs, run.workers()[1]
+    broken(run, lambda: kill(run.agents()[nodes[1]]))
+    assert not os.path.exists(f"/proc/{lost_worker}")
+    assert run.nodes == [nodes[0], run.nodes[1], *nodes[2:]] and run.nodes[1] != nodes[1]
+    run.wait_for_spares(2)
+    assert nodes[1] in run.spares
+    assert (run.status.jobs, run.restarts) == (jobs, restarts)
+
+
+def test_a_host_cut_off_for_five_seconds_is_replaced_and_writes_nothing_more(run: Run):
+    nodes, generation = run.nodes, run.generation
+    broken(run, lambda: run.cli.ok("inject", "net-cut", nodes[2], "--for", "5s"))
+    assert run.generation == generation + 1
+    assert run.nodes == [*nodes[:2], run.nodes[2], nodes[3]] and run.nodes[2] != nodes[2]
+    run.wait_for_spares(2)
+    assert nodes[2] in run.spares
+    assert_fenced(run)
+
+
+def assert_fenced(run: Run) -> None:
+    """Nothing of a generation was written after the first step of the next."""
+    writes = run.writes()
+    first = {step.generation: number for number, step in reversed(list(enumerate(writes))) if step.step}
+    for old, new in pairwise(sorted(first)):
+        late = [each for each in writes[first[new] :] if each.generation == old]
+        assert not late, f"generation {old} wrote {len(late)} times, up to {late[-1].at - writes[first[new]].at:.2f} s"
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_host_without_power_is_replaced_by_a_spare(run: Run, rank: int):
+    nodes, generation, restarts = run.nodes, run.generation, run.restarts
+    run.cli.ok("inject", "power-off", nodes[rank])
+    run.wait_for_step(generation + 1)
+    known, stepped = dark_for(run, nodes[rank], rank, generation)
+    assert known < DETECTED_S and stepped < STEPPED_S
+    assert run.restarts == restarts
+    assert [one for number, one in enumerate(run.nodes) if number != rank] == [
+        one for one in nodes if one != nodes[rank]
+    ]
+
+
+def test_two_hosts_lost_at_once_are_replaced_by_two_spares(run: Run):
+    nodes, generation = run.nodes, run.generation
+    for rank in (2, 3):
+        power_off(run.cli, nodes[rank])
+    run.wait_for_step(generation + 1)
+    run.wait_for(lambda: not {*nodes[2:]} & {*run.nodes})
+    run.wait_for_step(after=now())
+    assert run.nodes[:2] == nodes[:2]
+
+
+def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_next_generation(run: Run):
+    nodes, generation = run.nodes, run.generation
+    kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it lives, and does not say that it has stopped its worker
+    kill(run.workers()[0])
+    run.wait_for(lambda: run.journal("failed")[-1]["generation"] == generation)
+    eventually(lambda: set(run.workers()) == {3})
+    assert run.generation == generation
+    power_off(run.cli, nodes[3])
+    run.wait_for_step(generation + 1)
+    assert run.nodes[:3] == nodes[:3] and run.nodes[3] != nodes[3]
+
+
+def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(run: Run):
+    nodes, generation = run.nodes, run.generation
+    kill(run.warm_parents()[nodes[1]], signal.SIGSTOP)
+    kill(run.workers()[2])
+    run.wait_for_generation(generation + 1)
+    power_off(run.cli, nodes[1])
+    run.wait_for_step(generation + 2, timeout_s=LONG_S)
+    assert nodes[1] not in run.nodes
+
+
+def test_after_all_this_the_run_ends_well_and_leaves_nothing(run: Run):
+    assert run.finish() == 0
+    assert run.status.message == "done"
+    assert_fenced(run)
+    run.no_trace()
+
+
+def test_without_a_spare_a_job_of_one_node_joins_also_while_the_run_still_starts(cluster_for_runs: Cli):
+    run = Run.start(cluster_for_runs, cluster_for_runs.home / "alone", "-N", "2", "-J", "alone")
+    run.wait_for(lambda: len(run.warm_parents()) == 2, LONG_S)
+    first = sorted(run.agents())
+    power_off(run.cli, first[1])  # its warm parent still imports
+    run.wait_for_step(timeout_s=LONG_S)
+    assert first[0] in run.nodes and first[1] not in run.nodes
+    nodes, generation = run.nodes, run.generation
+    power_off(run.cli, nodes[0])
+    run.wait_for_step(generation + 1, timeout_s=LONG_S)
+    assert run.nodes[1] == nodes[1] and run.nodes[0] not in (*nodes, first[1])
+    assert run.restarts == 0 and len(run.status.jobs) > 1
+    run.cli.ok("up")
+    assert run.finish() == 0
+    run.no_trace()
+
+
+def test_an_elastic_run_goes_on_smaller_says_so_and_grows_back(cluster_for_runs: Cli):
+    folder = cluster_for_runs.home / "elastic"
+    run = Run.start(cluster_for_runs, folder, "-N", "2:4", "--exclude", "train-5,train-6", "-J", "elastic")
+    run.wait_for_step(timeout_s=LONG_S)
+    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)
+    run.wait_for_step(after=now())
+    nodes, generation = run.nodes, run.generation
+    power_off(run.cli, nodes[1])
+    run.wait_for_step(generation + 1)
+    assert set(run.nodes) == {*nodes} - {nodes[1]}
+    run.wait_for(lambda: "runs on 3 of 4 nodes: the effective batch is smaller" in run.status.message)
+    assert "nodes 3 of 4\n" in run.log(0)
+    run.cli.ok("up")
+    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)
+    run.wait_for_step(after=now())
+    assert "nodes 4 of 4\n" in run.log(0) and run.restarts == 0
+    assert run.finish() == 0
+    run.no_trace()

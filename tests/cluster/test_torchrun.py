@@ -1,0 +1,109 @@
+"""`srun dalsegno torchrun` in people's own batch scripts, on a real Slurm with several hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.jobs.torchruns import python_with_torch
+
+BATCH = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --job-name=torchrun
+#SBATCH --output={folder}/{name}.out
+export PYTHONPATH={source} PYTHON_EXEC={python}
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {dalsegno} torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \
+  --rdzv-endpoint $head:29500 {flags} {folder}/{name}.py
+echo "ended with $?"
+"""
+
+DDP = """
+import os, socket
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if {die} and restarts == "0" and dist.get_rank() == 3:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+where = os.environ["SLURMD_NODENAME"]
+os.write(1, f"rank {{dist.get_rank()}} of {{int(total)}} on {{where}} after {{restarts}}\\n".encode())
+dist.destroy_process_group()
+"""
+
+WAITS = """
+import os, subprocess, time
+subprocess.Popen(["sleep", "987"], start_new_session=True)
+os.write(1, b"up\\n")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(shared: Cli) -> Path:
+    """One that the cluster's hosts see too."""
+    folder = shared.home / "work"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def submit(shared: Cli, folder: Path, name: str, script: str, flags: str = "") -> tuple[str, Path]:
+    """The job's number, and its output."""
+    (folder / f"{name}.py").write_text(script)
+    dalsegno = f"{sys.executable} -m dalsegno"
+    text = BATCH.format(
+        folder=folder, name=name, source=SOURCE, python=python_with_torch(), dalsegno=dalsegno, flags=flags
+    )
+    (folder / f"{name}.sh").write_text(text)
+    return shared.ok("submit", f"{name}.sh", cwd=folder).split()[-1], folder / f"{name}.out"
+
+
+def said(output: Path) -> str:
+    return output.read_text() if output.exists() else ""
+
+
+def test_a_batch_script_of_one_s_own_runs_on_two_hosts(shared: Cli, folder: Path) -> None:
+    _, output = submit(shared, folder, "well", DDP.format(die=False))
+    eventually(lambda: "ended with" in said(output), 120)
+    lines = sorted(line for line in said(output).splitlines() if line.startswith("rank"))
+    assert [line.split(" on ")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], said(output)
+    hosts = [line.split()[5] for line in lines]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3], "ranks follow the hosts' order"
+    assert "ended with 0" in said(output)
+    assert "munge" not in said(output), "the cluster's munge tells the agents apart from strangers"
+
+
+def test_a_worker_that_is_killed_is_started_again(shared: Cli, folder: Path) -> None:
+    _, output = submit(shared, folder, "killed", DDP.format(die=True), "--max-restarts 1")
+    eventually(lambda: "ended with" in said(output), 120)
+    assert said(output).count("after 1\n") == 4 and "ended with 0" in said(output), said(output)
+    assert "rank 3 on " in said(output) and "was ended by SIGKILL" in said(output)
+
+
+def test_scancel_leaves_nothing_behind(shared: Cli, folder: Path) -> None:
+    job, output = submit(shared, folder, "waits", WAITS)
+    eventually(lambda: said(output).count("up\n") == 4, 120)
+    assert len(of_job(job)) > 4
+    shared.ok("shell", "--", "scancel", job)
+    eventually(lambda: of_job(job) == [], 60)
+
+
+def of_job(job: str) -> list[str]:
+    """Processes anywhere on this machine, so on all the hosts, that were started for it."""
+    mark, found = f"SLURM_JOB_ID={job}".encode(), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if mark in variables:
+                found.append(subprocess.list2cmdline(Path(f"/proc/{pid}/cmdline").read_text().split("\0")))
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found
