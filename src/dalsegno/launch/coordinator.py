@@ -23,6 +23,7 @@ from dalsegno.launch.events import (
     Finish,
     GaveUpWaiting,
     Hung,
+    Joined,
     Left,
     Moved,
     OpenStore,
@@ -49,6 +50,7 @@ ASK_SLURM_S = 5.0
 GATHER_S = 30.0  # an elastic run waits so long for all its nodes before it starts with fewer
 ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
 FAREWELL_S = 3.0
+TOGETHER_S = 10.0  # how long one waits for another that is starting
 STACKS_S = 2.0  # enough for what answers at all; the rest is stuck for good
 
 
@@ -70,6 +72,7 @@ class Coordinator:
         self.staff = staff(self)
         self.agents: Agents
         self.end: Finish | None = None
+        self._newcomers: list[Joined] = []
         self._over = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[None]] = set()
@@ -181,8 +184,26 @@ class Coordinator:
             self.marks.step(int(message["step"]), time.monotonic())
         elif "grant" in message:
             self._answer_grant(peer, message)
-        if event is not None:
+        if isinstance(event, Joined):
+            self._take_in(event)
+        elif event is not None:
             self.apply(event)
+
+    def _take_in(self, event: Joined) -> None:
+        """While a run that is smaller than asked for runs, newcomers that come together are taken in together."""
+        self._newcomers.append(event)
+        smaller = self.run.phase is Phase.RUNNING and self.run.group and len(self.run.group.places) < self.wanted
+        others = self.present - set(self.run.ready) - {each.agent for each in self._newcomers}
+        if not (smaller and others):
+            self._let_in()
+        elif len(self._newcomers) == 1:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._let_in)
+
+    def _let_in(self) -> None:
+        newcomers, self._newcomers = self._newcomers, []
+        for event in newcomers:
+            if event.agent in self.agents.peers:
+                self.apply(event)
 
     def _answer_grant(self, peer: Peer, message: Message) -> None:
         """May a worker of this generation commit what it wrote? Only while the generation is the present one."""

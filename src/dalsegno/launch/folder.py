@@ -74,3 +74,9 @@ class RunFolder:
     def stacks(self, generation: int, rank: int) -> Path:
         """Where a rank hung."""
         return self.root / "stacks" / f"g{generation:04d}-rank{rank}.txt"
+
+    def inside(self, name: str) -> Path | None:
+        """The path of a log that an agent names; None for a name that would lead out of the folder."""
+        path = self.root / name
+        plain = not name.startswith("/") and ".." not in Path(name).parts
+        return path if plain and Path(name).parts[:1] in (("logs",), ("stacks",)) else None

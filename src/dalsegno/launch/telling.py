@@ -95,10 +95,21 @@ class Teller:
             self.journal("signal", node=node, signal=message["signal"])
         elif "note" in message:
             self.note(str(message["note"]))
+        elif "log" in message:
+            self._write_log(str(message["log"]), str(message["text"]))
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,
                          what=failure.what(), noise=failure.noise)  # fmt: skip
+
+    def _write_log(self, name: str, text: str) -> None:
+        """For a node that does not see the run's folder."""
+        path = self.site.folder.inside(name)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    file.write(text.encode("utf-8", "surrogateescape"))
 
     def _tell_threads(self, node: str, threads: Sequence[str]) -> None:
         if threads:

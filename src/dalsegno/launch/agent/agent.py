@@ -22,11 +22,13 @@ from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.leftovers import sweep
 from dalsegno.launch.agent.link import Link
 from dalsegno.launch.agent.reach import reached
+from dalsegno.launch.agent.streaming import LogStream
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.train.contract import TERMINATED
 
 TICK_S = 0.2
+WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
@@ -48,12 +50,14 @@ class Agent:
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
         self.looked_at = 0.0
+        self.spoke_at = time.monotonic()
+        self.stream: LogStream | None = None
         self.grants: dict[int, Callable[[Message], None]] = {}
         self.exit_code: int | None = None
         self.signals: list[int] = []
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
-            "setup": self.workers.set_up,
+            "setup": self._set_up,
             "reset": lambda _: self.workers.reset(),
             "open_store": self.workers.open_store,
             "start": self._start,
@@ -76,7 +80,10 @@ class Agent:
                 key.data()
             self._handle_signals()
             self._watch_out()
+            self._speak()
         self.workers.end_everything()
+        if self.stream is not None:
+            self.stream.close(self.link.send)
         return self.exit_code
 
     # The coordinator
@@ -125,6 +132,19 @@ class Agent:
         for word, order in self.orders.items():
             if word in message:
                 order(message[word])
+
+    def _set_up(self, setup: Message) -> None:
+        """A node that does not see the run's folder writes elsewhere, and its coordinator writes for it."""
+        if self.stream is None and not os.path.isdir(setup["folder"]):
+            self.stream = LogStream(self.run)
+        self.workers.set_up(dict(setup, folder=self.stream.folder) if self.stream else setup)
+
+    def _speak(self) -> None:
+        if self.stream is not None:
+            self.stream.pump(self.link.send)
+        if time.monotonic() - self.spoke_at > WORD_S:
+            self.spoke_at = time.monotonic()
+            self.link.send({"beat": True})
 
     def _start(self, order: Message) -> None:
         self.peers = [(str(host), int(port)) for host, port in order["peers"]]

@@ -1,0 +1,375 @@
+"""How runs end, and how they do not: by their own exit code, by a bug, by their user, or not at all, in another job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.launch.folder import RunFolder
+from dalsegno.system.procfs import arguments, find
+from tests.cluster.conftest import Answer, Cli, at_home, eventually, taken_down
+from tests.cluster.runs import LONG_S, Run, footprint
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+TIERS = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 3, cpus: 4, memory: 2G, default: true, priority_tier: 1, preempt_mode: requeue}
+  - {name: urgent, nodes_from: train, priority_tier: 10, preempt_mode: off}
+users:
+  - {name: ada}
+slurm: {accounting: false, preemption: {by: partition}, extra: {KillWait: 10}}
+"""
+QUICK = ("--framework", "jax", "--preload", "json")  # forked workers as with torch, without its imports
+
+# Runs until its stop file is there. Told to leave, it saves its step and says 75: go on later.
+SAVES = """
+import os, signal, sys, time
+stop, rank, told = sys.argv[1], os.environ["JAX_PROCESS_ID"], []
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda caught, frame: told.append(caught))
+saved = f"saved.{rank}"
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+print("from", step, flush=True)
+while not (told or os.path.exists(stop)):
+    step += 1
+    time.sleep(0.02)
+if not told:
+    print("done at", step, flush=True)
+    sys.exit(0)
+with open(saved + ".new", "w") as file:
+    file.write(str(step))
+os.replace(saved + ".new", saved)
+print("saved", step, flush=True)
+sys.exit(75)
+"""
+WAITS = """
+import os, sys, time
+print("generation", os.environ["DALSEGNO_GENERATION"], flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def tiers(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(TIERS))
+        yield cli
+
+
+@pytest.fixture
+def work(tiers: Cli, request: pytest.FixtureRequest) -> Path:
+    """A folder of the test's own that all hosts see. Its name has a space in it."""
+    folder: Path = tiers.home / f"w {request.node.name.partition('[')[0][:40]}{os.urandom(2).hex()}"
+    folder.mkdir()
+    return folder
+
+
+def follow(cli: Cli, work: Path, script: str, *options: str, args: tuple[str, ...] = ()) -> tuple[Answer, Run]:
+    """`dalsegno run` to its end."""
+    (work / "train.py").write_text(script)
+    before = footprint(cli)
+    answer = cli.run("run", *options, "train.py", *args, cwd=work)
+    return answer, Run(cli, work, RunFolder(cli.home / "runs" / newest(cli)), before)
+
+
+def newest(cli: Cli) -> str:
+    return str(max(json.loads(cli.ok("runs", "--json")), key=lambda run: float(run["created"]))["run"])
+
+
+def detached(cli: Cli, work: Path, script: str, *options: str) -> Run:
+    """A run of workers that wait for the stop file, once all of them do."""
+    run = Run.start(cli, work, *QUICK, *options, script=script, args=(str(work / "stop"),))
+    run.wait_for(lambda: run.status.phase == "running" and all(run.log(rank) for rank in range(run.status.world_size)))
+    return run
+
+
+def facts(run: Run) -> dict[str, object]:
+    """Of `dalsegno runs --json`."""
+    return next(each for each in json.loads(run.cli.ok("runs", "--json", "--all")) if each["run"] == run.id)
+
+
+# ---- by itself
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("sys.exit(0)", 0, "is done"),
+        ("sys.exit(3)", 3, "rank 0 on train-1 ended with exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 0 on train-1 was ended by SIGKILL"),
+        ("sys.exit(93)", 93, "the script asked not to be restarted"),
+    ],
+)
+def test_the_exit_code_of_a_follower_is_the_run_s_own(tiers: Cli, work: Path, end: str, code: int, said: str):
+    restarts = () if code == 93 else ("--max-restarts", "0")
+    answer, run = follow(tiers, work, f"import os, sys\n{end}\n", *QUICK, *restarts)
+    assert (answer.code, said in answer.err) == (code, True), answer.err
+    assert (run.generation, facts(run)["state"]) == (1, "done" if code == 0 else "failed")
+
+
+BUG = """
+import os, time
+print("rank", os.environ["JAX_PROCESS_ID"], "begins", flush=True)
+def train(batch):
+    if os.environ["JAX_PROCESS_ID"] == "1":
+        raise ValueError(f"bad batch {batch}")
+    time.sleep(100)
+train(int(os.environ["DALSEGNO_GENERATION"]) * 17)
+"""
+
+
+def test_the_same_traceback_twice_ends_the_run_with_it_on_top(tiers: Cli, work: Path):
+    answer, run = follow(tiers, work, BUG, *QUICK, "-N", "2")
+    assert (answer.code, run.generation) == (1, 2)
+    report = answer.err[answer.err.index("Traceback") :]
+    assert report.index("ValueError: bad batch 34") < report.index("error: run")
+    assert "rank 1 on train-2 failed: ValueError: bad batch 34, as it did before" in report
+    run.no_trace()
+
+
+RECORD = """
+import os
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    if os.environ["RANK"] == "1":
+        raise ValueError("only the error file tells of this")
+    dist.all_reduce(torch.ones(1))
+
+try:
+    main()
+except Exception:
+    os._exit(1)
+"""
+
+
+def test_torch_s_error_file_is_read_and_what_the_other_ranks_say_of_it_is_not(tiers: Cli, work: Path):
+    answer, run = follow(tiers, work, RECORD, "-N", "2")
+    assert (answer.code, run.generation) == (1, 2), answer.err
+    assert "ValueError: only the error file tells of this" in answer.err
+    assert "Traceback" not in run.log(1)
+    assert "gloo" not in answer.err and "Connection closed" not in answer.err
+    run.no_trace()
+
+
+# ---- by its user
+
+RUNS_AWAY = (
+    """
+import os, subprocess, sys, time
+seconds = sys.argv[2]
+subprocess.Popen(["sleep", seconds])
+subprocess.Popen(["setsid", "sh", "-c", f"sleep {seconds} & sleep {seconds}"])
+subprocess.run(["sh", "-c", f"env -i setsid sh -c 'trap : TERM; env -i setsid sleep {seconds} &'"])
+"""
+    + WAITS
+)
+
+
+@pytest.mark.parametrize("how", ["cancel", "scancel", "interrupt"])
+def test_who_cancels_a_run_leaves_nothing_of_it_on_any_node(tiers: Cli, work: Path, how: str):
+    seconds = str(80_000 + os.getpid() + {"cancel": 1, "scancel": 2, "interrupt": 3}[how])
+    (work / "train.py").write_text(RUNS_AWAY)
+    before = footprint(tiers)
+    words = ("run", *QUICK, "-N", "2", "--chdir", str(work), "train.py", str(work / "stop"), seconds)
+    follower = tiers.start(*words)
+    try:
+        eventually(lambda: len(sleepers(seconds)) == 8)
+        run = Run(tiers, work, RunFolder(tiers.home / "runs" / newest(tiers)), before)
+        end_it(run, how, follower)
+        assert follower.wait(30) == (130 if how == "interrupt" else 143)
+    finally:
+        follower.kill()
+        follower.communicate()
+    assert sleepers(seconds) == []
+    run.no_trace()
+    assert (facts(run)["state"], facts(run)["exit_code"]) == ("cancelled", 143)
+
+
+def end_it(run: Run, how: str, follower: subprocess.Popen[str]) -> None:
+    if how == "cancel":
+        run.cli.ok("cancel", run.id)
+    elif how == "scancel":
+        run.cli.ok("shell", "--", "scancel", str(run.status.jobs[0]))
+    else:
+        follower.send_signal(signal.SIGINT)
+
+
+def sleepers(seconds: str) -> list[int]:
+    return [process.pid for process in find(lambda pid: arguments(pid) == ["sleep", seconds])]
+
+
+# ---- not at all: it goes on in another job
+
+
+def test_a_run_longer_than_its_job_goes_on_in_the_next_and_loses_no_step(tiers: Cli, work: Path):
+    """Slurm sends the signal up to a minute early, so at once."""
+    run = detached(tiers, work, SAVES, "-N", "2", "-t", "1", "--signal-lead", "15")
+    run.wait_for_generation(2, LONG_S)
+    run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
+    assert run.finish() == 0
+    assert_no_step_was_lost(run)
+    assert len({entry["job"] for entry in run.journal("granted")}) >= 2
+    assert run.status.restarts == 0
+    run.no_trace()
+
+
+def assert_no_step_was_lost(run: Run) -> None:
+    """Every generation begins where the one before has saved."""
+    for rank in (0, 1):
+        said = [run.log(rank, generation).split() for generation in range(1, run.generation + 1)]
+        assert [words[1] for words in said[1:]] == [words[3] for words in said[:-1]], said
+        assert [words[2] for words in said] == ["saved"] * (len(said) - 1) + ["done"]
+
+
+def test_the_signal_to_save_does_not_kill_a_script_that_does_not_listen(tiers: Cli, work: Path):
+    run = detached(tiers, work, WAITS, "-N", "2")
+    workers = run.workers()
+    tiers.ok("shell", "--", "scancel", "--signal=USR2", str(run.status.jobs[0]))
+    run.wait_for(lambda: {entry["node"] for entry in run.journal("signal")} == set(run.nodes))
+    assert run.workers() == workers
+    assert (run.finish(), run.generation) == (0, 1)
+    run.no_trace()
+
+
+def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: Path):
+    run = detached(tiers, work, SAVES, "-N", "2")
+    urgent = preempt(tiers)
+    run.wait_for(lambda: run.status.phase == "waiting")
+    assert job_states(tiers)[urgent] == "RUNNING"
+    tiers.ok("shell", "--", "scancel", urgent)
+    run.wait_for_generation(2, LONG_S)
+    run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
+    assert run.finish() == 0
+    assert_no_step_was_lost(run)
+    run.no_trace()
+
+
+def preempt(cli: Cli) -> str:
+    """A job that takes all nodes."""
+    words = ["sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000"]
+    job = cli.ok("shell", "--", *words).strip()
+    eventually(lambda: job_states(cli).get(job) == "RUNNING")
+    return job
+
+
+def job_states(cli: Cli) -> dict[str, str]:
+    lines = cli.ok("shell", "--", "squeue", "-h", "-o", "%i %T").splitlines()
+    return {job: state for job, state in (line.split() for line in lines)}
+
+
+# ---- not by itself: it hangs
+
+HANGS = """
+import os, sys, time
+first = os.environ["DALSEGNO_GENERATION"] == "1"
+def train():
+    while first and os.environ["JAX_PROCESS_ID"] == "1":
+        time.sleep(1000)  # rank 1 stops here
+def barrier():
+    while first:
+        time.sleep(0.1)  # and rank 0 waits for it here
+print("begins", flush=True)
+train()
+barrier()
+"""
+
+
+def test_a_run_that_hangs_leaves_the_stacks_of_all_ranks_and_starts_again(tiers: Cli, work: Path):
+    answer, run = follow(tiers, work, HANGS, *QUICK, "-N", "2", "--hang-timeout", "3s")
+    assert (answer.code, run.generation) == (0, 2), answer.err
+    lines = HANGS.splitlines()
+    for rank, text in {0: "and rank 0 waits", 1: "rank 1 stops"}.items():
+        (line,) = (number for number, each in enumerate(lines, 1) if text in each)
+        assert f'train.py", line {line} in ' in run.folder.stacks(1, rank).read_text()
+    assert "no step for" in json.dumps(run.journal("note"))
+    assert not run.folder.stacks(2, 0).exists()
+    run.no_trace()
+
+
+# ---- what it leaves to read
+
+TELLS = """
+import os, sys
+rank, generation = os.environ["JAX_PROCESS_ID"], os.environ["DALSEGNO_GENERATION"]
+for line in range(5000):
+    print(f"rank {rank} generation {generation} line {line} ü")
+print("no end of line", end="", flush=True)
+if generation == "1" and rank == "3":
+    os.kill(os.getpid(), 9)
+if generation == "1":
+    import time
+    time.sleep(100)
+"""
+
+
+def test_logs_are_whole_by_rank_and_generation_and_can_be_asked_for_so(tiers: Cli, work: Path):
+    answer, run = follow(tiers, work, TELLS, *QUICK, "-N", "2", "--nproc-per-node", "2")
+    assert (answer.code, run.generation) == (0, 2), answer.err
+    whole = {(g, r): [f"rank {r} generation {g} line {n} ü" for n in range(5000)] for g in (1, 2) for r in range(4)}
+    assert run.log(3, 1).splitlines() == [*whole[1, 3], "no end of line"]
+    for rank in range(4):
+        assert run.log(rank, 2).splitlines() == [*whole[2, rank], "no end of line"]
+    assert logs(run, "--rank", "3", "--generation", "1") == [*whole[1, 3], "no end of line"]
+    second = [f"[{rank}] {line}" for rank in (2, 3) for line in [*whole[2, rank], "no end of line"]]
+    assert logs(run, "--node", run.nodes[1], "--generation", "2") == second
+    assert {line[:3] for line in logs(run)} == {"[0]", "[1]", "[2]", "[3]"}
+    assert sorted(line for line in answer.out.splitlines() if "generation 2" in line) == sorted(
+        f"[{rank}] {line}" for rank in range(4) for line in whole[2, rank]
+    )
+    assert "had no rank on `train-9`" in tiers.run("logs", run.id, "--node", "train-9").err
+
+
+def logs(run: Run, *options: str) -> list[str]:
+    return run.cli.ok("logs", run.id, *options).splitlines()
+
+
+ASKED = (
+    WAITS
+    + """
+import json
+with open(f"{sys.argv[2]}.json", "w") as file:
+    json.dump([sys.argv[2:], os.environ.get("COLOUR"), sys.prefix, os.getcwd(), __name__, __file__], file)
+"""
+)
+
+
+def test_two_runs_at_once_each_with_its_own_arguments_variables_and_python(tiers: Cli, work: Path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", work / "own env"], check=True)
+    (work / "train.py").write_text(ASKED)
+    stop = str(work / "stop")
+    own = ("--env", "COLOUR=deep blue; $HOME", "--venv", "own env", "-J", "first")
+    words = ("run", "--detach", *QUICK)
+    first, second = (
+        tiers.ok(*words, *options, "train.py", stop, *args, cwd=work).strip()
+        for options, args in ((own, ("a b", "c'd", "--lr=$1")), (("-J", "second"), ("other",)))
+    )
+    runs = {each["run"]: each for each in json.loads(tiers.ok("runs", "--json"))}
+    assert (runs[first]["name"], runs[second]["name"]) == ("first", "second")
+    both = [Run(tiers, work, RunFolder(tiers.home / "runs" / name), footprint(tiers)) for name in (first, second)]
+    for run in both:
+        run.wait_for(lambda run=run: run.status.phase == "running")
+    assert [run.finish() for run in both] == [0, 0]
+    script = str(work / "train.py")
+    told = [["a b", "c'd", "--lr=$1"], "deep blue; $HOME", str(work / "own env"), str(work), "__main__", "train.py"]
+    assert json.loads((work / "a b.json").read_text()) == told, script
+    assert json.loads((work / "other.json").read_text())[:2] == [["other"], None]
+    ended = {name: facts(run) for name, run in zip(("first", "second"), both, strict=True)}
+    assert [(each["state"], each["exit_code"], each["phase"]) for each in ended.values()] == [("done", 0, "ended")] * 2
+    assert "is over: done" in tiers.run("logs", "-f", first).err
+    for run in both:
+        run.no_trace()
