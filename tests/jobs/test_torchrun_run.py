@@ -343,3 +343,28 @@ def test_the_launcher_s_own_error_file_gets_the_worker_s(torchrun: Launcher) -> 
     assert "/attempt_0/0/error.json" in done.stderr
     assert json.loads(target.read_text())["message"]["message"] == "bad"
     assert os.environ.get("TORCHELASTIC_ERROR_FILE") != str(target)
+
+
+def test_a_folder_with_a_main_in_it_runs_as_python_runs_it(torchrun: Launcher) -> None:
+    (torchrun.folder / "bundle").mkdir()
+    torchrun.script("import beside; print(beside.word)", "bundle/__main__.py")
+    torchrun.script("word = 'found'", "bundle/beside.py")
+    done = torchrun.run("bundle")
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+
+
+@pytest.mark.parametrize("id", ["x" * 150, "ünï cödé"])
+def test_any_run_id_will_do(torchrun: Launcher, port: int, id: str) -> None:
+    torchrun.script("import os; print(os.environ['TORCHELASTIC_RUN_ID'])")
+    words = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=0.1", "--rdzv-id", id]
+    done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
+    assert (done.returncode, done.stdout) == (0, id + "\n"), done.stderr
+
+
+def test_a_signal_that_is_not_listed_still_leaves_no_orphan(torchrun: Launcher) -> None:
+    torchrun.script(WAITS)
+    process = torchrun.start("--signals-to-handle", "SIGUSR2,SIGKILL,SIGNONE", "train.py", "SIGTERM")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.terminate()
+    assert ended(process).stdout == "got SIGTERM\n"
+    assert torchrun.left() == []

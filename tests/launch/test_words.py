@@ -5,7 +5,7 @@ import pytest
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.causes import Kind, read_failure
 from dalsegno.launch.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
-from dalsegno.launch.words import read_word, reconcile
+from dalsegno.launch.words import read_word, still_runs
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1, in <module>\nValueError: x'
 
@@ -47,12 +47,13 @@ def test_what_stopped_workers_had_already_told_comes_along():
 
 
 @pytest.mark.parametrize(
-    ("hello", "word"),
+    ("hello", "runs"),
     [
-        ({"generation": 4, "stopped": 3}, ""),  # its workers run on
-        ({"generation": 3, "stopped": 3}, "start"),  # the order was lost with the coordinator that gave it
-        ({"generation": 4, "stopped": 4}, "reset"),  # it ended them while nobody was there
+        ({"generation": 4, "stopped": 3}, True),
+        ({"generation": 3, "stopped": 3}, False),  # the order was lost with the coordinator that gave it
+        ({"generation": 0, "stopped": 0}, False),  # another agent has taken the place of the one that was there
+        ({"generation": 4, "stopped": 4}, False),  # it ended them while nobody was there
     ],
 )
-def test_an_agent_is_brought_to_the_generation_that_runs(hello: Message, word: str):
-    assert reconcile("n1", hello, generation=4) == word
+def test_an_agent_that_comes_back_still_has_its_workers_or_has_not(hello: Message, runs: bool):
+    assert still_runs(hello, generation=4) is runs

@@ -22,6 +22,7 @@ from dalsegno.launch.agent.frames import Message
 GRACE_S = 30.0
 LINGER_S = 0.5  # Slurm signals all nodes, but not at the same instant: nobody is stopped as a leaver's peer meanwhile
 FAILED = 1
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # listed or not: torchrun would die of them, and leave orphans
 
 
 @dataclass
@@ -42,7 +43,7 @@ class TorchrunAgent(Agent):
         super().__init__(connect, name, None if connect["secret"] else keys.unlock)
         self.args, self._setup, self._logs, self._talk = args, setup, logs, talk
         self._keys, self._hosted = keys, hosted
-        self._handled = signals_named(args.signals_to_handle)
+        self._handled = {*ENDING, *signals_named(args.signals_to_handle)}
         self.caught |= self._handled
         self._leaving: Farewell | None = None
         self._failed: dict[int, FailedWorker] = {}
@@ -64,7 +65,7 @@ class TorchrunAgent(Agent):
     # The coordinator's orders
 
     def _set_up(self, told: Message) -> None:
-        mine = {"--nnodes": str(self.args.nodes), "--nproc-per-node": self._setup["shape"]["--nproc-per-node"]}
+        mine = self._setup["shape"]
         differs = [f"{flag} {mine[flag]}, the others {value}" for flag, value in told["shape"].items()
                    if mine[flag] != value]  # fmt: skip
         if differs:
@@ -163,7 +164,7 @@ class TorchrunAgent(Agent):
 
 def signals_named(text: str) -> set[signal.Signals]:
     """Of `--signals-to-handle`; a name that this system does not know is passed over, as torchrun does."""
-    names = (word.strip() for word in text.split(","))
+    names = {word.strip() for word in text.split(",")} - {"SIGKILL", "SIGSTOP"}
     return {signal.Signals[name] for name in names if name in signal.Signals.__members__}
 
 

@@ -55,7 +55,7 @@ class Hosted:
 
     def leave(self, signal_name: str) -> None:
         """Our agent was told to end: nobody can go on without us, so all are told, and may still save."""
-        self._soon(lambda of: of.agents.send_all({"leave": signal_name}))
+        self._soon(lambda of: of.leave(signal_name))
 
     def stop(self, why: str) -> None:
         self._soon(lambda of: of.stop(1, why))
@@ -75,13 +75,14 @@ class TorchrunCoordinator(Coordinator):
     def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
         patience = Patience(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
         gather_s = seconds(site.args, "last_call_timeout", LAST_CALL_S)
-        super().__init__(site, patience.work_for, gather_s, Voice(site, talk))
+        self._voice = Voice(site, talk)
+        super().__init__(site, patience.work_for, gather_s, self._voice)
         self.run = Run(site.shape, site.max_restarts, literal=True)
         self._terms, self._keys, self._opened = site, keys, opened
 
     async def open(self) -> asyncio.Server:
         meeting, secret = self._terms.meeting, self._keys.secret
-        self.agents = Agents(self._terms.run, secret, self._terms.timing, self)
+        self.agents = Agents(self._keys.mark, secret, self._terms.timing, self)
         greeting = None if meeting.alone else self._keys.greeting
         server, port = await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0")
         self._opened(port)
@@ -89,6 +90,11 @@ class TorchrunCoordinator(Coordinator):
 
     def keep(self) -> None:
         """Nobody comes after us."""
+
+    def leave(self, signal_name: str) -> None:
+        """Who leaves now is not lost."""
+        self._voice.quiet = True
+        self.agents.send_all({"leave": signal_name})
 
     def agent_said(self, peer: Peer, message: Message) -> None:
         """There is no other node to take the place of one that cannot start workers."""
@@ -127,9 +133,10 @@ class Voice(Teller):
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
         super().__init__(site)
         self._talk = talk
+        self.quiet = False
 
     def journal(self, event: str, **what: object) -> None:
-        if event == "lost":
+        if event == "lost" and not self.quiet:
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:

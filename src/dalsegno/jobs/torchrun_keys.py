@@ -42,12 +42,12 @@ class Keys:
 
     def greeting(self) -> Message:
         """What whoever connects is told first. A seal of its own for each: munge opens none twice."""
-        sealed = self.munge.seal(self._mark().encode() + self.secret) if self.munge else ""
-        return {"run": self._mark(), "sealed": sealed}
+        sealed = self.munge.seal(self.mark.encode() + self.secret) if self.munge else ""
+        return {"run": self.mark, "sealed": sealed}
 
     def unlock(self, greeting: Message) -> bytes:
         """The secret, from a greeting. Who has munge takes nothing unsealed: anybody could have sent that."""
-        if greeting.get("run") != self._mark():
+        if greeting.get("run") != self.mark:
             raise self._refuse(f"another run than `{self.run}` is at {self.endpoint}; choose another port")
         sealed = str(greeting.get("sealed") or "")
         if self.munge is None and not sealed:
@@ -63,7 +63,7 @@ class Keys:
             data = munge.unseal(sealed)
         except NotSealed as error:
             raise self._refuse(f"munge does not vouch for who answers at {self.endpoint}: {error}") from error
-        mark = self._mark().encode()
+        mark = self.mark.encode()
         if not data.startswith(mark):
             raise self._refuse(f"what {self.endpoint} sealed is for another run")
         self.trouble = ""
@@ -73,7 +73,9 @@ class Keys:
         self.trouble = why
         return Refused(why)
 
-    def _mark(self) -> str:
+    @property
+    def mark(self) -> str:
+        """A name of the run that fits everywhere, and gives nothing away."""
         return hashlib.sha256(f"torchrun\0{self.run}".encode()).hexdigest()[:16]
 
     def _derived(self) -> bytes:

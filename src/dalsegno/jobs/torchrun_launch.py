@@ -9,7 +9,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,11 +55,7 @@ def launch(args: TorchrunArgs, world: World) -> int:
     run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
     endpoint = f"{meeting.host}:{meeting.port}"
     keys = Keys(run, endpoint, None if meeting.alone else find_munge(world.environ))
-    folder = tempfile.mkdtemp(prefix="dalsegno-torchrun-")
-    try:
-        return _Launch(args, world, nproc, meeting, run, keys, folder).serve()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return _Launch(args, world, nproc, meeting, run, keys).serve()
 
 
 @dataclass
@@ -71,16 +66,14 @@ class _Launch:
     meeting: Meeting
     run: str
     keys: Keys
-    folder: str
 
     def serve(self) -> int:
         python = choose_python(self.world.environ)
         join_s = seconds(self.args, "join_timeout", JOIN_S)
-        setup = agent_setup(self.args, python, self.folder, join_s)
-        setup["shape"] = {"--nproc-per-node": str(self.nproc)}
+        setup = agent_setup(self.args, python, self.nproc, join_s)
         hosted, port = self._host(python) if self.meeting.ours else (None, self.meeting.port)
         known = self.keys.secret if self.meeting.alone else b""
-        connect = {"run": self.run, "secret": known.hex(), "addresses": [self.meeting.host], "port": port}
+        connect = {"run": self.keys.mark, "secret": known.hex(), "addresses": [self.meeting.host], "port": port}
         name = agent_name(self.args, self.world.environ, socket.gethostname(), os.getpid())
         logs = Logs(self.args, self.run, Tee(self.world.write))
         agent = TorchrunAgent(self.args, setup, connect, name, self.keys, logs, self.world.talk, hosted)
@@ -121,7 +114,7 @@ def check(args: TorchrunArgs, environ: Mapping[str, str]) -> None:
     if args.logs_specs is not None:
         raise UsageError("log specs of your own are not taken", where="--logs-specs", hint="use --log-dir, -r and -t")
     is_file = args.run_path or not (args.no_python or args.module)
-    if is_file and not os.path.isfile(args.training_script):
+    if is_file and not os.path.exists(args.training_script):
         raise DalsegnoError(f"there is no script `{args.training_script}`", hint=f"in {os.getcwd()}")
     if args.no_python and not args.run_path and shutil.which(args.training_script, path=environ.get("PATH")) is None:
         raise DalsegnoError(f"there is no program `{args.training_script}`", where="--no-python")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
+from zipfile import is_zipfile
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs.frameworks import World, torch_env
@@ -59,7 +60,7 @@ class TorchrunSite:
     def setup(self) -> Message:
         """Each node has its own command line; here is only what has to be the same on all."""
         return {
-            "shape": {"--nnodes": str(self.args.nodes), "--nproc-per-node": str(self.nproc_per_node)},
+            "shape": shape_flags(self.args, self.nproc_per_node),
             "store": self.store,
             "gone_s": self.timing.gone_s,
         }
@@ -90,23 +91,34 @@ class TorchrunSite:
         return self.meeting.host if is_loopback(hosts[0]) and not all(map(is_loopback, hosts)) else hosts[0]
 
 
-def agent_setup(args: TorchrunArgs, python: str, folder: str, join_s: float) -> Message:
+def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: float) -> Message:
     """What this node starts, and how."""
     is_python = args.run_path or not args.no_python
     return {
         "python": python,
-        "modules": list(TORCH_MODULES) if is_python else [],
+        "modules": list(TORCH_MODULES) if is_python and not _is_bundle(args) else [],
         "script": args.training_script,
         "args": list(args.training_script_args),
         "module": args.module and not args.run_path,
         "is_python": is_python,
         "cwd": os.getcwd(),
-        "folder": folder,
+        "folder": "",
+        "shape": shape_flags(args, nproc_per_node),
         "store": True,
         "env": {},
         "stdin": True,
         "absence_s": join_s,
     }
+
+
+def shape_flags(args: TorchrunArgs, nproc_per_node: int) -> dict[str, str]:
+    """What all nodes have to be told alike."""
+    return {"--nnodes": str(args.nodes), "--nproc-per-node": str(nproc_per_node)}
+
+
+def _is_bundle(args: TorchrunArgs) -> bool:
+    """A folder or an archive with a `__main__` in it, which Python runs like a script, and a forked one does not."""
+    return not args.module and (os.path.isdir(args.training_script) or is_zipfile(args.training_script))
 
 
 def fill_macros(args: Sequence[str], local_rank: int) -> list[str]:

@@ -12,6 +12,8 @@ from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.launch.pulse import Pulse
 
+TRIES = 20
+
 
 class Listener(Protocol):
     """Whom they are told of."""
@@ -38,13 +40,16 @@ class Agents:
         self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0"
     ) -> tuple[asyncio.Server, int]:
         """Listen for connections and for heartbeats, on the same port."""
-        server, port = await self._door.open(port, greeting, host)
-        try:
-            self._pulse.open(port, host)
-        except OSError:
-            server.close()
-            raise
-        return server, port
+        for attempt in range(TRIES if port == 0 else 1):
+            server, found = await self._door.open(port, greeting, host)
+            try:
+                self._pulse.open(found, host)
+                return server, found
+            except OSError:  # its twin for datagrams is taken
+                server.close()
+                if port or attempt == TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     async def watch(self) -> None:
         await self._pulse.watch(lambda agent, why: self.lose(agent, why, silent=True))

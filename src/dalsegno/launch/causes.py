@@ -20,6 +20,10 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
+# Without a traceback: how NCCL's watchdog, and writers to a closed socket, end.
+_OF_PEERS = (signal.SIGABRT, signal.SIGPIPE)
+
+
 class Kind(Enum):
     SCRIPT = "script"  # a Python traceback, or an exit code of the program's own
     KILLED = "killed"  # by a signal from outside
@@ -71,7 +75,7 @@ def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool
         _kind(code, oom),
         signature=signature(clean) or (f"exit {code}" if code > 0 else ""),
         traceback=clean,
-        noise=bool(last and _NOISE.search(last)) or code == -signal.SIGPIPE,
+        noise=bool(last and _NOISE.search(last)) or (not last and -code in _OF_PEERS),
         why=why,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
+from dalsegno.launch.causes import first_cause
 from dalsegno.launch.events import (
     Cancelled,
     Event,
@@ -42,7 +43,7 @@ from dalsegno.launch.seating import start_message
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
-from dalsegno.launch.words import read_word, reconcile
+from dalsegno.launch.words import read_word, still_runs
 from dalsegno.system.files import read_json, write_atomic
 
 CHECK_S = 0.5
@@ -87,13 +88,20 @@ class Coordinator:
         else:
             await self._go_on(saved)
         self._catch_signals()
-        loops = [asyncio.ensure_future(each) for each in (self.agents.watch(), self._check(), self._ask_slurm())]
-        await self._over.wait()
-        for loop in loops:
-            loop.cancel()
+        await self._until_over()
         code = await self._say_farewell()
         server.close()
         return code
+
+    async def _until_over(self) -> None:
+        """A loop that fails is our own failure: better to crash, and be started again, than to go on half blind."""
+        loops = [asyncio.ensure_future(each) for each in (self.agents.watch(), self._check(), self._ask_slurm())]
+        over = asyncio.ensure_future(self._over.wait())
+        done, _ = await asyncio.wait({over, *loops}, return_when=asyncio.FIRST_COMPLETED)
+        for task in {over, *loops} - done:
+            task.cancel()
+        for task in done:
+            task.result()
 
     def _catch_signals(self) -> None:
         """In a batch step Slurm signals us too. On the head nobody does but to end us; then another takes over."""
@@ -129,6 +137,8 @@ class Coordinator:
                 self.apply(Left(agent))
             self.apply(Moved())
             self.staff.begin()
+        if self.run.phase is Phase.ENDED:  # we died while we said farewell
+            self._finish(Finish(self.run.exit_code or 0, first_cause(self.run.failures), self.run.why))
         if self.run.pausing:
             self.apply(Waited())
 
@@ -159,15 +169,9 @@ class Coordinator:
             peer.send({"open_store": generation})
         elif self.run.phase is Phase.STOPPING and peer.name in self.run.waiting_for:
             peer.send({"stop": generation})
-        elif self.run.phase is Phase.RUNNING:
-            self._reconcile_running(peer, reconcile(peer.name, peer.hello, generation))
-
-    def _reconcile_running(self, peer: Peer, word: str) -> None:
-        if word == "reset":
-            self.apply(Left(peer.name))
+        elif self.run.phase is Phase.RUNNING and not still_runs(peer.hello, generation):
+            self.apply(Left(peer.name))  # its peers wait for workers that are no more
             peer.send({"reset": True})
-        elif word == "start" and self.run.group:
-            self._do(Start(peer.name, self.run.group, self.store_port, self.run.restarts))
 
     def agent_said(self, peer: Peer, message: Message) -> None:
         event = read_word(peer.name, message, time.monotonic() - self.began)
@@ -176,6 +180,8 @@ class Coordinator:
             self.store_port = int(message["port"])
         if "ready" in message:
             self.staff.agent_ready(peer.name)
+        elif "cold" in message:
+            peer.send({"reset": True})  # orders that were under way are none any more
         elif "broken" in message:
             self._exclude(peer.name, str(message["broken"]))
         elif "signal" in message:
@@ -319,7 +325,7 @@ class Coordinator:
         self.note(why)
         self.agents.send_all({"stacks": generation})
         await asyncio.sleep(STACKS_S)
-        self.apply(Hung(generation, why))
+        self.apply(Hung(generation, why, time.monotonic() - self.began))
 
     def _soon(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -56,6 +56,7 @@ class Hung:
 
     generation: int
     why: str
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True)

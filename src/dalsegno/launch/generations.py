@@ -102,7 +102,8 @@ def advance(run: Run, event: Event) -> Step:
 
 def _told_from_outside(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
-        return _stop_all(replace(run, exit_code=TERMINATED, why="cancelled"))
+        ends = run.exit_code is not None  # by itself: then it keeps its own code
+        return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled"))
     if isinstance(event, Leaving):
         return _leaving(run)
     if isinstance(event, Moved):
@@ -127,7 +128,8 @@ def _left(run: Run, agent: str) -> Step:
     member = run.group is not None and agent in run.group.agents
     run = replace(run, ready=ready, smaller=run.smaller and bool(ready))
     if run.phase is Phase.STOPPING:
-        return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}, lost_member=True))
+        lost = run.lost_member or member
+        return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}, lost_member=lost))
     if not member or run.phase not in (Phase.OPENING, Phase.RUNNING):
         return run, []
     return _stop_all(replace(run, lost_member=True))
@@ -143,10 +145,12 @@ def _store_opened(run: Run, event: StoreOpened) -> Step:
 def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     if run.group is None or event.generation != run.generation:
         return run, []
-    if event.code == DONE or (event.code == SAVED and not run.literal) or run.leaving:
+    if event.code == DONE or (event.code == SAVED and not run.literal) or (run.leaving and event.code != STOP):
         return _ended_well(run, event)
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
     if run.phase is Phase.STOPPING:
+        if not run.failures and failure.noise:
+            return run, []  # nothing had failed: it complains of peers that we have stopped
         return replace(run, failures=(*run.failures, failure)), []
     if run.phase is not Phase.RUNNING:
         return run, []
@@ -158,10 +162,10 @@ def _ended_well(run: Run, event: WorkerEnded) -> Step:
     if run.phase is not Phase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
-    run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code == SAVED)
+    run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code != DONE)
     if run.done != all_ranks:
         return run, []
-    if run.leaving and (run.saved or event.code != DONE):
+    if run.leaving and run.saved:
         return _stop_all(run)
     return _stop_all(replace(run, exit_code=SAVED if run.saved else DONE))
 
@@ -170,11 +174,13 @@ def _hung(run: Run, event: Hung) -> Step:
     if run.phase is not Phase.RUNNING or run.group is None or event.generation != run.generation:
         return run, []
     failure = Failure(0, run.group.store_agent, -9, kind=read_failure(0, "", -9).kind, why=event.why)
-    return _stop_all(replace(run, failures=(failure,), age_s=FORGIVEN_S))
+    return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
 
 
 def _leaving(run: Run) -> Step:
     """While workers run they may save; a generation that is only forming is not begun."""
+    if run.leaving:
+        return run, []
     run = replace(run, leaving=True)
     if run.phase is Phase.OPENING:
         return _stop_all(run)
@@ -204,9 +210,9 @@ def _when_all_stopped(run: Run) -> Step:
     if run.exit_code is not None:
         return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why)]
     run = replace(run, phase=Phase.GATHERING)
-    if run.leaving:
-        return run, [Release()]
     cause = first_cause(run.failures)
+    if run.leaving and (cause is None or cause.code != STOP):
+        return replace(run, failures=(), lost_member=False), [Release()]
     if cause is None or (run.lost_member and cause.noise):
         return _try_to_form(replace(run, failures=(), lost_member=False))
     return _after_failure(run, cause)
@@ -219,7 +225,7 @@ def _after_failure(run: Run, cause: Failure) -> Step:
     if why:
         code = cause.exit_code
         return replace(run, phase=Phase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
-    quick = run.quick + 1 if run.age_s < QUICK_S else 1
+    quick = run.quick + 1 if run.age_s < QUICK_S else 0
     # A worker that was killed says nothing of the next.
     pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
     suspect = "" if run.literal else suspected_node(cause, run.last)

@@ -14,9 +14,11 @@ Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and whatever belon
 def append(path: Path, at: float, event: str, **what: object) -> None:
     """One write, so that lines of two writers never mix."""
     line = json.dumps({"at": round(at, 6), "event": event, **what}, separators=(",", ":")) + "\n"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(handle, line.encode())
+        size = os.fstat(handle).st_size
+        cut_off = size and os.pread(handle, 1, size - 1) != b"\n"
+        os.write(handle, (b"\n" if cut_off else b"") + line.encode())
     finally:
         os.close(handle)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch.causes import Failure, Kind
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Group, Place
@@ -51,17 +52,24 @@ def write_saved(path: Path, saved: Saved) -> None:
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
     """None if there is none, or one that cannot be read; shape and limits are those of `fresh`."""
-    data = read_json(path)
-    if not isinstance(data, Mapping):
+    try:
+        return _from_json(read_json(path), fresh)
+    except (DalsegnoError, KeyError, TypeError, ValueError):
         return None
-    raw: Any = data
-    return Saved(
-        run=_run_from_json(raw["run"], fresh),
-        store_port=int(raw["store_port"]),
-        jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
-        excluded=tuple(raw["excluded"]),
-        lost_nodes=int(raw["lost_nodes"]),
-        started=raw["started"],
+
+
+def _from_json(raw: Any, fresh: Run) -> Saved | None:
+    return (
+        None
+        if raw is None
+        else Saved(
+            run=_run_from_json(raw["run"], fresh),
+            store_port=int(raw["store_port"]),
+            jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
+            excluded=tuple(raw["excluded"]),
+            lost_nodes=int(raw["lost_nodes"]),
+            started=raw["started"],
+        )
     )
 
 

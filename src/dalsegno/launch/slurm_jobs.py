@@ -171,8 +171,9 @@ class SlurmJobs:
             info = await self._look(job)
             if job not in self.jobs:
                 continue
-            if info is None or info.state.ended:
-                self._over(job, info.state if info else JobState.UNKNOWN)
+            state = fate(info) if info else JobState.UNKNOWN
+            if info is None or state.ended:
+                self._over(job, state)
             elif info.nodes:
                 job.nodes, job.ends_at = info.nodes, info.ends_at
 
@@ -278,6 +279,18 @@ class SlurmJobs:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def fate(info: JobInfo) -> JobState:
+    """Its state; and of one that is being ended, whether its user wants it so, which Slurm says only when it is gone.
+
+    One that was preempted or has reached its limit still has some seconds in which to save; one that is requeued has
+    no end.
+    """
+    if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
+        return info.state
+    out_of_time = info.time_limit_s is not None and info.ends_at - info.started_at >= info.time_limit_s
+    return info.state if out_of_time else JobState.CANCELLED
 
 
 def _last_words(text: str) -> str:

@@ -25,9 +25,18 @@ class Boss(Protocol):
         """End the run for good, whatever state it is in."""
         ...
 
+    def rest(self, why: str) -> None:
+        """End, but not the run: another coordinator goes on with it later."""
+        ...
+
     @property
     def closing(self) -> bool:
         """No more agents are wanted: the run has ended, or leaves its nodes."""
+        ...
+
+    @property
+    def ending(self) -> bool:
+        """It will not go on, on these nodes or others."""
         ...
 
     @property

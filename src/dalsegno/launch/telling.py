@@ -126,6 +126,11 @@ class Teller:
         ended = replace(self._status(of), phase=ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, report=report, nodes=(), jobs=()))
 
+    def rests(self, of: Told, why: str) -> None:
+        """Not the end: another coordinator goes on, in another life of the job."""
+        self.journal("rests", why=why)
+        self._write(replace(self._status(of), phase=WAITING, message=why, nodes=()))
+
     def _status(self, of: Told) -> Status:
         run, group = of.run, of.run.group
         running = group is not None and run.phase is Phase.RUNNING
@@ -167,7 +172,7 @@ class Teller:
 
 
 def _phase(of: Told) -> str:
-    if of.end is not None:
+    if of.end is not None or of.run.exit_code is not None:
         return ENDING
     if of.run.phase is Phase.RUNNING:
         return RUNNING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.causes import Failure, read_failure
 from dalsegno.launch.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
+from dalsegno.train.contract import DONE, SAVED
 
 
 def read_word(agent: str, message: Message, age_s: float) -> Event | None:
@@ -24,7 +25,7 @@ def read_word(agent: str, message: Message, age_s: float) -> Event | None:
 
 
 def _ended(agent: str, report: Message, age_s: float) -> WorkerEnded:
-    failure = _failure(agent, report) if report["code"] else None
+    failure = _failure(agent, report) if report["code"] not in (DONE, SAVED) else None
     return WorkerEnded(agent, int(report["generation"]), int(report["rank"]), int(report["code"]), failure, age_s)
 
 
@@ -39,8 +40,6 @@ def _failure(agent: str, report: Message) -> Failure:
     )
 
 
-def reconcile(agent: str, hello: Message, generation: int) -> str:
-    """What an agent that a former coordinator knew is to be told while the generation runs: "", `start` or `reset`."""
-    if int(hello["stopped"]) >= generation:
-        return "reset"  # it has ended its workers while nobody was there to tell
-    return "" if hello["generation"] == generation else "start"
+def still_runs(hello: Message, generation: int) -> bool:
+    """Whether an agent that comes back has this generation's workers, and has not ended them meanwhile."""
+    return int(hello["generation"]) == generation > int(hello["stopped"])

@@ -46,6 +46,7 @@ class JobInfo:
     # Only `scontrol show job` tells these.
     work_dir: str = ""
     command: str = ""
+    preempted_at: int | None = None
     stdout: str = ""
     stderr: str = ""
 

@@ -104,6 +104,9 @@ class Agent:
         self.link.close()
         if self.watched is not None:
             self.selector.unregister(self.watched)
+            grants, self.grants = self.grants, {}
+            for answer in grants.values():
+                answer({"granted": False, "why": "the coordinator is gone"})
             self.watched, self.lost_at = None, time.monotonic()
 
     def _tell(self, message: Message) -> None:
@@ -156,10 +159,15 @@ class Agent:
     # Workers' own words
 
     def _hear_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
-        if "step" in message:
-            self.link.send({"step": message["step"], "generation": message.get("generation")})
-        if "grant" in message:
-            self._ask_grant(int(message["grant"]), answer)
+        """Whatever they say: it is their own code that says it, and must not end us or the coordinator."""
+        try:
+            told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
+        except (TypeError, ValueError):
+            return
+        if "step" in told:
+            self.link.send({"step": told["step"], "generation": told.get("generation")})
+        if "grant" in told:
+            self._ask_grant(told["grant"], answer)
 
     def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
         """Only the coordinator knows whether a generation is still the present one."""

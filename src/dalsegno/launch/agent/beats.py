@@ -48,6 +48,7 @@ class Heart:
         self.heard = time.monotonic()
         self._target: tuple[str, int] | None = None
         self._number = time.time_ns()  # grows across restarts of the agent, so that old beats stay old
+        self._answered = self._number
         self._socket: socket.socket | None = None
         threading.Thread(target=self._live, name="heartbeat", daemon=True).start()
 
@@ -89,5 +90,5 @@ class Heart:
             self._socket.settimeout(left)
             with contextlib.suppress(socket.timeout, OSError):
                 beat = read_beat(self.secret, self._socket.recv(512))
-                if beat is not None:
-                    self.heard = time.monotonic()
+                if beat is not None and not beat.sender and self._answered < beat.number <= self._number:
+                    self._answered, self.heard = beat.number, time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ class Crew:
     ) -> Worker:
         """`log` takes its errors, and its output too unless that goes elsewhere; "" is where the agent's own goes."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
+        with contextlib.suppress(OSError):
+            os.unlink(beside)  # of an earlier life
         worker = Worker(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
         self.workers[rank] = worker
         return worker

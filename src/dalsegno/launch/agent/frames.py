@@ -48,7 +48,7 @@ class Reader:
 def _parse(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFrame(f"not JSON: {error}") from None
     if not isinstance(message, dict):
         raise BadFrame("not a JSON object")

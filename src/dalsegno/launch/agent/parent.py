@@ -24,7 +24,7 @@ class WarmParent:
     """One such process. `sock` is readable when it has something to say; `receive` gives None when it is gone."""
 
     def __init__(
-        self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, stdin: int | None
+        self, python: str, modules: Sequence[str], env: Mapping[str, str], cwd: str, keep_stdin: bool = False
     ) -> None:
         self.sock, other = socket.socketpair()
         self.sock.set_inheritable(False)
@@ -34,8 +34,9 @@ class WarmParent:
             # Not -I: the user's PYTHONPATH and site folders are the workers' own. A session of its own: at a terminal
             # Ctrl-C reaches the agent alone, which tells the workers.
             self._process = subprocess.Popen(
-                argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], stdin=stdin, start_new_session=True
-            )
+                argv, env=dict(env), cwd=cwd, pass_fds=[other.fileno()], start_new_session=True,
+                stdin=None if keep_stdin else subprocess.DEVNULL,
+            )  # fmt: skip
         except OSError:
             self.sock.close()
             raise
@@ -65,9 +66,9 @@ class WarmParent:
         self.sock.close()
 
 
-def plain_parent(env: Mapping[str, str], cwd: str, stdin: int | None) -> WarmParent:
+def plain_parent(env: Mapping[str, str], cwd: str, keep_stdin: bool = False) -> WarmParent:
     """One that has imported nothing, in our own Python: its workers are programs that it becomes."""
-    return WarmParent(sys.executable, (), env, cwd, stdin)
+    return WarmParent(sys.executable, (), env, cwd, keep_stdin)
 
 
 def kill_groups(pids: Sequence[int]) -> None:

@@ -58,7 +58,8 @@ def _leave(code: int) -> NoReturn:
     """What Python does at its end, but for taking modules apart: with torch that alone takes a second."""
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):  # before 3.10 it raises what it has already shown
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -89,6 +90,8 @@ def become_program(task: Task) -> None:
     for file in files:
         os.set_inheritable(file, True)
     argv = [task["script"], *(str(files[0]) if each == "{file}" and files else each for each in task["args"])]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so
     try:
         os.execvpe(argv[0], argv, task["env"])
     except OSError as error:

@@ -16,9 +16,10 @@ WAIT_S = 1.0
 
 def capture(pid: int, path: str) -> None:
     """Append the stacks of a process to a file; a process that tells nothing is said to."""
-    if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
-        with contextlib.suppress(OSError), open(path, "a") as file:
-            file.write(f"process {pid} tells nothing of where it is: install py-spy to see it\n")
+    with contextlib.suppress(OSError):  # nowhere to write: the run is worth more than where it was
+        if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
+            with open(path, "a") as file:
+                file.write(f"process {pid} tells nothing of where it is: install py-spy to see it\n")
 
 
 def _by_pyspy(pid: int, path: str) -> bool:

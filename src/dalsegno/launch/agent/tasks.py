@@ -36,7 +36,7 @@ def store_task(setup: Message, warm: bool, port: int) -> Message:
     task: Message = {"kind": "store", "name": "ds:store", "port": port}
     if warm:
         return task
-    log = os.path.join(_folder(setup, "logs"), "store.log")
+    log = os.path.join(_folder(setup, "logs"), "store.log") if setup["folder"] else ""
     env = {**os.environ, **setup["env"]}
     argv = [STORE_FILE, "{file}", str(port)]
     return {

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 
@@ -50,10 +49,9 @@ class Workers:
             if not os.path.isdir(cwd):
                 raise OSError(f"there is no folder {cwd} on this node")
             modules = self.setup["modules"]
-            stdin = None if self.setup.get("stdin") else subprocess.DEVNULL
-            self.parent = (
-                WarmParent(self.setup["python"], modules, env, cwd, stdin) if warm else plain_parent(env, cwd, stdin)
-            )
+            stdin = bool(self.setup.get("stdin"))  # that of the agent; else there is nothing to read
+            python = self.setup["python"]
+            self.parent = WarmParent(python, modules, env, cwd, stdin) if warm else plain_parent(env, cwd, stdin)
         except OSError as error:
             if warm:
                 self._fall_back(f"cannot start {self.setup['python']}: {error}")
@@ -201,6 +199,7 @@ class Workers:
 
     def reset(self) -> None:
         """We were given up, or nobody knows of us: nothing of before may run on."""
+        self._waiting.clear()
         self.end()
         self.crew = Crew(0)
         if self.ready:

@@ -62,6 +62,7 @@ def _job(fact: dict[str, str]) -> JobInfo:
         submitted_at=epoch(fact["SubmitTime"]),
         started_at=epoch(fact["StartTime"]),
         ends_at=epoch(fact["EndTime"]),
+        preempted_at=epoch(fact["PreemptTime"]),
         elapsed_s=duration_s(fact["RunTime"]) or 0,
         time_limit_s=duration_s(fact["TimeLimit"]),
         exit_code=code,
