@@ -22,7 +22,7 @@ from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, eventually
 
-LONG_S = 90.0  # for what takes some seconds on a machine that has nothing else to do
+LONG_S = 60.0  # for what takes some seconds on a machine that has nothing else to do
 FEW_S = 30.0
 
 # Trains a Linear over gloo until its stop file is there. Every completed step is a line in its log, and one in a file

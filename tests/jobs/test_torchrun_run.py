@@ -42,7 +42,9 @@ def port() -> int:
 
 
 def test_all_well_is_0_and_nothing_is_left(torchrun: Launcher) -> None:
-    done = torchrun.run("--nproc-per-node", "2", torchrun.script("import os; print('rank', os.environ['RANK'])"))
+    done = torchrun.run(
+        "--nproc-per-node", "2", torchrun.script("import os; os.write(1, b'rank %s\\n' % os.environb[b'RANK'])")
+    )
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"])
     assert done.stderr == ""
     assert torchrun.left() == []
@@ -217,7 +219,7 @@ def test_nothing_outlives_an_agent_that_is_killed(torchrun: Launcher) -> None:
 TOLD = """
 import json, os, sys, time
 names = ["RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
-print(json.dumps([int(os.environ[name]) for name in names]), flush=True)
+os.write(1, (json.dumps([int(os.environ[name]) for name in names]) + "\\n").encode())  # whole, beside the others'
 while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 """

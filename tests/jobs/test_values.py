@@ -106,3 +106,14 @@ def test_no_text_breaks_a_parser(text: str) -> None:
             parse(text)
         except UsageError as fault:
             assert fault.what.isprintable()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3", 3.0), ("1.5", 1.5), ("1.5s", 1.5), (" 0.5 S", 0.5)])
+def test_a_node_may_be_silent_for_parts_of_a_second(text: str, seconds: float) -> None:
+    assert values.parse_node_timeout(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1e3", "1m", "1.2345"])
+def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="number of seconds"):
+        values.parse_node_timeout(text)

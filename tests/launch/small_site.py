@@ -31,6 +31,7 @@ class SmallSite:
     hang_timeout_s: float | None = 0
     name: str = "train"
     own_job: int | None = None
+    spares: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property

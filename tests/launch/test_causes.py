@@ -167,7 +167,7 @@ def test_signals_and_complaints_are_no_bug():
 
 def test_a_node_is_suspected_when_crashes_begin_there_twice():
     crash, oom = read_failure(0, "n", -11), read_failure(0, "n", -9, oom=True)
-    assert suspected_node(crash, read_failure(4, "n", -6)) == "n" == suspected_node(oom, oom)
+    assert suspected_node(crash, read_failure(4, "n", -7)) == "n" == suspected_node(oom, oom)
     for before in (None, oom, read_failure(0, "m", -11), read_failure(0, "n", 1)):
         assert suspected_node(crash, before) == ""
 

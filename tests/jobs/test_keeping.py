@@ -1,0 +1,48 @@
+"""The first process of a batch step: it starts its coordinator again, and passes its code on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dalsegno.jobs.keeping import CRASHED, MAX_SHORT_LIVES, keep
+
+LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
+
+
+def kept(tmp_path: Path, then: str) -> tuple[int, int]:
+    """The code, and how many lives it took."""
+    lives = tmp_path / "lives"
+    code = keep([sys.executable, "-c", LIVES + then, str(lives)])
+    return code, lives.stat().st_size
+
+
+def test_a_coordinator_that_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+    assert kept(tmp_path, "sys.exit(3)") == (3, 1)
+
+
+def test_one_that_was_killed_or_crashed_is(tmp_path: Path) -> None:
+    assert kept(tmp_path, f"os.kill(os.getpid(), 9) if n == 1 else sys.exit({CRASHED} if n == 2 else 0)") == (0, 3)
+
+
+def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
+    assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MAX_SHORT_LIVES)
+
+
+def test_slurm_s_signals_reach_it(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    child = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); open({str(ready)!r}, 'w'); signal.pause()"
+    keeper = f"import sys; from dalsegno.jobs.keeping import keep; sys.exit(keep([sys.executable, '-c', {child!r}]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    until = time.monotonic() + 20
+    while not ready.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 7

@@ -1,0 +1,43 @@
+"""Logs from a node that does not see the run's folder."""
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.launch.agent.streaming import CHUNK_BYTES, LogStream
+from dalsegno.launch.folder import RunFolder
+
+
+def received(stream: LogStream) -> dict[str, bytes]:
+    """What a coordinator would have written."""
+    files: dict[str, bytes] = {}
+
+    def tell(message: dict[str, str]) -> None:
+        data = message["text"].encode("utf-8", "surrogateescape")
+        files[message["log"]] = files.get(message["log"], b"") + data
+
+    stream.pump(tell)
+    return files
+
+
+def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
+    stream = LogStream("train-k3f9x")
+    log = Path(stream.folder, "logs", "g0001", "rank0.log")
+    log.parent.mkdir(parents=True)
+    log.write_bytes("schön\n".encode() + b"\xff\xfe" + b"x" * CHUNK_BYTES)
+    assert received(stream) == {"logs/g0001/rank0.log": log.read_bytes()}
+    with log.open("ab") as file:
+        file.write(b"more")
+    assert received(stream) == {"logs/g0001/rank0.log": b"more"}
+    assert received(stream) == {}
+    stream.close(lambda message: None)
+    assert not Path(stream.folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [("logs/g0001/rank0.log", True), ("stacks/g0001-rank0.txt", True), ("plan.json", False), ("/etc/passwd", False),
+     ("logs/../connect.json", False), ("", False)],
+)  # fmt: skip
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str, inside: bool):
+    assert (RunFolder(tmp_path).inside(name) is not None) is inside
