@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
-from dalsegno.system.files import locked
+from dalsegno.system.files import locked, owner_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -131,7 +131,7 @@ def open_target(target: str, place: Place) -> LocalTarget:
 def may_change(place: Place) -> None:
     """Refuse early what only the owner of the folder can do."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
-        raise DalsegnoError(f"cluster {place.name} belongs to {place.folder.owner()}", hint="use sudo")
+        raise DalsegnoError(f"cluster {place.name} belongs to {owner_name(place.folder)}", hint="use sudo")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,6 +162,15 @@ class Run:
             self._steps += [_step(line) for line in whole.decode().splitlines()]
         return self._steps
 
+    def assert_fenced(self) -> None:
+        """Nothing of a generation was written after the first step of the next."""
+        writes = self.writes()
+        first = {each.generation: number for number, each in reversed(list(enumerate(writes))) if each.step}
+        for old, new in pairwise(sorted(first)):
+            late = [each for each in writes[first[new] :] if each.generation < new]
+            began = writes[first[new]].at
+            assert not late, f"{late[-1]} wrote {late[-1].at - began:.2f} s into generation {new}, after {old}"
+
     # Waiting
 
     def wait_for(self, true: Callable[[], object], timeout_s: float = FEW_S) -> None:
@@ -268,7 +278,7 @@ class Run:
         jobs = self.cli.ok("shell", "--", "squeue", "-h", "-o", "%i %j %T").splitlines()
         return [
             *(f"process {pid} {comm(pid)} {arguments(pid)}" for pid in self.processes()),
-            *(f"process {pid} in a job's cgroup" for pid in self._in_cgroups()),
+            *(f"process {pid} {comm(pid)} {arguments(pid)} in a job's cgroup" for pid in self._in_cgroups()),
             *(f"job {job}" for job in jobs if self.id in job),
             *(f"port {port} on {host}" for host, port in now.ports - self.before.ports),
             *(f"shared memory {name} on {host}" for host, name in now.memory - self.before.memory),

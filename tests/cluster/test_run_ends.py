@@ -16,6 +16,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.system.procfs import arguments, find
 from tests.cluster.conftest import Answer, Cli, at_home, eventually, taken_down
 from tests.cluster.runs import LONG_S, Run, footprint
+from tests.cluster.test_run_kinds import Person
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -252,6 +253,32 @@ def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: 
     run.wait_for(lambda: run.status.phase == "waiting")
     assert job_states(tiers)[urgent] == "RUNNING"
     tiers.ok("shell", "--", "scancel", urgent)
+    run.wait_for_generation(2, LONG_S)
+    run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
+    assert run.finish() == 0
+    assert_no_step_was_lost(run)
+    run.no_trace()
+
+
+@pytest.mark.parametrize("why", ["preempted", "out of time"])
+def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(tiers: Cli, work: Path, why: str):
+    runs = tiers.home / "runs"
+    for folder in (runs, work):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+    ada = Person(tiers.home, tiers.uid, controller=False)
+    limit = ("-t", "1", "--signal-lead", "15") if why == "out of time" else ()
+    run = ada.begin(work, SAVES, "-N", "2", *limit)
+    job = str(run.journal("submitted")[0]["job"])
+    urgent = preempt(tiers) if why == "preempted" else ""
+    run.wait_for(lambda: run.journal("rests"), LONG_S)
+    (told,) = (each for each in json.loads(ada.ok("runs", "--json")) if each["run"] == run.id)
+    assert (told["state"], told["exit_code"]) == ("waiting", None)
+    if urgent:
+        tiers.ok("shell", "--", "scancel", urgent)
+    eventually(lambda: job_states(tiers).get(job) == "PENDING")
+    # Slurm holds a requeued job back until its old credential cannot be used any more.
+    tiers.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
     run.wait_for_generation(2, LONG_S)
     run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
     assert run.finish() == 0

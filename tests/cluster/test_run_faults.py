@@ -10,12 +10,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
 
 from dalsegno.targets.local import LocalTarget
-from tests.cluster.conftest import Cli, eventually
+from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -171,16 +170,7 @@ def test_a_host_cut_off_for_five_seconds_is_replaced_and_writes_nothing_more(run
     assert run.nodes == [*nodes[:2], run.nodes[2], nodes[3]] and run.nodes[2] != nodes[2]
     run.wait_for_spares(2)
     assert nodes[2] in run.spares
-    assert_fenced(run)
-
-
-def assert_fenced(run: Run) -> None:
-    """Nothing of a generation was written after the first step of the next."""
-    writes = run.writes()
-    first = {step.generation: number for number, step in reversed(list(enumerate(writes))) if step.step}
-    for old, new in pairwise(sorted(first)):
-        late = [each for each in writes[first[new] :] if each.generation == old]
-        assert not late, f"generation {old} wrote {len(late)} times, up to {late[-1].at - writes[first[new]].at:.2f} s"
+    run.assert_fenced()
 
 
 @pytest.mark.parametrize("rank", [1, 0])
@@ -211,7 +201,7 @@ def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_ne
     kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it lives, and does not say that it has stopped its worker
     kill(run.workers()[0])
     run.wait_for(lambda: run.journal("failed")[-1]["generation"] == generation)
-    eventually(lambda: set(run.workers()) == {3})
+    run.wait_for(lambda: not {0, 1, 2} & set(run.workers()))
     assert run.generation == generation
     power_off(run.cli, nodes[3])
     run.wait_for_step(generation + 1)
@@ -231,7 +221,7 @@ def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(ru
 def test_after_all_this_the_run_ends_well_and_leaves_nothing(run: Run):
     assert run.finish() == 0
     assert run.status.message == "done"
-    assert_fenced(run)
+    run.assert_fenced()
     run.no_trace()
 
 

@@ -16,12 +16,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-OURS = [
-    sys.executable,
-    "-c",
-    "import dalsegno.cli.main as m; m.COMMANDS.setdefault('torchrun', ''); m.main()",
-    "torchrun",
-]
+OURS = [sys.executable, "-m", "dalsegno", "torchrun"]
 
 
 def python_with_torch() -> str:

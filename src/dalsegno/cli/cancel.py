@@ -52,7 +52,9 @@ def _mark(run: RunFolder) -> None:
     try:
         run.cancel.touch()
     except PermissionError:
-        whose = run.root.owner()
+        from dalsegno.system.files import owner_name
+
+        whose = owner_name(run.root)
         raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
 
 

@@ -68,6 +68,7 @@ class Follower:
             time.sleep(pause_s(self.logs))
 
     def _end(self, status: Status) -> int:
+        self.screen.notes()
         self.screen.clear()
         if status.exit_code == 0:
             out.talk(farewell(status))

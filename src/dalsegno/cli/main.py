@@ -24,6 +24,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
     "env": "Print what puts the cluster into your own shell.",
     "run": "Run training on the cluster; it survives lost nodes.",
+    "torchrun": "Run a script as torchrun does, with our launcher underneath.",
     "submit": "Submit a job file, or any sbatch script.",
     "runs": "List your runs.",
     "logs": "Print what the ranks of a run say.",

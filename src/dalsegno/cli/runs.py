@@ -49,7 +49,7 @@ def row(run: RunFolder, status: Status, now: float) -> list[str]:
     line = " ".join(status.message.split())
     return [
         run.run,
-        state_of(status),
+        state_of(status, now),
         f"{len(members(status))}/{status.wanted_nodes}" if not status.over else str(status.wanted_nodes),
         str(status.generation or "-"),
         str(status.restarts),
@@ -61,15 +61,17 @@ def row(run: RunFolder, status: Status, now: float) -> list[str]:
     ]
 
 
-def state_of(status: Status) -> str:
+def state_of(status: Status, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
-    from dalsegno.cli.watch import coordinator_is_dead, is_over
+    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
         return "done" if status.exit_code == 0 else "cancelled" if status.message == "cancelled" else "failed"
-    return (
-        f"{status.phase}, no coordinator" if coordinator_is_dead(status) else "ending" if status.over else status.phase
-    )
+    phase = "ending" if status.over else status.phase
+    if coordinator_is_dead(status):
+        return f"{status.phase}, no coordinator"
+    silent = silent_s(status, now)
+    return phase if silent is None else f"{phase}, silent for {age(silent)}"
 
 
 def age(seconds: float) -> str:
@@ -84,7 +86,7 @@ def _facts(run: RunFolder, status: Status) -> dict[str, Any]:
     from dalsegno.cli.watch import job_ids
     from dalsegno.spec.facts_json import facts_to_json
 
-    known = {"state": state_of(status), "folder": str(run.root.resolve()), "jobs": job_ids(run, status)}
+    known = {"state": state_of(status, time.time()), "folder": str(run.root.resolve()), "jobs": job_ids(run, status)}
     return {**facts_to_json(status), **known}
 
 

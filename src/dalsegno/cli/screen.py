@@ -40,6 +40,7 @@ class Screen:
         self._live = sys.stderr.isatty() and not quiet
         self._colour = sys.stdout.isatty()
         self._told: Status | None = None
+        self._said: set[str] = set()
         self._drawn = ""
         self._drawn_at = 0.0
 
@@ -55,19 +56,30 @@ class Screen:
 
     def status(self, status: Status, now: float) -> None:
         self.ranks = max(self.ranks, status.world_size)
-        news = sentences(self._told, status, self._cause()) if status != self._told else []
+        changed = status != self._told
+        news = sentences(self._told, status, self._cause()) if changed else []
         self._told = status
         if self._quiet:
             return
         for text in news:
             self.talk(text)
+        if changed:
+            self.notes()
         if self._live:
             self._draw(live_text(status, now), now)
+
+    def notes(self) -> None:
+        """What the run noted and no status was seen to say: the next word may come too soon after it."""
+        noted = journal.read(self._story) if self._story else ()
+        for text in [str(entry.get("text")) for entry in noted if entry.get("event") == "note"]:
+            if text not in self._said:
+                self.talk(text)
 
     def _cause(self) -> str:
         return last_cause(journal.read(self._story)) if self._story else ""
 
     def talk(self, text: str) -> None:
+        self._said.add(text)
         self.clear()
         out.talk(text)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dalsegno.slurm import JobInfo
 
 SILENT_S = 30.0  # a coordinator that has told nothing for so long may be gone: then Slurm is asked
+LOST_S = 120.0  # one that lives says so every ten seconds
 GONE_S = 5.0  # the last word of a coordinator may come a moment after its job has left the queue
 NOT_STARTED_S = 60.0  # a controller starts a coordinator at once
 
@@ -70,7 +71,7 @@ class Watch:
         if self._on_head and not status.coordinator_pid:
             self._ask_controller(status, now)
         else:
-            self._ask_queue(now)
+            self._ask_queue(status, now)
 
     def _ask_controller(self, status: Status, now: float) -> None:
         if now - status.created < NOT_STARTED_S:
@@ -81,12 +82,18 @@ class Watch:
             hint=f"`dalsegno status` shows the daemons, `dalsegno cancel {self._run.run}` gives the run up",
         )
 
-    def _ask_queue(self, now: float) -> None:
+    def _ask_queue(self, status: Status, now: float) -> None:
         with contextlib.suppress(DalsegnoError):  # a Slurm that does not answer now says nothing about the run
             jobs = jobs_of(self._run.run, self._queue.jobs())
             self._heard = queue_phase(jobs)
             # Of a coordinator on the head the controller takes care, also while it has no job.
             self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
+        silent = silent_s(status, now)
+        if silent is not None and not self._on_head:
+            raise RunLost(
+                f"the coordinator of run {self._run.run} has said nothing for {silent:.0f} s, though its job is there",
+                hint=f"its host may be gone: `dalsegno cancel {self._run.run}` ends what is left of it",
+            )
         if self._gone_since is not None and now - self._gone_since >= GONE_S:
             raise RunLost(
                 f"no job of run {self._run.run} is left, and its coordinator has not said how it ended",
@@ -97,6 +104,14 @@ class Watch:
 def is_over(status: Status) -> bool:
     """Whether all of it is gone. A coordinator tells that a run ends before it has cleared up, and then its code."""
     return status.over and status.exit_code is not None
+
+
+def silent_s(status: Status, now: float) -> float | None:
+    """For how long a coordinator that should speak has not, once that is too long. While the run waits in the queue
+    there may be none."""
+    silence = now - status.updated
+    speaks = not status.coordinator_pid or status.phase == WAITING or is_over(status) or silence < LOST_S
+    return None if speaks else silence
 
 
 def jobs_of(run: str, jobs: Sequence[JobInfo]) -> list[JobInfo]:

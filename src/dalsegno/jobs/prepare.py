@@ -13,7 +13,7 @@ from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import ENDED, WAITING, Status, write_status
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
-from dalsegno.system.files import explain, make_folder, read_json, remove_tree, write_atomic
+from dalsegno.system.files import explain, make_folder, owner_name, read_json, remove_tree, write_atomic
 
 HANDED_OVER = "handed over"
 
@@ -74,7 +74,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
     try:
         data = read_json(run.environment)
     except PermissionError:
-        whose = run.root.owner()
+        whose = owner_name(run.root)
         raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
     return {name: str(value) for name, value in data.items()} if isinstance(data, dict) else {}
 

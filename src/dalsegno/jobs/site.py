@@ -40,6 +40,10 @@ class RunSite:
         return self.plan.shape
 
     @property
+    def spares(self) -> int:
+        return self.plan.request.spares
+
+    @property
     def max_restarts(self) -> int:
         return self.plan.request.max_restarts
 

@@ -45,6 +45,7 @@ from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
 from dalsegno.launch.words import read_word, still_runs
 from dalsegno.system.files import read_json, write_atomic
+from dalsegno.train.contract import SAVED
 
 CHECK_S = 0.5
 ASK_SLURM_S = 5.0
@@ -73,6 +74,7 @@ class Coordinator:
         self.staff = staff(self)
         self.agents: Agents
         self.end: Finish | None = None
+        self.resting = False  # we end, and the run does not
         self._newcomers: list[Joined] = []
         self._over = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
@@ -139,6 +141,8 @@ class Coordinator:
             self.staff.begin()
         if self.run.phase is Phase.ENDED:  # we died while we said farewell
             self._finish(Finish(self.run.exit_code or 0, first_cause(self.run.failures), self.run.why))
+        if self.run.leaving and self.run.phase is Phase.GATHERING:  # we died before the next job was asked for
+            self._soon(self._move())
         if self.run.pausing:
             self.apply(Waited())
 
@@ -231,6 +235,8 @@ class Coordinator:
         self.run, orders = advance(self.run, event)
         if self.run is before and not orders:
             return
+        if self.run.phase is Phase.RUNNING:
+            self.started = self.started or time.time()
         self.keep()  # before anything is done: a successor must know of it
         for order in orders:
             self._do(order)
@@ -258,7 +264,6 @@ class Coordinator:
     def _start(self, order: Start) -> None:
         self.began = time.monotonic()
         self.marks, self.hanging = Marks(self.site.hang_timeout_s, self.began), False
-        self.started = self.started or time.time()
         message = start_message(self.site, order, self.agents.peers)
         if message is not None:
             self.agents.send(order.agent, message)
@@ -279,6 +284,10 @@ class Coordinator:
 
     def stop(self, code: int, why: str) -> None:
         self._finish(Finish(code, why=why))
+
+    def rest(self, why: str) -> None:
+        self.resting = self.end is None
+        self._finish(Finish(SAVED, why=why))
 
     def _watch_gathering(self) -> None:
         """An elastic run that could start smaller does so after a while."""
@@ -336,7 +345,11 @@ class Coordinator:
 
     @property
     def closing(self) -> bool:
-        return self.end is not None or self.run.leaving or self.run.exit_code is not None
+        return self.ending or self.run.leaving
+
+    @property
+    def ending(self) -> bool:
+        return self.end is not None or self.run.exit_code is not None
 
     @property
     def present(self) -> frozenset[str]:
@@ -375,6 +388,10 @@ class Coordinator:
         until = time.monotonic() + FAREWELL_S
         while self.agents.peers and time.monotonic() < until:
             await asyncio.sleep(0.01)
+        if self.resting:
+            self.keep()
+            self.told.rests(self, self.end.why)
+            return self.end.code
         await self.staff.dismiss()
         self.told.ended(self, self.end)
         with contextlib.suppress(OSError):

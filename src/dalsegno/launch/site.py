@@ -68,6 +68,11 @@ class Site(Terms, Protocol):
     def slurm(self) -> SlurmClient: ...
 
     @property
+    def spares(self) -> int:
+        """Nodes beyond those of the run's shape that are to wait for a lost one's rank."""
+        ...
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Of salloc and srun, and so of the agents."""
         ...

@@ -6,6 +6,7 @@ salloc and srun run in sessions of their own and outlive the coordinator; its su
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -52,6 +53,7 @@ class Job:
     asking: Child | None = None
     steps: list[Step] = field(default_factory=list)
     given_back: bool = False
+    adopted: bool = False  # a former self of ours was granted it
     ends_at: int | None = None
 
 
@@ -226,6 +228,13 @@ class SlurmJobs:
                 await asyncio.sleep(1.0)
         return None
 
+    async def requeue(self, job_id: int) -> None:
+        """Have a batch job wait in the queue again, unless Slurm sees to that already. It may have ended meanwhile."""
+        with contextlib.suppress(DalsegnoError):
+            info = await asyncio.to_thread(self.site.slurm.job, job_id)
+            if info.state is not JobState.COMPLETING or info.ends_at is not None:
+                await asyncio.to_thread(self.site.slurm.requeue, job_id)
+
     # Before and after our own death
 
     def saved(self) -> tuple[SavedJob, ...]:
@@ -241,28 +250,28 @@ class SlurmJobs:
         )
 
     async def adopt(self, saved: Sequence[SavedJob]) -> None:
-        """Take over what a former self began."""
+        """Take over what a former self began: first all of it, for what we write down meanwhile must have all of it."""
         self.count = max((each.number for each in saved), default=0)
-        for each in saved:
-            job = Job(each.role, each.number, each.job)
-            self.jobs.append(job)
-            asking = adopt(each.asking) if each.asking else None
-            if asking is not None:
-                job.asking = asking
-                self._watch(asking, partial(self._asked, job))
-            elif each.asking is not None:
-                self._asked(job)
+        jobs = [self._adopt_job(each) for each in saved]
+        for job in jobs:
+            if job.asking is not None:
+                self._watch(job.asking, partial(self._asked, job))
+            elif job.adopted:
+                await self._arrived(job)
             else:
-                await self._adopt_steps(job, each)
+                self._asked(job)
 
-    async def _adopt_steps(self, job: Job, saved: SavedJob) -> None:
+    def _adopt_job(self, saved: SavedJob) -> Job:
+        job = Job(saved.role, saved.number, saved.job, adopted=saved.asking is None)
+        job.asking = adopt(saved.asking) if saved.asking else None
+        self.jobs.append(job)
         for each in saved.steps:
             child = adopt(each.process)
             if child is not None:
                 step = Step(child, each.nodes, time.monotonic())
                 job.steps.append(step)
                 self._watch(child, partial(self._step_ended, job, step))
-        await self._arrived(job)
+        return job
 
     def _watch(self, child: Child, ended: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -9,15 +9,16 @@ from collections.abc import Awaitable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
-from dalsegno.launch.saved import SavedJob
+from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_jobs import JOIN, MAIN, NEXT, Job, SlurmJobs
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.states import JobState
-from dalsegno.train.contract import SAVED
+from dalsegno.system.procfs import start_ticks
 
 MAX_RESTAFF = 5  # of one node, in a row, without its agent having become ready
 ASK_AGAIN_S = 5.0
+LAST_MOMENT_S = 10.0  # before the end of its job, a run that has not left by then is taken off it
 
 
 class SlurmStaff:
@@ -43,10 +44,10 @@ class SlurmStaff:
 
     def job_granted(self, job: Job) -> None:
         self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role)
-        if job.role != JOIN:
+        if job.role == NEXT or (job.role == MAIN and not job.adopted):
             job.role = MAIN
             self.boss.apply(Moved())
-        elif self._has_agent(job):
+        elif job.role == JOIN and not job.adopted and self._has_agent(job):
             self._soon(self._slurm.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
 
@@ -70,8 +71,10 @@ class SlurmStaff:
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
         self.boss.journal("job over", job=job.id, role=job.role, state=state.value)
-        if job.role != JOIN and state is JobState.CANCELLED and not self.boss.closing:
+        if job.role != JOIN and state is JobState.CANCELLED:
             self.boss.apply(Cancelled())
+        elif self.site.own_job is not None or self.boss.ending:
+            pass  # with our own job we go too
         elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._slurm.jobs):
             self.begin(NEXT)
         self.boss.keep()
@@ -114,7 +117,8 @@ class SlurmStaff:
             return
         there = {*present, *self._slurm.expected(present)} - set(self.excluded)
         may_ask = not self.waits and time.monotonic() >= self._ask_again_at
-        if len(there) < self.boss.wanted and may_ask:  # one after the other, so that no two get the same node
+        wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
+        if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
             self._slurm.ask(JOIN, suspects=[*self.excluded, *self.silent], members=sorted(there))
             self.boss.keep()
 
@@ -127,7 +131,7 @@ class SlurmStaff:
     def agent_lost(self, node: str, silent: bool) -> None:
         self._slurm.agent_left(node)
         if silent:
-            self.silent[node] = time.time()
+            self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before we knew
 
     async def ask_slurm(self) -> None:
         await self._slurm.check()
@@ -147,26 +151,44 @@ class SlurmStaff:
             found = await asyncio.to_thread(self.site.slurm.nodes, list(self.silent))
         except DalsegnoError:
             return []
-        return [node.name for node in found if (node.slurmd_started_at or 0) > self.silent.get(node.name, math.inf)]
+        started = {node.name: node.slurmd_started_at or 0 for node in found}  # in whole seconds
+        return [name for name, lost_at in self.silent.items() if started.get(name, 0) >= math.floor(lost_at)]
 
     # Leaving
 
     def leaving(self) -> None:
+        """At once: workers that save quickly end before Slurm has told what this is about."""
+        self.boss.apply(Leaving())
         self._soon(self._leave())
 
     async def _leave(self) -> None:
         """An agent was signalled: the time is nearly up, we are preempted, or the user has cancelled. Slurm knows."""
         await self._slurm.check()
-        if self.boss.closing:
+        if self.boss.ending:
             return
-        self.boss.apply(Leaving())
-        if self.site.own_job is None and not any(job.role == NEXT for job in self._slurm.jobs):
+        if self.site.own_job is not None:
+            self._leave_in_time(self.site.own_job)
+        elif not any(job.role == NEXT for job in self._slurm.jobs):
             self.begin(NEXT)
 
+    def _leave_in_time(self, own: int) -> None:
+        """What does not save goes on from where it last did: in the job's next life, before this one is out of time."""
+        ends_at = next((job.ends_at for job in self._slurm.jobs if job.id == own), None)
+        if ends_at is not None:
+            left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
+            asyncio.get_running_loop().call_later(left_s, lambda: self._soon(self.move()))
+
     async def move(self) -> None:
-        """The next job starts when none of ours is left; in a batch step we go with ours."""
+        """The next job starts when none of ours is left; the one whose batch step we live in is queued again.
+
+        But first Slurm is asked once more: a user who has cancelled the job wants none of it.
+        """
+        await self._slurm.check()
+        if self.boss.ending:
+            return
         if self.site.own_job is not None:
-            self.boss.stop(SAVED, "goes on in the next job")
+            await self._slurm.requeue(self.site.own_job)
+            self.boss.rest("waits in the queue again")
             return
         await self._slurm.give_back([job for job in self._slurm.jobs if job.role != NEXT])
         if not self._slurm.jobs:
@@ -187,7 +209,9 @@ class SlurmStaff:
         return self._slurm.saved()
 
     async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
-        ours = self.site.own_job is None or any(job.job == self.site.own_job for job in saved)
+        """A job that was queued again has none of the steps that it had in its former life."""
+        own = self.site.own_job
+        ours = own is None or any(job.job == own and any(map(_lives, job.steps)) for job in saved)
         if ours and saved:
             await self._slurm.adopt(saved)
         return ours and bool(saved)
@@ -203,3 +227,7 @@ class SlurmStaff:
     @property
     def waits(self) -> bool:
         return any(not job.nodes for job in self._slurm.jobs)
+
+
+def _lives(step: SavedStep) -> bool:
+    return start_ticks(step.process.pid) == step.process.start

@@ -13,6 +13,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_jobs import MAIN, Job, SlurmJobs
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
+from dalsegno.launch.telling import REFRESH_S
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, start
 from dalsegno.train.contract import TERMINATED
@@ -90,6 +91,8 @@ class TaskRun:
             await asyncio.sleep(CHECK_S)
             if self.folder.cancel.exists():
                 self._end(TERMINATED, "cancelled")
+            if time.time() - self.status.updated > REFRESH_S:
+                self._tell()
 
     async def _ask_slurm(self) -> None:
         while True:

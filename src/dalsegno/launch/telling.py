@@ -128,8 +128,8 @@ class Teller:
 
     def rests(self, of: Told, why: str) -> None:
         """Not the end: another coordinator goes on, in another life of the job."""
-        self.journal("rests", why=why)
         self._write(replace(self._status(of), phase=WAITING, message=why, nodes=()))
+        self.journal("rests", why=why)
 
     def _status(self, of: Told) -> Status:
         run, group = of.run, of.run.group

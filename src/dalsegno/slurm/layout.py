@@ -19,6 +19,7 @@ class Paths:
     slurmdbd_log: str
     slurmdbd_pid: str
     munge_socket: str = ""  # "": the system's own
+    tmp_dir: str = ""  # each node's own, where nodes share one /tmp: PMIx refuses to start where another has been
 
     @classmethod
     def under(cls, state_dir: str) -> Paths:

@@ -104,6 +104,14 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
     return DalsegnoError(f"cannot write {path}: {error.strerror}")
 
 
+def owner_name(path: Path) -> str:
+    """Whose it is; users of a cluster need not be known on the machine it is read from."""
+    try:
+        return path.owner()
+    except KeyError:
+        return f"uid {path.stat().st_uid}"
+
+
 def make_folder(path: Path, mode: int = 0o755) -> None:
     """A folder of ours with just these rights; missing parents get them too, whatever the umask; there is fine."""
     try:

@@ -62,6 +62,7 @@ def _files(layout: Layout) -> Settings:
         "SlurmctldLogFile": paths.slurmctld_log,
         "SlurmctldPidFile": paths.slurmctld_pid,
         "SlurmdSpoolDir": paths.slurmd_spool_dir,
+        "TmpFS": paths.tmp_dir,
         "SlurmdLogFile": paths.slurmd_log,
         "SlurmdPidFile": paths.slurmd_pid,
     }

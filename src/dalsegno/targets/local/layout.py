@@ -38,6 +38,7 @@ def slurm_paths(folder: Folder) -> Paths:
         slurmctld_log="",
         slurmctld_pid=str(folder.pids / "slurmctld.pid"),
         slurmd_spool_dir=str(folder.root / "hosts/%n/spool"),
+        tmp_dir=str(folder.root / "hosts/%n/spool"),
         slurmd_log="",
         slurmd_pid=str(folder.root / "hosts/%n/slurmd.pid"),
         slurmdbd_log="",
