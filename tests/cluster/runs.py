@@ -271,7 +271,7 @@ class Run:
         try:
             eventually(lambda: not self.traces(), FEW_S)  # Slurm's own daemons clean up after the run has ended
         except AssertionError:
-            raise AssertionError(f"left behind: {self.traces()}") from None
+            raise AssertionError(f"left behind: {self.traces()}; {self.tail()}") from None
 
     def traces(self) -> list[str]:
         now = footprint(self.cli)

@@ -14,6 +14,8 @@ import pytest
 
 from tests.jobs.torchruns import Launcher, ended, eventually
 
+pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
+
 C10D = ["--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1"]
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.jobs.torchruns import OURS, Launcher, ended, python_with_torch
 
+pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
+
 THEIRS = ["-m", "torch.distributed.run"]
 
 DUMP = """

@@ -57,7 +57,7 @@ class TorchrunAgent(Agent):
         self.workers.set_up(self._setup)
         code = super().serve()
         self.link.close()
-        self._logs.close()
+        self._logs.close(ended_well=code == 0)
         if code and not self._reported:
             self._talk(f"failed: {self._keys.trouble or self._why}")
         return FAILED if code else 0

@@ -13,6 +13,7 @@ from dalsegno.jobs.torchrun_args import TorchrunArgs, parse_streams
 from dalsegno.jobs.torchrun_tee import Tail, Tee
 
 STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their numbers as files
+ERROR_FILE = "error.json"
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 
@@ -36,7 +37,7 @@ class Logs:
         for stream, path in paths.items():
             if _bits(self._tees, local_rank) & stream and self._is_shown(local_rank):
                 self._follow(path, attempt, stream, local_rank, rank)
-        return {"output": paths[STDOUT], "log": paths[STDERR], "error_file": str(folder / "error.json")}
+        return {"output": paths[STDOUT], "log": paths[STDERR], "error_file": str(folder / ERROR_FILE)}
 
     def _path(self, folder: Path, stream: int, local_rank: int) -> str:
         redirected = _bits(self._redirects, local_rank) | _bits(self._tees, local_rank)
@@ -64,13 +65,17 @@ class Logs:
             self._base = Path(tempfile.mkdtemp(prefix=f"{safe}_", dir=root))
         return self._base
 
-    def close(self) -> None:
+    def close(self, ended_well: bool) -> None:
+        """Of a temporary folder nothing stays but output, and after a failure the errors that the report names."""
         self._tee.close()
-        if self._temporary and not any(os.stat(path).st_size for path in _all_files(self._temporary)):
+        files = [path for path in _all_files(self._temporary) if os.stat(path).st_size]
+        kept = [path for path in files if not ended_well or os.path.basename(path) != ERROR_FILE]
+        if self._temporary and not kept:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def _all_files(folder: str) -> list[str]:
+    """All below it; none below no folder."""
     return [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
 
 
