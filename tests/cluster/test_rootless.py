@@ -72,7 +72,9 @@ def user() -> Iterator[Rootless]:
     home = make_home("ds-")
     copy_program(home / "lib")
     uid = NOBODY if os.geteuid() == 0 else os.geteuid()
-    os.chown(home, uid, uid)
+    (home / "tmp").mkdir()
+    for folder in (home, home / "tmp"):
+        os.chown(folder, uid, uid)
     home.chmod(0o700)  # as homes are: munged must not mind
     with taken_down(Rootless(home, uid)) as cli:
         yield cli
