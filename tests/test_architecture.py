@@ -63,6 +63,7 @@ MAY_START_PROCESSES = {
     "system/": "the one door to the world",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
     "launch/agent/warm.py": "the warm parent forks workers: that is what it is for",
+    "launch/agent/agent.py": "an agent that nobody leads any more ends as the command that queues its job again",
     "launch/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
     "launch/agent/script.py": "a worker that is not Python becomes its program",
     "launch/agent/stacks.py": "py-spy is asked on the node where the worker hangs",

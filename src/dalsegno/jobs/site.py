@@ -67,8 +67,17 @@ class RunSite:
             "store": request.framework == "torch",
             "env": self._setup_env(),
             "gone_s": self.timing.gone_s,
-            "absence_s": ABSENCE_S,
+            "absence_s": self._absence_s(),
+            "last_word": self._last_word(),
         }
+
+    def _absence_s(self) -> float:
+        told = self.environment.get("DALSEGNO_COORDINATOR_TIMEOUT", "")
+        return float(told) if told.isdigit() else ABSENCE_S
+
+    def _last_word(self) -> list[str]:
+        """Has the batch step's host died, with it the coordinator: the job begins anew, and its run goes on there."""
+        return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
 
     def _modules(self) -> tuple[str, ...]:
         """What is imported ahead; without torch's own, a tensorflow or jax script has only what the user names."""

@@ -70,7 +70,10 @@ class Agents:
             peer.close()
 
     def _came(self, peer: Peer) -> None:
-        if peer.name in self.peers:
+        before = self.peers.get(peer.name)
+        if before is not None:
+            if before.hello.get("pid") != peer.hello.get("pid"):
+                before.send({"finish": 0})  # or it would come back, and they would take the place from each other
             self.lose(peer.name, "another agent took its place", silent=False)
         self.peers[peer.name] = peer
         self._pulse.liveness.watch(peer.name, time.monotonic())

@@ -153,6 +153,9 @@ class Coordinator:
     # Agents
 
     def agent_came(self, peer: Peer) -> None:
+        if self.end is not None:  # late: the others have gone already
+            peer.send({"finish": self.end.code})
+            return
         self.staff.agent_came(peer.name)
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:

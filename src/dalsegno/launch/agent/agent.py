@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
@@ -55,6 +55,8 @@ class Agent:
         self.grants: dict[int, Callable[[Message], None]] = {}
         self.exit_code: int | None = None
         self.signals: list[int] = []
+        self.terminated = False
+        self.last_word: Sequence[str] = ()  # a command, where there is nobody left to give it
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
             "setup": self._set_up,
@@ -79,6 +81,7 @@ class Agent:
             for key, _ in self.selector.select(TICK_S):
                 key.data()
             self._handle_signals()
+            self.workers.tell_again()
             self._watch_out()
             self._speak()
         self.workers.end_everything()
@@ -201,8 +204,9 @@ class Agent:
             if number in (signal.SIGTERM, signal.SIGUSR2):
                 self.link.send({"signal": signal.Signals(number).name})
                 self.workers.signal(number)
-            if number == signal.SIGTERM and self.link.sock is None:
-                self.exit_code = TERMINATED
+            self.terminated = self.terminated or number == signal.SIGTERM
+        if self.terminated and self.link.sock is None:  # nobody is left who could decide
+            self.exit_code = TERMINATED
 
     # Silence
 
@@ -210,7 +214,7 @@ class Agent:
         now = time.monotonic()
         setup = self.workers.setup
         if self.watched is None and now - self.lost_at > setup.get("absence_s", ABSENCE_S):
-            self.exit_code = 1
+            self.exit_code, self.last_word = 1, setup.get("last_word", ())
             return
         gone_s = float(setup.get("gone_s", 0.0))
         silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
@@ -245,4 +249,8 @@ def main(arguments: list[str]) -> int:
     """`run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return Agent(connect, node).serve()
+    agent = Agent(connect, node)
+    code = agent.serve()
+    if agent.last_word:
+        os.execvp(agent.last_word[0], list(agent.last_word))
+    return code

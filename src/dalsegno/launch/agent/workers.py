@@ -31,6 +31,7 @@ class Workers:
         self.crew = Crew(0)
         self.stopped = 0  # the last generation of which nothing runs any more
         self._waiting: list[Callable[[], None]] = []  # for the parent to be ready
+        self._telling: dict[int, set[int]] = {}  # signals, and who of the present workers has had them
         self._forking: set[str] = set()  # asked for and not yet told of
 
     # The warm parent
@@ -137,6 +138,7 @@ class Workers:
         if generation <= max(self.stopped, self.crew.generation):
             return  # told twice, or stopped while it waited for the parent
         self.crew = Crew(generation)
+        self._telling.clear()
         for each in order["workers"]:
             rank = int(each["rank"])
             worker = self.crew.add(rank, **(each.get("files") or run_files(self.setup, generation, rank)))
@@ -214,10 +216,17 @@ class Workers:
 
     def signal(self, number: int) -> None:
         """Only those that listen: the others would die of it, and lose what they have done since they last saved."""
-        for worker in self.crew.running():
-            if worker.pid and catches(worker.pid, number):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, number)
+        self._telling[number] = set()
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """A worker that has only just started may begin to listen a little later."""
+        for number, told in self._telling.items():
+            for worker in self.crew.running():
+                if worker.pid and worker.pid not in told and catches(worker.pid, number):
+                    told.add(worker.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, number)
 
     def signal_named(self, name: str) -> None:
         self.signal(int(signal.Signals[name]))
