@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -283,7 +284,7 @@ def test_macros_in_arguments() -> None:
 def test_where_each_rank_writes(tmp_path: Path, flags: dict[str, str], output: list[str], log: list[str]) -> None:
     logs = Logs(TorchrunArgs("t.py", **{"log_dir": str(tmp_path / "logs"), **flags}), "job/7", Tee(lambda *_: None))  # type: ignore[arg-type]
     found = [logs.files(2, local, 10 + local) for local in range(2)]
-    logs.close()
+    logs.close(ended_well=True)
     assert [Path(each["output"]).name for each in found] == output
     assert [Path(each["log"]).name for each in found] == log
     if "log_dir" not in flags:
@@ -291,18 +292,21 @@ def test_where_each_rank_writes(tmp_path: Path, flags: dict[str, str], output: l
         assert folder.parts[0].startswith("job_7_") and folder.parts[1:] == ("attempt_2", "1", "error.json")
 
 
-def test_a_folder_of_our_own_stays_only_if_there_is_something_in_it() -> None:
-    for text in ("", "something"):
-        logs = Logs(TorchrunArgs("t.py", redirects="1"), "none", Tee(lambda *_: None))
-        files = logs.files(0, 0, 0)
-        Path(files["output"]).write_text(text)
-        logs.close()
-        root = Path(files["output"]).parents[3]
-        assert root.exists() == bool(text)
-        if text:
-            import shutil
-
-            shutil.rmtree(root)
+@pytest.mark.parametrize(
+    ("wrote", "ended_well", "stays"),
+    [("", True, False), ("output", True, True), ("error_file", True, False), ("error_file", False, True)],
+)
+def test_a_folder_of_our_own_stays_only_if_there_is_something_to_read(
+    wrote: str, ended_well: bool, stays: bool
+) -> None:
+    logs = Logs(TorchrunArgs("t.py", redirects="1"), "none", Tee(lambda *_: None))
+    files = logs.files(0, 0, 0)
+    if wrote:
+        Path(files[wrote]).write_text("something")
+    logs.close(ended_well)
+    root = Path(files["output"]).parents[3]
+    assert root.exists() is stays
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def test_lines_are_shown_whole_behind_their_names_and_filtered_ones_are_kept(tmp_path: Path) -> None:

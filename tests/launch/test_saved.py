@@ -68,6 +68,7 @@ all_saved = st.builds(
     st.integers(0, 65535),
     st.lists(jobs, max_size=2).map(tuple),
     nodes.map(tuple),
+    st.dictionaries(st.sampled_from(["n1", "n2"]), st.floats(0, 2e9)),
     st.integers(0, 9),
     st.none() | st.floats(0, 2e9),
 )

@@ -112,9 +112,9 @@ class Coordinator:
             for number in (signal.SIGTERM, signal.SIGUSR2):
                 loop.add_signal_handler(number, self._nodes_wanted_back)
 
-    def _nodes_wanted_back(self) -> None:
+    def _nodes_wanted_back(self, job: int = 0) -> None:
         if not self.closing:
-            self.staff.leaving()
+            self.staff.leaving(job)
 
     async def open(self) -> asyncio.Server:
         """Listen, on the port of our former self if there was one, and write down where."""
@@ -130,7 +130,7 @@ class Coordinator:
         """After our own death: agents find us by themselves; those that do not are lost."""
         self.run, self.store_port = saved.run, saved.store_port
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
-        self.staff.excluded = list(saved.excluded)
+        self.staff.excluded, self.staff.silent = list(saved.excluded), dict(saved.silent)
         self.journal("came back", host=socket.gethostname(), pid=os.getpid())
         if await self.staff.adopt(saved.jobs):
             asyncio.get_running_loop().call_later(ADOPT_S, self._give_up_on_missing)
@@ -192,7 +192,7 @@ class Coordinator:
         elif "broken" in message:
             self._exclude(peer.name, str(message["broken"]))
         elif "signal" in message:
-            self._nodes_wanted_back()
+            self._nodes_wanted_back(int(peer.hello.get("job") or 0))
         elif "step" in message and message.get("generation") == self.run.generation:
             self.marks.step(int(message["step"]), time.monotonic())
         elif "grant" in message:
@@ -370,7 +370,13 @@ class Coordinator:
 
     def keep(self) -> None:
         saved = Saved(
-            self.run, self.store_port, self.staff.saved(), tuple(self.staff.excluded), self.lost_nodes, self.started
+            run=self.run,
+            store_port=self.store_port,
+            jobs=self.staff.saved(),
+            excluded=tuple(self.staff.excluded),
+            silent=dict(self.staff.silent),
+            lost_nodes=self.lost_nodes,
+            started=self.started,
         )
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
             write_saved(self.folder.state, saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,18 @@ class Saved:
     store_port: int = 0
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)  # nodes taken to be dead, and since when
     lost_nodes: int = 0
     started: float | None = None
 
 
 def write_saved(path: Path, saved: Saved) -> None:
-    data = {**vars(saved), "run": _run_to_json(saved.run), "jobs": [_job_to_json(job) for job in saved.jobs]}
+    data = {
+        **vars(saved),
+        "silent": dict(saved.silent),
+        "run": _run_to_json(saved.run),
+        "jobs": [_job_to_json(job) for job in saved.jobs],
+    }
     write_atomic(path, json.dumps(data), mode=0o600, durable=False)
 
 
@@ -67,6 +73,7 @@ def _from_json(raw: Any, fresh: Run) -> Saved | None:
             store_port=int(raw["store_port"]),
             jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
             excluded=tuple(raw["excluded"]),
+            silent={str(node): float(at) for node, at in raw["silent"].items()},
             lost_nodes=int(raw["lost_nodes"]),
             started=raw["started"],
         )

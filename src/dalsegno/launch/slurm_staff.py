@@ -17,7 +17,7 @@ from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
 
 MAX_RESTAFF = 5  # of one node, in a row, without its agent having become ready
-ASK_AGAIN_S = 5.0
+ASK_AGAIN_S, MAX_ASK_AGAIN_S = 5.0, 60.0
 LAST_MOMENT_S = 10.0  # before the end of its job, a run that has not left by then is taken off it
 
 
@@ -30,6 +30,7 @@ class SlurmStaff:
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self._restaffed: dict[str, int] = {}
         self._ask_again_at = 0.0
+        self._refused = 0  # joins in a row
         self._slurm = SlurmJobs(site, self)
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -43,6 +44,7 @@ class SlurmStaff:
         self.boss.keep()
 
     def job_granted(self, job: Job) -> None:
+        self._refused = 0
         self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role)
         if job.role == NEXT or (job.role == MAIN and not job.adopted):
             job.role = MAIN
@@ -66,7 +68,8 @@ class SlurmStaff:
         elif job.role == NEXT:
             asyncio.get_running_loop().call_later(ASK_AGAIN_S, self.begin, NEXT)
         else:
-            self._ask_again_at = time.monotonic() + ASK_AGAIN_S
+            self._refused += 1
+            self._ask_again_at = time.monotonic() + min(ASK_AGAIN_S * 2 ** (self._refused - 1), MAX_ASK_AGAIN_S)
 
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
@@ -139,7 +142,7 @@ class SlurmStaff:
         for node in back:
             del self.silent[node]
         if back:  # whoever waits was told not to take it
-            self._ask_again_at = 0.0
+            self._ask_again_at, self._refused = 0.0, 0
             await self._slurm.give_back([job for job in self._slurm.jobs if job.role == JOIN and not job.nodes])
             self.look_after()
 
@@ -156,8 +159,13 @@ class SlurmStaff:
 
     # Leaving
 
-    def leaving(self) -> None:
-        """At once: workers that save quickly end before Slurm has told what this is about."""
+    def leaving(self, job: int) -> None:
+        """At once: workers that save quickly end before Slurm has told what this is about.
+
+        A node that joined is only lost when its own job has to go.
+        """
+        if any(each.id == job and each.role == JOIN for each in self._slurm.jobs):
+            return
         self.boss.apply(Leaving())
         self._soon(self._leave())
 

@@ -57,6 +57,7 @@ class Staff(Protocol):
     """Brings agents. Every method may be called at any time, in any state."""
 
     excluded: list[str]  # nodes not to take (again)
+    silent: dict[str, float]  # nodes taken to be dead, and since when
 
     def begin(self) -> None: ...
 
@@ -80,8 +81,8 @@ class Staff(Protocol):
 
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
-    def leaving(self) -> None:
-        """The nodes are needed back: see to others in time."""
+    def leaving(self, job: int) -> None:
+        """The nodes of this job are needed back (0: of the run's own): see to others in time."""
         ...
 
     async def move(self) -> None:
@@ -109,6 +110,7 @@ class NoStaff:
 
     def __init__(self) -> None:
         self.excluded: list[str] = []
+        self.silent: dict[str, float] = {}
 
     def begin(self) -> None: ...
 
@@ -128,7 +130,7 @@ class NoStaff:
 
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
-    def leaving(self) -> None: ...
+    def leaving(self, job: int) -> None: ...
 
     async def move(self) -> None: ...
 

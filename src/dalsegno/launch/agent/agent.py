@@ -29,6 +29,8 @@ from dalsegno.train.contract import TERMINATED
 
 TICK_S = 0.2
 WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
+# Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
+LOOK_AFTER, LOOK_FOR = 0.5, 0.25
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
@@ -78,7 +80,7 @@ class Agent:
         while self.exit_code is None:
             if self.link.sock is None:
                 self._find_coordinator()
-            for key, _ in self.selector.select(TICK_S):
+            for key, _ in self.selector.select(self._tick_s()):
                 key.data()
             self._handle_signals()
             self.workers.tell_again()
@@ -218,17 +220,26 @@ class Agent:
             return
         gone_s = float(setup.get("gone_s", 0.0))
         silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
-        if gone_s and silence > 0.6 * gone_s and self.workers.crew.running():
-            self._look_around(0.25 * gone_s)
+        if gone_s and silence > LOOK_AFTER * gone_s:
+            self._look_around(LOOK_FOR * gone_s)
+
+    def _tick_s(self) -> float:
+        """Short while nothing is heard: what is to be done about it is to be done in time."""
+        quiet = time.monotonic() - max(self.heart.heard, self.link.heard) > 2 * TICK_S
+        return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
 
     def _look_around(self, timeout_s: float) -> None:
-        """Is the coordinator gone, or are we? Cut off from most others, we stop before they go on without us."""
+        """Is the coordinator's host gone, or are we? Cut off from most others, we stop before they go on without us."""
+        if self.watched is None:
+            return
         home = (self.link.peer, self.link.port)
         answered = reached([home, *self.peers], timeout_s)
         self.looked_at = time.monotonic()
-        if home not in answered and (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2):
+        if home in answered:
+            return
+        if (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2):
             self.workers.end()
-            self._forget_coordinator()
+        self._forget_coordinator()
 
     def _open_probe(self) -> int:
         """A port that only has to be there: whether our kernel answers on it is what is asked."""
