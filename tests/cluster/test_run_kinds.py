@@ -188,6 +188,22 @@ def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person,
     run.no_trace()
 
 
+def test_a_run_that_lost_its_coordinator_s_host_goes_on_in_the_same_job_queued_again(stranger: Person, work: Path):
+    run = stranger.begin(work, WAITS, "-N", "3", "--env", "DALSEGNO_COORDINATOR_TIMEOUT=3")
+    root = Cli(stranger.home, stranger.uid)
+    (job,) = run.status.jobs
+    root.ok("inject", "power-off", run.nodes[0])
+    state = ("shell", "--", "squeue", "-h", "-j", str(job), "-o", "%T")
+    run.wait_for(lambda: "RUNNING" not in root.ok(*state), LONG_S)  # the agents that are left have given it up
+    root.ok("up")
+    run.wait_for(lambda: "PENDING" in root.ok(*state), LONG_S)
+    root.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm holds it back for two minutes
+    run.wait_for_generation(2, LONG_S)
+    assert run.status.jobs == (job,)
+    assert run.finish() == 0
+    run.no_trace()
+
+
 # ---- no root at all
 
 
