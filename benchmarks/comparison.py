@@ -20,7 +20,7 @@ HEADERS = (
     "times faster",
     "verdict",
 )
-NEVER = (120.0, 300.0)  # times that stand for "did not come back"
+NEVER = (120.0, 180.0)  # times that stand for "did not come back"
 
 
 @dataclass(frozen=True)

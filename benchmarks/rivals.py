@@ -61,8 +61,12 @@ class Ours:
 class Torchrun:
     """torchrun in a batch job: with restarts, elastic, or requeued by Slurm."""
 
-    def __init__(self, stage: Stage, nnodes: str, *, nodes: int, requeue: bool = False) -> None:
+    def __init__(
+        self, stage: Stage, nnodes: str, *, nodes: int, requeue: bool = False, own_store: bool = False
+    ) -> None:
+        """`own_store`: each attempt's ranks meet in a store of their own, as they do not by default."""
         self.stage, self.nnodes, self.nodes, self.requeue = stage, nnodes, nodes, requeue
+        self.env = {**stage.slurm_env, **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {})}
         self.name = "torchrun, job requeued by Slurm" if requeue else f"torchrun --nnodes {nnodes}"
         self.job = ""
 
@@ -81,7 +85,7 @@ class Torchrun:
         )
         argv = ["sbatch", "--parsable", f"--nodes={self.nodes}", "--ntasks-per-node=1", f"--output={folder}/job.log"]
         argv += ["--requeue" if self.requeue else "--no-kill", "--open-mode=append"]
-        done = subprocess.run(argv, input=script, env=self.stage.slurm_env, capture_output=True, text=True)
+        done = subprocess.run(argv, input=script, env=self.env, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"sbatch failed: {done.stderr}")
         self.job = done.stdout.strip()

@@ -36,9 +36,9 @@ def test_an_agent_that_beats_is_left_alone():
 
 def test_silence_is_followed_by_a_probe_and_then_by_the_verdict():
     seen = looks(watching(), 5.0)
-    assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]
+    assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
     assert all(look == Look(probe=("a",)) for _, look in seen[:-1])
-    assert seen[-1][1] == Look(gone=(("a", "its host has not answered for 1.7 s"),))
+    assert seen[-1][1] == Look(gone=(("a", "its host has not answered for 1.6 s"),))
 
 
 def test_a_verdict_is_given_once():
@@ -96,7 +96,7 @@ def test_after_a_pause_of_our_own_everyone_is_forgiven():
     liveness.look(0.1)
     assert liveness.look(9.0) == Look(), "we slept, not they"
     assert liveness.look(9.1) == Look()
-    assert looks_from(liveness, 9.2, 10.8)[-1].gone, "and one period later they are judged as ever"
+    assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "and one period later they are judged as ever"
 
 
 def looks_from(liveness: Liveness, start: float, end: float) -> list[Look]:
@@ -121,4 +121,4 @@ def test_each_agent_has_its_own_time():
     liveness = watching()
     liveness.watch("b", 0.0)
     seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))
-    assert seen[-1] == (1.7, Look(gone=(("a", "its host has not answered for 1.7 s"),)))
+    assert seen[-1] == (1.6, Look(gone=(("a", "its host has not answered for 1.6 s"),)))

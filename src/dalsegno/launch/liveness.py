@@ -28,7 +28,7 @@ class Timing:
     @property
     def verdict_s(self) -> float:
         """A little before: looking, and telling, take their time too."""
-        return 0.85 * self.gone_s
+        return 0.8 * self.gone_s
 
 
 @dataclass
