@@ -27,7 +27,7 @@ from rivals import Ours, Torchrun, kill
 from stage import ROOT, Failed, Shape, Stage
 from steps import lives, wait_for_new_life
 from table import write
-from up import interrupt, load, machine, say
+from up import PYTHON, interrupt, load, machine, said, say
 
 LIMIT_S = 120.0
 REQUEUE_LIMIT_S = 180.0
@@ -73,9 +73,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def torch_version() -> str:
-    from importlib.metadata import version
-
-    return version("torch")
+    return said([PYTHON, "-c", "from importlib.metadata import version; print(version('torch'))"])
 
 
 # What is measured -------------------------------------------------------------------------------------------

@@ -32,6 +32,12 @@ slurm: {accounting: false, preemption: {by: partition}, extra: {KillWait: 10}}
 """
 QUICK = ("--framework", "jax", "--preload", "json")  # forked workers as with torch, without its imports
 
+LIVES = """
+import os, time
+print("life", flush=True)
+while not os.path.exists(STOP):
+    time.sleep(0.02)
+"""
 # Runs until its stop file is there. Told to leave, it saves its step and says 75: go on later.
 SAVES = """
 import os, signal, sys, time
@@ -285,6 +291,31 @@ def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(
     assert run.finish() == 0
     assert_no_step_was_lost(run)
     run.no_trace()
+
+
+@pytest.mark.parametrize("controller", [True, False], ids=["on the head", "in the batch step"])
+def test_a_preempted_program_of_srun_s_is_started_again(tiers: Cli, work: Path, controller: bool):
+    runs = tiers.home / "runs"
+    for folder in (runs, work):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+    ada = Person(tiers.home, tiers.uid, controller=controller)
+    script = LIVES.replace("STOP", repr(str(work / "stop")))
+    (work / "plain.py").write_text(script)
+    name = ada.ok("run", "--detach", "--framework", "plain", "-N", "2", "plain.py", cwd=work).strip()
+    run = Run(tiers, work, RunFolder(runs / name), footprint(tiers))
+    run.wait_for(lambda: all(run.log(rank, 1) for rank in (0, 1)), LONG_S)
+    urgent = preempt(tiers)
+    run.wait_for(lambda: run.status.phase == "waiting", LONG_S)
+    tiers.ok("shell", "--", "scancel", urgent)
+    if not controller:
+        job = str(run.journal("submitted")[0]["job"])
+        eventually(lambda: job_states(tiers).get(job) == "PENDING")
+        tiers.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
+    run.wait_for(lambda: all(run.log(rank, 1).count("life") == 2 for rank in (0, 1)), LONG_S)
+    (work / "stop").touch()
+    run.wait_for(lambda: run.status.over, LONG_S)
+    assert (run.status.exit_code, run.status.restarts) == (0, 1)
 
 
 def preempt(cli: Cli) -> str:

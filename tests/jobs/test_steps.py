@@ -36,7 +36,7 @@ def test_mpi_programs_are_tasks_of_srun_and_end_together() -> None:
     assert options(step_argv(plan, 5, ["n1", "n2"])) == {
         "--jobid": "5", "--nodes": "2", "--ntasks": "8", "--nodelist": "n[1-2]", "--ntasks-per-node": "4",
         "--job-name": "train-k3f9", "--cpus-per-task": "2", "--kill-on-bad-exit": "1", "--mpi": "pmix",
-        "--export": "ALL", "--input": "none",
+        "--export": "ALL", "--input": "none", "--open-mode": "append",
         "--output": "/var/lib/dalsegno/runs/train-k3f9/logs/g0001/rank%t.log",
     }  # fmt: skip
     assert (plan.job.tasks_per_node, plan.job.cpus_per_task) == (4, 2)

@@ -1,5 +1,7 @@
 """Which failure was the reason: signatures, noise of peers, kinds of ends, and what people are told."""
 
+from dataclasses import replace
+
 import pytest
 
 from dalsegno.launch.causes import (
@@ -170,6 +172,13 @@ def test_a_node_is_suspected_when_crashes_begin_there_twice():
     assert suspected_node(crash, read_failure(4, "n", -7)) == "n" == suspected_node(oom, oom)
     for before in (None, oom, read_failure(0, "m", -11), read_failure(0, "n", 1)):
         assert suspected_node(crash, before) == ""
+
+
+def test_on_a_node_that_slurm_has_given_up_nothing_is_a_bug_and_the_node_is_left_out():
+    fault = read_failure(0, "n", 1, traceback())
+    ill = replace(fault, healthy=False)
+    assert is_bug(fault, fault) and not is_bug(ill, fault) and not is_bug(fault, ill)
+    assert suspected_node(ill, None) == "n" and suspected_node(fault, ill) == ""
 
 
 def test_the_pause_doubles_up_to_half_a_minute():

@@ -108,4 +108,8 @@ class RunSite:
         return salloc_argv(plan_next(self.plan, suspects) if role == "next" else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
-        return step_argv(self.plan, job, nodes)
+        """A step of tasks leaves its code in a file, for whoever looks after the run when it ends."""
+        argv = step_argv(self.plan, job, nodes)
+        if self.plan.request.has_agents:
+            return argv
+        return ["/bin/sh", "-c", '"$@"; echo $? >"$0"', str(self.folder.exit_code), *argv]

@@ -45,6 +45,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
         f"--mpi={plan.mpi or 'none'}",
         "--export=ALL",
         "--input=none",
+        "--open-mode=append",  # preempted, it is started again, and keeps what it has said
         f"--output={RunFolder(Path(plan.folder.replace('%', '%%'))).generation(1) / 'rank%t.log'}",
         *program_argv(plan),
     ]

@@ -43,6 +43,7 @@ class Failure:
     traceback: str = ""
     noise: bool = False
     why: str = ""
+    healthy: bool = True  # its node, as far as Slurm tells: neither down nor drained
 
     @property
     def exit_code(self) -> int:
@@ -106,13 +107,16 @@ def first_cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def is_bug(now: Failure, before: Failure | None) -> bool:
-    """The same fault twice running: starting again would only find it a third time."""
+    """The same fault twice running, on healthy nodes: starting again would only find it a third time."""
     same = before is not None and now.signature != "" and now.signature == before.signature
-    return same and now.kind is Kind.SCRIPT and not now.noise
+    healthy = before is not None and now.healthy and before.healthy
+    return same and healthy and now.kind is Kind.SCRIPT and not now.noise
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
-    """The node on which the last two failures began, if the script itself did not cause them; else ""."""
+    """A node that Slurm has given up, or on which the last two failures began without the script's doing; else ""."""
+    if not now.healthy:
+        return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise
     of_itself = now.kind in (Kind.CRASHED, Kind.OOM) and before is not None and before.kind is now.kind
     return now.node if twice and of_itself else ""

@@ -181,7 +181,8 @@ class Coordinator:
             peer.send({"reset": True})
 
     def agent_said(self, peer: Peer, message: Message) -> None:
-        event = read_word(peer.name, message, time.monotonic() - self.began)
+        healthy = peer.name not in self.staff.unhealthy
+        event = read_word(peer.name, message, time.monotonic() - self.began, healthy)
         self.told.heard(self.run.generation, peer.name, message, event)
         if "port" in message:
             self.store_port = int(message["port"])

@@ -52,6 +52,11 @@ class RunFolder:
         return self.root / "cancel"
 
     @property
+    def exit_code(self) -> Path:
+        """Of a run of srun's own tasks: what srun ended with."""
+        return self.root / "exit-code"
+
+    @property
     def coordinator_log(self) -> Path:
         return self.root / "coordinator.log"
 

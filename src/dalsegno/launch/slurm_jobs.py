@@ -135,7 +135,8 @@ class SlurmJobs:
             return
         argv = self.site.step(job.id, nodes)
         folder = self.site.folder
-        child = start(argv, self.site.environment, stdin=folder.connect, output=folder.agents_log)
+        stdin = folder.connect if folder.connect.exists() else None
+        child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
         step = Step(child, tuple(nodes), time.monotonic())
         job.steps.append(step)
         self._watch(child, partial(self._step_ended, job, step))
@@ -178,6 +179,11 @@ class SlurmJobs:
                 self._over(job, state)
             elif info.nodes:
                 job.nodes, job.ends_at = info.nodes, info.ends_at
+
+    async def runs_on(self, job: Job) -> bool:
+        """Whether Slurm has nothing against it."""
+        info = await self._look(job)
+        return info is not None and info.state is JobState.RUNNING
 
     async def _look(self, job: Job) -> JobInfo | None:
         """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
@@ -13,6 +13,7 @@ from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_jobs import JOIN, MAIN, NEXT, Job, SlurmJobs
 from dalsegno.launch.staff import Boss
+from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
 
@@ -28,6 +29,7 @@ class SlurmStaff:
         self.site, self.boss = site, boss
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
+        self.unhealthy: frozenset[str] = frozenset()
         self._restaffed: dict[str, int] = {}
         self._ask_again_at = 0.0
         self._refused = 0  # joins in a row
@@ -138,23 +140,28 @@ class SlurmStaff:
 
     async def ask_slurm(self) -> None:
         await self._slurm.check()
-        back = await self._back_from_the_dead()
-        for node in back:
-            del self.silent[node]
+        nodes = await self._look_at_nodes()
+        self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
+        back = self._back_from_the_dead(nodes)
+        for name in back:
+            del self.silent[name]
         if back:  # whoever waits was told not to take it
             self._ask_again_at, self._refused = 0.0, 0
             await self._slurm.give_back([job for job in self._slurm.jobs if job.role == JOIN and not job.nodes])
             self.look_after()
 
-    async def _back_from_the_dead(self) -> list[str]:
-        """Silent nodes whose slurmd was started since: rebuilt, or booted again."""
-        if not self.silent or self.boss.closing:
+    async def _look_at_nodes(self) -> list[NodeInfo]:
+        names = {*self.silent, *(node for job in self._slurm.jobs for node in job.nodes)}
+        if not names or self.boss.closing:
             return []
         try:
-            found = await asyncio.to_thread(self.site.slurm.nodes, list(self.silent))
+            return await asyncio.to_thread(self.site.slurm.nodes, sorted(names))
         except DalsegnoError:
-            return []
-        started = {node.name: node.slurmd_started_at or 0 for node in found}  # in whole seconds
+            return []  # no answer says nothing about them
+
+    def _back_from_the_dead(self, nodes: Sequence[NodeInfo]) -> list[str]:
+        """Silent nodes whose slurmd was started since: rebuilt, or booted again."""
+        started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # in whole seconds
         return [name for name, lost_at in self.silent.items() if started.get(name, 0) >= math.floor(lost_at)]
 
     # Leaving

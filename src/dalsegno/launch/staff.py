@@ -58,6 +58,7 @@ class Staff(Protocol):
 
     excluded: list[str]  # nodes not to take (again)
     silent: dict[str, float]  # nodes taken to be dead, and since when
+    unhealthy: frozenset[str]  # nodes that Slurm has taken out of service
 
     def begin(self) -> None: ...
 
@@ -111,6 +112,7 @@ class NoStaff:
     def __init__(self) -> None:
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}
+        self.unhealthy: frozenset[str] = frozenset()
 
     def begin(self) -> None: ...
 

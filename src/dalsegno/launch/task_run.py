@@ -1,4 +1,4 @@
-"""A run whose processes are srun's own tasks (MPI, plain programs): asked for, started once, and its code passed on."""
+"""A run whose processes are srun's own tasks (MPI, plain programs): asked for, started, and its exit code passed on."""
 
 from __future__ import annotations
 
@@ -7,78 +7,127 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from dalsegno.launch import journal
+from dalsegno.launch.generations import Run
+from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_jobs import MAIN, Job, SlurmJobs
+from dalsegno.launch.slurm_jobs import MAIN, NEXT, Job, SlurmJobs
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
-from dalsegno.launch.telling import REFRESH_S
 from dalsegno.slurm.states import JobState
-from dalsegno.system.children import Child, start
-from dalsegno.train.contract import TERMINATED
+from dalsegno.system.files import read_text
+from dalsegno.train.contract import SAVED, TERMINATED
 
 CHECK_S = 0.5
 ASK_SLURM_S = 5.0
+REFRESH_S = 10.0
+# Ends of a job that are not the run's doing: it waits for another. Out of time it has had all that was asked for.
+_NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.REQUEUED, JobState.BOOT_FAIL)
 
 
 class TaskRun:
-    """The coordinator of such a run. It has no agents, so nothing in it can be restarted but all of it."""
+    """The coordinator of such a run. It has no agents, so nothing in it can be started again but all of it."""
 
     def __init__(self, site: Site, status: Status) -> None:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
-        self._srun: Child | None = None
+        self.rests = False  # we end, and the run does not
         self._over = asyncio.Event()
+        self._tasks: set[asyncio.Future[None]] = set()
 
     async def serve(self) -> int:
-        if self.site.own_job is not None:
-            self.jobs.take(MAIN, self.site.own_job)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._end, TERMINATED, "cancelled")
-        else:
-            self.jobs.ask(MAIN)
-        self._tell(phase=WAITING, message="")
+        await self._begin()
         loops = [asyncio.ensure_future(each) for each in (self._check(), self._ask_slurm())]
         await self._over.wait()
         for loop in loops:
             loop.cancel()
+        if self.rests:
+            self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
+            return SAVED
         await self.jobs.give_back(self.jobs.jobs)
-        if self._srun is not None:
-            self._srun.kill()
         self._tell(phase=ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
 
+    async def _begin(self) -> None:
+        """Ask for the nodes, unless a former self has: then its srun is still ours."""
+        saved = read_saved(self.folder.state, Run(self.site.shape))
+        if self.site.own_job is not None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, lambda: self._soon(self._signalled()))
+        if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
+            await self.jobs.adopt(saved.jobs)
+        elif self.site.own_job is not None:
+            self.jobs.take(MAIN, self.site.own_job)
+        elif saved is not None and saved.jobs:
+            await self.jobs.adopt(saved.jobs)
+        else:
+            self.jobs.ask(MAIN)
+        self._keep()
+
+    async def _signalled(self) -> None:
+        """Cancelled by its user, or wanted back by Slurm, which queues it again."""
+        await self.jobs.check()
+        if not self._over.is_set():
+            self.rests = True
+            self._over.set()
+
     def job_granted(self, job: Job) -> None:
         """One log for each task: srun writes them."""
-        assert job.id is not None
         self._journal("granted", job=job.id, nodes=list(job.nodes))
-        self._journal("generation", generation=1, nodes=list(job.nodes), nproc_per_node=self.site.shape.nproc_per_node)
-        os.makedirs(self.folder.generation(1), exist_ok=True)
-        argv = self.site.step(job.id, job.nodes)
-        self._srun = start(argv, self.site.environment, cwd="/", output=self.folder.agents_log)
-        asyncio.get_running_loop().add_reader(self._srun.fd, self._srun_ended)
-        size = len(job.nodes) * self.site.shape.nproc_per_node
-        self._tell(phase=RUNNING, generation=1, jobs=(job.id,), started=time.time(), world_size=size)
+        if not job.steps:
+            number = self.status.generation + 1
+            self._journal("generation", generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
+            os.makedirs(self.folder.generation(1), exist_ok=True)
+            self.folder.exit_code.unlink(missing_ok=True)
+            self.jobs.staff(job, job.nodes)
+            self._tell(generation=number, restarts=number - 1)
+        began = self.status.started or time.time()
+        self._tell(phase=RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc)
+        self._keep()
 
-    def _srun_ended(self) -> None:
-        assert self._srun is not None
-        asyncio.get_running_loop().remove_reader(self._srun.fd)
-        code = self._srun.poll()
-        told = 1 if code is None else 128 - code if code < 0 else code
-        self._end(told, "done" if told == 0 else f"srun ended with exit code {told}")
+    @property
+    def _nproc(self) -> int:
+        return self.site.shape.nproc_per_node
+
+    def step_ended(self, job: Job) -> None:
+        """What srun ended with is in a file: it may have ended while nobody was there to be told."""
+        told = (read_text(self.folder.exit_code) or "").strip()
+        if told == "0":
+            self._end(0, "done")
+        else:
+            self._soon(self._ask_why(job, int(told) if told.isdigit() else 1))
+
+    async def _ask_why(self, job: Job, code: int) -> None:
+        """A program that failed, or one whose nodes were taken from it? While its job runs on, it was its own doing."""
+        while job in self.jobs.jobs and not self._over.is_set():
+            if await self.jobs.runs_on(job):
+                self._end(code, f"the program ended with exit code {code}")
+                return
+            await self.jobs.check()
+            await asyncio.sleep(CHECK_S)
+
+    def _soon(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def job_refused(self, job: Job, why: str) -> None:
         self._end(1, f"Slurm refused: {why}")
 
     def job_over(self, job: Job, state: JobState) -> None:
+        self._journal("job over", job=job.id, state=state.value)
         if state is JobState.CANCELLED:
             self._end(TERMINATED, "cancelled")
+        elif state in _NOT_ITS_OWN and self.site.own_job is None:
+            self.jobs.ask(NEXT)
+            self._tell(phase=WAITING, message=f"its job ended: {state.value}; waits for another")
+            self._keep()
         else:
             self._end(1, f"its job ended: {state.value}")
-
-    def step_ended(self, job: Job) -> None: ...
 
     def _end(self, code: int, why: str) -> None:
         if not self._over.is_set():
@@ -98,6 +147,9 @@ class TaskRun:
         while True:
             await asyncio.sleep(ASK_SLURM_S)
             await self.jobs.check()
+
+    def _keep(self) -> None:
+        write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
 
     def _tell(self, **changes: object) -> None:
         self.status = replace(self.status, updated=time.time(), coordinator_pid=os.getpid(), **changes)  # type: ignore[arg-type]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.causes import Failure, read_failure
 from dalsegno.launch.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
 from dalsegno.train.contract import DONE, SAVED
 
 
-def read_word(agent: str, message: Message, age_s: float) -> Event | None:
-    """The event that a message means for the run; None for one that means none. `age_s` is the generation's."""
+def read_word(agent: str, message: Message, age_s: float, healthy: bool = True) -> Event | None:
+    """The event that a message means for the run; None for one that means none.
+
+    `age_s` is the generation's, and `healthy` whether the agent's node is.
+    """
     if "ready" in message:
         return Joined(agent)
     if "cold" in message:  # its workers are gone, and others take it some seconds: a spare is quicker
@@ -17,20 +22,20 @@ def read_word(agent: str, message: Message, age_s: float) -> Event | None:
     if "store" in message:
         return StoreOpened(agent, int(message["store"]), int(message["port"]))
     if "ended" in message:
-        return _ended(agent, message["ended"], age_s)
+        return _ended(agent, message["ended"], age_s, healthy)
     if "stopped" in message:
-        failures = tuple(_failure(agent, report) for report in message.get("reports", ()))
+        failures = tuple(_failure(agent, report, healthy) for report in message.get("reports", ()))
         return Stopped(agent, int(message["stopped"]), failures)
     return None
 
 
-def _ended(agent: str, report: Message, age_s: float) -> WorkerEnded:
-    failure = _failure(agent, report) if report["code"] not in (DONE, SAVED) else None
+def _ended(agent: str, report: Message, age_s: float, healthy: bool) -> WorkerEnded:
+    failure = _failure(agent, report, healthy) if report["code"] not in (DONE, SAVED) else None
     return WorkerEnded(agent, int(report["generation"]), int(report["rank"]), int(report["code"]), failure, age_s)
 
 
-def _failure(agent: str, report: Message) -> Failure:
-    return read_failure(
+def _failure(agent: str, report: Message, healthy: bool) -> Failure:
+    failure = read_failure(
         int(report["rank"]),
         agent,
         int(report["code"]),
@@ -38,6 +43,7 @@ def _failure(agent: str, report: Message) -> Failure:
         oom=bool(report.get("oom")),
         why=str(report.get("why", "")),
     )
+    return replace(failure, healthy=healthy)
 
 
 def still_runs(hello: Message, generation: int) -> bool:
