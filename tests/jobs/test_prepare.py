@@ -65,7 +65,7 @@ def test_others_may_look_at_a_run_but_not_at_its_secrets(tmp_path: Path) -> None
     run = prepared(tmp_path)
     rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (run.root, *run.root.iterdir())}
     assert rights == {
-        "train-k3f9x": 0o755, "plan.json": 0o644, "environment.json": 0o600, "status.json": 0o644, "logs": 0o755,
+        "train-k3f9x": 0o755, "plan.json": 0o600, "environment.json": 0o600, "status.json": 0o644, "logs": 0o755,
     }  # fmt: skip
 
 

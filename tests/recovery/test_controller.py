@@ -62,7 +62,7 @@ def test_the_same_run_asked_for_again_is_left_alone(stage: Stage):
     assert [one["run"] for one in stage.runs()] == ["r1", "r2"]
 
 
-@pytest.mark.parametrize("code", [0, 63])
+@pytest.mark.parametrize("code", [0])
 def test_a_run_that_is_over_is_forgotten(stage: Stage, code: int):
     stage.up()
     run = stage.run("r1", code=code)

@@ -32,11 +32,11 @@ KEPT = "--kept"
 def main(arguments: list[str]) -> int:
     """On the head the controller keeps us; in a batch step a parent of our own does."""
     folder = RunFolder(Path(arguments[-1]))
-    _write_to(folder.coordinator_log)
-    in_batch = not read_plan(folder).on_head
-    if in_batch and KEPT not in arguments:
-        return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
     try:
+        _write_to(folder.coordinator_log)
+        in_batch = not read_plan(folder).on_head
+        if in_batch and KEPT not in arguments:
+            return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
         code = _serve(folder)
     except Exception:  # the last line of defence: it is in the log, and we are started again
         traceback.print_exc()

@@ -46,7 +46,8 @@ def slurm_options(job: JobAsk) -> list[str]:
         "mem": "" if job.memory_mib is None else f"{job.memory_mib}M",
         **_gpu_option(job),
         "time": "" if job.time_limit_s is None else slurm_time(job.time_limit_s),
-        "signal": f"{SAVE_SIGNAL}@{job.signal_lead_s}",
+        # Only agents know what it means: a program of srun's own would die of it.
+        "signal": f"{SAVE_SIGNAL}@{job.signal_lead_s}" if job.signal_lead_s else "",
         "partition": job.partition,
         "account": job.account,
         "qos": job.qos,

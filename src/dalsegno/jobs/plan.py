@@ -43,7 +43,8 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         check_for_salloc(request.sbatch_args)
     check_fits(request, partition)
     job = _job(request, partition, run)
-    checks.check_signal(job.signal_lead_s, job.time_limit_s)
+    if request.has_agents:
+        checks.check_signal(job.signal_lead_s, job.time_limit_s)
     return RunPlan(
         run=run,
         request=request,
@@ -100,7 +101,7 @@ def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> Job
         gpus=request.gpus_per_node,
         gres=partition.gres if partition else "gpu",
         time_limit_s=job_time(request, partition),
-        signal_lead_s=request.signal_lead_s,
+        signal_lead_s=request.signal_lead_s if request.has_agents else 0,
         partition=request.partition,
         account=request.account,
         qos=request.qos,

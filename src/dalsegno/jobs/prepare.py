@@ -82,7 +82,7 @@ def read_environment(run: RunFolder) -> dict[str, str]:
 def _write_all(run: RunFolder, plan: RunPlan, environment: Mapping[str, str], status: Status) -> None:
     make_folder(run.root)
     make_folder(run.logs)
-    write_atomic(run.plan, json.dumps(facts_to_json(plan), indent=1))
+    write_atomic(run.plan, json.dumps(facts_to_json(plan), indent=1), mode=0o600)
     write_atomic(run.environment, json.dumps(dict(environment)), mode=0o600)
     write_status(run.status, status)
 

@@ -116,7 +116,8 @@ def _check_numbers(request: RunRequest) -> None:
     }
     checks.check_counts(any_number, least=0)
     checks.check_node_timeout(request.node_timeout_s)
-    checks.check_signal(request.signal_lead_s, request.time_limit_s)
+    if request.framework in FRAMEWORKS and request.has_agents:
+        checks.check_signal(request.signal_lead_s, request.time_limit_s)
 
 
 def check_framework(name: str) -> None:

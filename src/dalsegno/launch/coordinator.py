@@ -17,6 +17,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.causes import first_cause
+from dalsegno.launch.errands import Errands
 from dalsegno.launch.events import (
     Cancelled,
     Event,
@@ -78,7 +79,7 @@ class Coordinator:
         self._newcomers: list[Joined] = []
         self._over = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._errands = Errands()
 
     async def serve(self) -> int:
         """Until the run has ended; gives its exit code."""
@@ -97,10 +98,10 @@ class Coordinator:
 
     async def _until_over(self) -> None:
         """A loop that fails is our own failure: better to crash, and be started again, than to go on half blind."""
-        loops = [asyncio.ensure_future(each) for each in (self.agents.watch(), self._check(), self._ask_slurm())]
-        over = asyncio.ensure_future(self._over.wait())
-        done, _ = await asyncio.wait({over, *loops}, return_when=asyncio.FIRST_COMPLETED)
-        for task in {over, *loops} - done:
+        work = (self._over.wait(), self._errands.failure(), self.agents.watch(), self._check(), self._ask_slurm())
+        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
+        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
             task.cancel()
         for task in done:
             task.result()
@@ -142,7 +143,7 @@ class Coordinator:
         if self.run.phase is Phase.ENDED:  # we died while we said farewell
             self._finish(Finish(self.run.exit_code or 0, first_cause(self.run.failures), self.run.why))
         if self.run.leaving and self.run.phase is Phase.GATHERING:  # we died before the next job was asked for
-            self._soon(self._move())
+            self.soon(self._move())
         if self.run.pausing:
             self.apply(Waited())
 
@@ -259,9 +260,9 @@ class Coordinator:
             self.journal("pause", seconds=order.seconds)
             asyncio.get_running_loop().call_later(order.seconds, self.apply, Waited())
         elif isinstance(order, Exclude):
-            self._exclude(order.agent, "was the first to fail twice running")
+            self._exclude(order.agent, order.why)
         elif isinstance(order, Release):
-            self._soon(self._move())
+            self.soon(self._move())
         elif isinstance(order, Finish):
             self._finish(order)
 
@@ -331,7 +332,7 @@ class Coordinator:
         overdue = self.marks.overdue_s(time.monotonic())
         if overdue is not None:
             self.hanging = True
-            self._soon(self._end_hang(self.run.generation, overdue))
+            self.soon(self._end_hang(self.run.generation, overdue))
 
     async def _end_hang(self, generation: int, overdue_s: float) -> None:
         why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self.folder.root / 'stacks'}"
@@ -340,10 +341,8 @@ class Coordinator:
         await asyncio.sleep(STACKS_S)
         self.apply(Hung(generation, why, time.monotonic() - self.began))
 
-    def _soon(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def soon(self, work: Awaitable[None]) -> None:
+        self._errands.soon(work)
 
     # What the staff asks
 

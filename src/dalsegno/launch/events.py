@@ -133,9 +133,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """Send this agent away, and do not take its node again: it was the first to fail twice running."""
+    """Send this agent away, and do not take its node again."""
 
     agent: str
+    why: str = "was the first to fail twice running"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dalsegno.launch.causes import Failure, back_off_s, first_cause, is_bug, read_failure, suspected_node
+from dalsegno.launch.causes import Failure, Kind, back_off_s, first_cause, is_bug, read_failure, suspected_node
 from dalsegno.launch.events import (
     Cancelled,
     Event,
@@ -173,7 +173,7 @@ def _ended_well(run: Run, event: WorkerEnded) -> Step:
 def _hung(run: Run, event: Hung) -> Step:
     if run.phase is not Phase.RUNNING or run.group is None or event.generation != run.generation:
         return run, []
-    failure = Failure(0, run.group.store_agent, -9, kind=read_failure(0, "", -9).kind, why=event.why)
+    failure = Failure(0, run.group.store_agent, -9, Kind.KILLED, why=event.why)
     return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
 
 
@@ -231,10 +231,14 @@ def _after_failure(run: Run, cause: Failure) -> Step:
     suspect = "" if run.literal else suspected_node(cause, run.last)
     run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)
     run = replace(run, last=cause, failures=(), lost_member=False, ready=tuple(a for a in run.ready if a != suspect))
-    first: list[Order] = [Exclude(suspect)] if suspect else []
+    first: list[Order] = [_exclude(suspect, cause)] if suspect else []
     first += [Wait(pause_s)] if pause_s else []
     run, orders = _try_to_form(run)
     return run, [*first, *orders]
+
+
+def _exclude(agent: str, cause: Failure) -> Exclude:
+    return Exclude(agent) if cause.healthy else Exclude(agent, "is down or drained, and a worker failed on it")
 
 
 def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
 from dalsegno.launch.liveness import Liveness, Timing
 
-ANSWER_EVERY = 3  # beats: an agent hears from us three times a second
-
 
 class Pulse:
     """Looks ten times a second. Beats are taken from the socket at each look: cheaper than waking up for each."""
@@ -55,9 +53,8 @@ class Pulse:
                     self._answer(beat, address)
 
     def _answer(self, beat: Beat, address: tuple[str, int]) -> None:
-        if beat.number % ANSWER_EVERY == 0:
-            with contextlib.suppress(OSError):  # no way there just now
-                self._socket.sendto(pack_beat(self.secret, Beat("", beat.number)), address)
+        with contextlib.suppress(OSError):  # no way there just now
+            self._socket.sendto(pack_beat(self.secret, Beat("", beat.number)), address)
 
     def _probe(self, agent: str) -> None:
         address = self._probes(agent)

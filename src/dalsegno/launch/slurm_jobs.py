@@ -68,6 +68,10 @@ class Listener(Protocol):
 
     def step_ended(self, job: Job) -> None: ...
 
+    def soon(self, work: Awaitable[None]) -> None:
+        """Begin something that is not waited for."""
+        ...
+
 
 class SlurmJobs:
     """All jobs a run has, or asks for."""
@@ -76,7 +80,6 @@ class SlurmJobs:
         self.site, self.listener = site, listener
         self.jobs: list[Job] = []
         self.count = 0
-        self._tasks: set[asyncio.Future[None]] = set()
 
     # Asking
 
@@ -94,7 +97,7 @@ class SlurmJobs:
         self.count += 1
         job = Job(role, self.count, job_id)
         self.jobs.append(job)
-        self._soon(self._arrived(job))
+        self.listener.soon(self._arrived(job))
         return job
 
     def _asked(self, job: Job) -> None:
@@ -104,9 +107,9 @@ class SlurmJobs:
         found = _GRANTED.findall(text)
         job.id = int(found[-1][1]) if found else job.id
         if job.given_back:
-            self._soon(self._cancel(job))
+            self.listener.soon(self._cancel(job))
         elif code in (0, None) and found and found[-1][0] == "Granted":
-            self._soon(self._arrived(job))
+            self.listener.soon(self._arrived(job))
         else:
             self.jobs.remove(job)
             self.listener.job_refused(job, _last_words(text) or f"salloc ended with {code}")
@@ -183,7 +186,12 @@ class SlurmJobs:
     async def runs_on(self, job: Job) -> bool:
         """Whether Slurm has nothing against it."""
         info = await self._look(job)
-        return info is not None and info.state is JobState.RUNNING
+        return info is not None and info.state is JobState.RUNNING and not info.preempted_at
+
+    async def is_wanted_back(self, job: Job) -> bool:
+        """Whether Slurm takes its nodes away only for a while: it was preempted, or is queued again."""
+        info = await self._look(job)
+        return info is not None and bool(info.preempted_at or info.ends_at is None)
 
     async def _look(self, job: Job) -> JobInfo | None:
         """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""
@@ -263,7 +271,7 @@ class SlurmJobs:
             if job.asking is not None:
                 self._watch(job.asking, partial(self._asked, job))
             elif job.adopted:
-                await self._arrived(job)
+                self.listener.soon(self._arrived(job))
             else:
                 self._asked(job)
 
@@ -289,11 +297,6 @@ class SlurmJobs:
             ended()
 
         loop.add_reader(child.fd, once)
-
-    def _soon(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def fate(info: JobInfo) -> JobState:

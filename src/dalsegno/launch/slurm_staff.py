@@ -34,7 +34,6 @@ class SlurmStaff:
         self._ask_again_at = 0.0
         self._refused = 0  # joins in a row
         self._slurm = SlurmJobs(site, self)
-        self._tasks: set[asyncio.Future[None]] = set()
 
     # Asking for nodes
 
@@ -52,7 +51,7 @@ class SlurmStaff:
             job.role = MAIN
             self.boss.apply(Moved())
         elif job.role == JOIN and not job.adopted and self._has_agent(job):
-            self._soon(self._slurm.give_back([job]))  # where nodes are shared, Slurm may give one that we have
+            self.soon(self._slurm.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
 
     def _has_agent(self, job: Job) -> bool:
@@ -68,10 +67,15 @@ class SlurmStaff:
         if job.role == MAIN:
             self.boss.stop(1, f"Slurm refused: {why}")
         elif job.role == NEXT:
-            asyncio.get_running_loop().call_later(ASK_AGAIN_S, self.begin, NEXT)
+            self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
+            asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)
         else:
             self._refused += 1
             self._ask_again_at = time.monotonic() + min(ASK_AGAIN_S * 2 ** (self._refused - 1), MAX_ASK_AGAIN_S)
+
+    def _begin_again(self) -> None:
+        if not self.boss.ending:
+            self.begin(NEXT)
 
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
@@ -110,11 +114,13 @@ class SlurmStaff:
         self._ask_for_missing(present)
 
     def _may_staff(self, node: str) -> bool:
+        if node in self.excluded:
+            return False
         self._restaffed[node] = self._restaffed.get(node, 0) + 1
         if self._restaffed[node] > MAX_RESTAFF:
             self.boss.note(f"agents on {node} do not live: the run goes on without it")
             self.silent[node] = time.time()
-        return node not in self.silent and node not in self.excluded
+        return node not in self.silent
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
         """Not before the run's own allocation is there: until then nothing is missing."""
@@ -141,6 +147,8 @@ class SlurmStaff:
     async def ask_slurm(self) -> None:
         await self._slurm.check()
         nodes = await self._look_at_nodes()
+        if nodes is None:
+            return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         back = self._back_from_the_dead(nodes)
         for name in back:
@@ -150,14 +158,14 @@ class SlurmStaff:
             await self._slurm.give_back([job for job in self._slurm.jobs if job.role == JOIN and not job.nodes])
             self.look_after()
 
-    async def _look_at_nodes(self) -> list[NodeInfo]:
+    async def _look_at_nodes(self) -> list[NodeInfo] | None:
         names = {*self.silent, *(node for job in self._slurm.jobs for node in job.nodes)}
         if not names or self.boss.closing:
             return []
         try:
             return await asyncio.to_thread(self.site.slurm.nodes, sorted(names))
         except DalsegnoError:
-            return []  # no answer says nothing about them
+            return None
 
     def _back_from_the_dead(self, nodes: Sequence[NodeInfo]) -> list[str]:
         """Silent nodes whose slurmd was started since: rebuilt, or booted again."""
@@ -174,7 +182,7 @@ class SlurmStaff:
         if any(each.id == job and each.role == JOIN for each in self._slurm.jobs):
             return
         self.boss.apply(Leaving())
-        self._soon(self._leave())
+        self.soon(self._leave())
 
     async def _leave(self) -> None:
         """An agent was signalled: the time is nearly up, we are preempted, or the user has cancelled. Slurm knows."""
@@ -191,7 +199,7 @@ class SlurmStaff:
         ends_at = next((job.ends_at for job in self._slurm.jobs if job.id == own), None)
         if ends_at is not None:
             left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
-            asyncio.get_running_loop().call_later(left_s, lambda: self._soon(self.move()))
+            asyncio.get_running_loop().call_later(left_s, lambda: self.soon(self.move()))
 
     async def move(self) -> None:
         """The next job starts when none of ours is left; the one whose batch step we live in is queued again.
@@ -213,10 +221,8 @@ class SlurmStaff:
     async def dismiss(self) -> None:
         await self._slurm.give_back(self._slurm.jobs)
 
-    def _soon(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def soon(self, work: Awaitable[None]) -> None:
+        self.boss.soon(work)
 
     # Before and after our own death
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 from dalsegno.launch.events import Event
@@ -27,6 +28,10 @@ class Boss(Protocol):
 
     def rest(self, why: str) -> None:
         """End, but not the run: another coordinator goes on with it later."""
+        ...
+
+    def soon(self, work: Awaitable[None]) -> None:
+        """Begin something that is not waited for; its failure is ours."""
         ...
 
     @property

@@ -9,8 +9,11 @@ import signal
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
+from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Site
@@ -24,7 +27,7 @@ CHECK_S = 0.5
 ASK_SLURM_S = 5.0
 REFRESH_S = 10.0
 # Ends of a job that are not the run's doing: it waits for another. Out of time it has had all that was asked for.
-_NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.REQUEUED, JobState.BOOT_FAIL)
+_NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 
 
 class TaskRun:
@@ -36,20 +39,27 @@ class TaskRun:
         self.jobs = SlurmJobs(site, self)
         self.rests = False  # we end, and the run does not
         self._over = asyncio.Event()
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._errands = Errands()
 
     async def serve(self) -> int:
         await self._begin()
-        loops = [asyncio.ensure_future(each) for each in (self._check(), self._ask_slurm())]
-        await self._over.wait()
-        for loop in loops:
-            loop.cancel()
+        await self._until_over()
         if self.rests:
+            self.folder.exit_code.unlink(missing_ok=True)
             self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
             return SAVED
         await self.jobs.give_back(self.jobs.jobs)
         self._tell(phase=ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
+
+    async def _until_over(self) -> None:
+        work = (self._over.wait(), self._errands.failure(), self._check(), self._ask_slurm())
+        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
+        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
+            task.cancel()
+        for task in done:
+            task.result()
 
     async def _begin(self) -> None:
         """Ask for the nodes, unless a former self has: then its srun is still ours."""
@@ -57,7 +67,7 @@ class TaskRun:
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, lambda: self._soon(self._signalled()))
+                loop.add_signal_handler(number, lambda: self.soon(self._signalled()))
         if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
             await self.jobs.adopt(saved.jobs)
         elif self.site.own_job is not None:
@@ -71,18 +81,24 @@ class TaskRun:
     async def _signalled(self) -> None:
         """Cancelled by its user, or wanted back by Slurm, which queues it again."""
         await self.jobs.check()
-        if not self._over.is_set():
+        if self._over.is_set() or not self.jobs.jobs:
+            return
+        if await self.jobs.is_wanted_back(self.jobs.jobs[0]):
             self.rests = True
             self._over.set()
+        else:
+            self._end(1, "its job is out of time")
 
     def job_granted(self, job: Job) -> None:
         """One log for each task: srun writes them."""
         self._journal("granted", job=job.id, nodes=list(job.nodes))
+        if not job.steps and self.folder.exit_code.exists():
+            self.step_ended(job)  # it has ended while nobody looked after it
+            return
         if not job.steps:
             number = self.status.generation + 1
             self._journal("generation", generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
             os.makedirs(self.folder.generation(1), exist_ok=True)
-            self.folder.exit_code.unlink(missing_ok=True)
             self.jobs.staff(job, job.nodes)
             self._tell(generation=number, restarts=number - 1)
         began = self.status.started or time.time()
@@ -99,7 +115,7 @@ class TaskRun:
         if told == "0":
             self._end(0, "done")
         else:
-            self._soon(self._ask_why(job, int(told) if told.isdigit() else 1))
+            self.soon(self._ask_why(job, int(told) if told.isdigit() else 1))
 
     async def _ask_why(self, job: Job, code: int) -> None:
         """A program that failed, or one whose nodes were taken from it? While its job runs on, it was its own doing."""
@@ -110,10 +126,8 @@ class TaskRun:
             await self.jobs.check()
             await asyncio.sleep(CHECK_S)
 
-    def _soon(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def soon(self, work: Awaitable[None]) -> None:
+        self._errands.soon(work)
 
     def job_refused(self, job: Job, why: str) -> None:
         self._end(1, f"Slurm refused: {why}")
@@ -123,6 +137,7 @@ class TaskRun:
         if state is JobState.CANCELLED:
             self._end(TERMINATED, "cancelled")
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
+            self.folder.exit_code.unlink(missing_ok=True)
             self.jobs.ask(NEXT)
             self._tell(phase=WAITING, message=f"its job ended: {state.value}; waits for another")
             self._keep()
@@ -149,11 +164,13 @@ class TaskRun:
             await self.jobs.check()
 
     def _keep(self) -> None:
-        write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
+        with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
+            write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
 
     def _tell(self, **changes: object) -> None:
         self.status = replace(self.status, updated=time.time(), coordinator_pid=os.getpid(), **changes)  # type: ignore[arg-type]
-        write_status(self.folder.status, self.status)
+        with contextlib.suppress(DalsegnoError):
+            write_status(self.folder.status, self.status)
 
     def _journal(self, event: str, **what: object) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the run

@@ -121,7 +121,7 @@ class Teller:
 
     def ended(self, of: Told, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
-        why = end.why or ("done" if end.code == 0 else self._note)
+        why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
         self.journal("ended", code=end.code, why=why)
         ended = replace(self._status(of), phase=ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, report=report, nodes=(), jobs=()))

@@ -7,7 +7,7 @@ from enum import Enum
 
 from dalsegno.recovery.records import Record
 
-FOR_GOOD = range(64)  # exit codes by which a coordinator says that its run is over; others are crashes
+OVER = 0  # by this code alone a coordinator says that its run is over: Python's own failures end with 1
 SHORT_LIFE_S = 10.0
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first short life, the second …
 MOST_SHORT_LIVES = 8
@@ -36,7 +36,7 @@ def after_end(record: Record, code: int | None, lived_s: float) -> Step:
     Such a one is started again: a coordinator whose run is over sees that and says so.
     """
     gone = replace(record, pid=0, start=0)
-    if code is not None and code in FOR_GOOD:
+    if code == OVER:
         return Step(Do.FORGET, gone)
     if lived_s >= SHORT_LIFE_S:
         return Step(Do.START, replace(gone, short_lives=0))

@@ -30,7 +30,7 @@ from dalsegno.train.contract import TERMINATED
 TICK_S = 0.2
 WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
 # Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
-LOOK_AFTER, LOOK_FOR = 0.5, 0.25
+LOOK_AFTER, LOOK_FOR = 0.45, 0.2
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
@@ -43,6 +43,7 @@ class Agent:
         self.run, self.node = str(connect["run"]), node
         secret = bytes.fromhex(connect["secret"])
         self.link = Link(secret, connect["addresses"], int(connect["port"]), node, unlock)
+        self.link.on_close = self._unwatch
         self.heart = Heart(secret, node)
         self.selector = selectors.DefaultSelector()
         self.door = Door(f"dalsegno.{os.getuid()}.{self.run}.{os.getpid()}", self.selector, self._hear_worker)
@@ -58,6 +59,7 @@ class Agent:
         self.exit_code: int | None = None
         self.signals: list[int] = []
         self.terminated = False
+        self.cut_off = False  # from most of the others: then it is not for us to decide anything
         self.last_word: Sequence[str] = ()  # a command, where there is nobody left to give it
         self.caught = set(CAUGHT)
         self.orders: dict[str, Callable[..., None]] = {
@@ -100,19 +102,22 @@ class Agent:
             return
         self.heart.secret = self.link.secret
         self.heart.aim(self.link.peer, self.link.port)
-        self.watched = self.link.sock
+        self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)
         for message in self.link.early():
             self._obey(message)
 
     def _forget_coordinator(self) -> None:
         self.link.close()
+
+    def _unwatch(self) -> None:
+        """Before the socket is closed: the next one that is opened may bear its number."""
         if self.watched is not None:
             self.selector.unregister(self.watched)
+            self.watched, self.lost_at = None, time.monotonic()
             grants, self.grants = self.grants, {}
             for answer in grants.values():
                 answer({"granted": False, "why": "the coordinator is gone"})
-            self.watched, self.lost_at = None, time.monotonic()
 
     def _tell(self, message: Message) -> None:
         """Of the workers, to the coordinator."""
@@ -167,7 +172,7 @@ class Agent:
         """Whatever they say: it is their own code that says it, and must not end us or the coordinator."""
         try:
             told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return
         if "step" in told:
             self.link.send({"step": told["step"], "generation": told.get("generation")})
@@ -216,7 +221,7 @@ class Agent:
         now = time.monotonic()
         setup = self.workers.setup
         if self.watched is None and now - self.lost_at > setup.get("absence_s", ABSENCE_S):
-            self.exit_code, self.last_word = 1, setup.get("last_word", ())
+            self.exit_code, self.last_word = 1, () if self.cut_off else setup.get("last_word", ())
             return
         gone_s = float(setup.get("gone_s", 0.0))
         silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
@@ -230,14 +235,15 @@ class Agent:
 
     def _look_around(self, timeout_s: float) -> None:
         """Is the coordinator's host gone, or are we? Cut off from most others, we stop before they go on without us."""
-        if self.watched is None:
-            return
         home = (self.link.peer, self.link.port)
-        answered = reached([home, *self.peers], timeout_s)
+        everyone = {home, *self.peers}
+        answered = reached(everyone, timeout_s / 2)
+        answered |= reached(everyone - answered, timeout_s / 2)  # a first packet may get lost
         self.looked_at = time.monotonic()
         if home in answered:
             return
-        if (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2):
+        self.cut_off = (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2)
+        if self.cut_off:
             self.workers.end()
         self._forget_coordinator()
 

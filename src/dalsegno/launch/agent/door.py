@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
 
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _MAX_CALLERS = 1024
 
 Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and how to answer it

@@ -73,9 +73,13 @@ class FileReader(Reader):
         super().__init__()
         self._files: list[int] = []
 
-    def receive(self, sock: socket.socket) -> list[Message] | None:
+    def receive(self, sock: socket.socket, wait: bool = True) -> list[Message] | None:
         """The messages that have come, or None when the other side has gone."""
-        data, extra, _, _ = sock.recvmsg(65536, socket.CMSG_LEN(64 * array.array("i").itemsize))
+        room = socket.CMSG_LEN(64 * array.array("i").itemsize)
+        try:
+            data, extra, _, _ = sock.recvmsg(65536, room, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
         for level, kind, payload in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fresh = array.array("i")

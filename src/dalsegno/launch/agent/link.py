@@ -39,6 +39,7 @@ class Link:
         self.heard = time.monotonic()
         self._reader = Reader()
         self._early: list[Message] = []  # came together with the end of the handshake
+        self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
         """Try each address once; whether one of them was our coordinator."""
@@ -108,6 +109,7 @@ class Link:
 
     def close(self) -> None:
         if self.sock is not None:
+            self.on_close()
             with contextlib.suppress(OSError):
                 self.sock.close()
             self.sock = None

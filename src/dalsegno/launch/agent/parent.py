@@ -51,9 +51,10 @@ class WarmParent:
         with contextlib.suppress(OSError):  # it is gone; that is heard as its end
             send(self.sock, {"fork": task, "files": len(files)}, files)
 
-    def receive(self) -> list[Message] | None:
+    def receive(self, wait: bool = False) -> list[Message] | None:
+        """What it has said; nothing, if it has not and is not waited for. None when it is gone."""
         try:
-            return self._reader.receive(self.sock)
+            return self._reader.receive(self.sock, wait)
         except socket.timeout:
             return []
         except OSError:

@@ -65,8 +65,8 @@ class Workers:
         self.tell({"note": f"nothing is imported ahead on {self.node}: {why}"})
         self._start_parent(False)
 
-    def _hear_parent(self) -> None:
-        messages = self.parent.receive() if self.parent else []
+    def _hear_parent(self, wait: bool = False) -> None:
+        messages = self.parent.receive(wait) if self.parent else []
         if messages is None:
             self._parent_died()
         for message in messages or ():
@@ -192,7 +192,7 @@ class Workers:
         until = time.monotonic() + SETTLE_S
         while self._forking and self.parent is not None:
             self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
-            self._hear_parent()
+            self._hear_parent(wait=True)
             if time.monotonic() > until:
                 self._drop_parent()
                 self._start_parent(self.warm)
