@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -34,6 +35,7 @@ REQUEUE_LIMIT_S = 180.0
 FIVE = Shape(5, accounting=False)
 LOOPBACK_64 = Shape(64, hosts="loopback", accounting=False)
 PAGE = ROOT / "docs/performance.md"
+STEPS = Path(tempfile.gettempdir()) / f"dalsegno-steps-{os.getpid()}"
 LIGHT = ("--framework", "jax", "--preload", "json")  # agents and generations without torch: 64 of it would not fit here
 
 
@@ -46,6 +48,7 @@ def main() -> int:
     measured = f"Measured on {time.strftime('%Y-%m-%d')} with {machine()}, torch {torch_version()}; load {load()}."
     say(measured)
     stage, rows, code = Stage(), [], 0
+    STEPS.mkdir(mode=0o755)
     try:
         for row in measure(stage, options.quick):
             say(row.line())
@@ -56,6 +59,7 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         left = stage.close()
+        shutil.rmtree(STEPS, ignore_errors=True)
     print(render(rows))
     for thing in left:
         say(f"left behind: {thing}")
@@ -183,8 +187,7 @@ def many_agents(stage: Stage, times: int) -> Iterator[Compared]:
 
 
 def new_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="dsb-steps-", dir="/tmp"))
-    return folder
+    return Path(tempfile.mkdtemp(prefix="steps-", dir=STEPS))
 
 
 def begin(rival: Ours | Torchrun, program: Path | None = None) -> Path:

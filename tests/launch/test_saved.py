@@ -65,7 +65,6 @@ jobs = st.builds(
 all_saved = st.builds(
     Saved,
     runs,
-    st.integers(0, 65535),
     st.lists(jobs, max_size=2).map(tuple),
     nodes.map(tuple),
     st.dictionaries(st.sampled_from(["n1", "n2"]), st.floats(0, 2e9)),

@@ -12,11 +12,13 @@ def received(stream: LogStream) -> dict[str, bytes]:
     """What a coordinator would have written."""
     files: dict[str, bytes] = {}
 
-    def tell(message: dict[str, str]) -> None:
+    def tell(message: dict[str, str]) -> bool:
         data = message["text"].encode("utf-8", "surrogateescape")
         files[message["log"]] = files.get(message["log"], b"") + data
+        return True
 
-    stream.pump(tell)
+    while stream.pump(tell):
+        pass
     return files
 
 
@@ -30,8 +32,17 @@ def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
         file.write(b"more")
     assert received(stream) == {"logs/g0001/rank0.log": b"more"}
     assert received(stream) == {}
-    stream.close(lambda message: None)
+    stream.close(lambda message: False)
     assert not Path(stream.folder).exists()
+
+
+def test_what_could_not_be_sent_is_sent_later():
+    stream = LogStream("train-k3f9x")
+    log = Path(stream.folder, "rank0.log")
+    log.write_bytes(b"said while nobody listened")
+    assert not stream.pump(lambda message: False)
+    assert received(stream) == {"rank0.log": log.read_bytes()}
+    stream.close(lambda message: False)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_only_workers_that_listen_are_signalled(node: Node):
     node.hear("ready")
     node.start(1, ranks=2)
     node.until(lambda: all(path.exists() and path.read_text() for path in (node.folder.log(1, r) for r in (0, 1))))
-    node.workers.signal_named("SIGTERM")
+    node.workers.signal(signal.SIGTERM)
     report = node.hear("ended")["ended"]
     assert (report["rank"], report["code"]) == (1, 75) and procfs.start_ticks(node.pids()[0]) is not None
 

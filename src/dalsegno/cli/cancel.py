@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def cancel_run(run: RunFolder) -> None:
 def _mark(run: RunFolder) -> None:
     """What the run's coordinator looks for, and what keeps another from starting."""
     try:
-        run.cancel.touch()
+        os.close(os.open(run.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     except PermissionError:
         from dalsegno.system.files import owner_name
 

@@ -89,10 +89,11 @@ class Watch:
             # Of a coordinator on the head the controller takes care, also while it has no job.
             self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
         silent = silent_s(status, now)
-        if silent is not None and not self._on_head:
+        if silent is not None:
+            why = f"{self._run.coordinator_log} may say why" if self._on_head else "its host may be gone"
             raise RunLost(
-                f"the coordinator of run {self._run.run} has said nothing for {silent:.0f} s, though its job is there",
-                hint=f"its host may be gone: `dalsegno cancel {self._run.run}` ends what is left of it",
+                f"the coordinator of run {self._run.run} has said nothing for {silent:.0f} s",
+                hint=f"{why}; `dalsegno cancel {self._run.run}` ends what is left of it",
             )
         if self._gone_since is not None and now - self._gone_since >= GONE_S:
             raise RunLost(

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.jobs.values import UNLIMITED_S, shown
+from dalsegno.launch.liveness import LEAST_GONE_S, MOST_GONE_S
 from dalsegno.slurm.names import node_list, word
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
-LEAST_NODE_TIMEOUT_S = 1.0
-MAX_NODE_TIMEOUT_S = 600
 _MAX_SIGNAL_LEAD_S = 65_535
 
 
@@ -68,8 +67,8 @@ def check_counts(counts: Mapping[str, int | None], least: int) -> None:
 
 def check_node_timeout(seconds: float | None) -> None:
     """Heartbeats come ten times a second, and some get lost: below a second every hiccup would be a lost node."""
-    if seconds is not None and not LEAST_NODE_TIMEOUT_S <= seconds <= MAX_NODE_TIMEOUT_S:
-        hint = f"from {LEAST_NODE_TIMEOUT_S} to {MAX_NODE_TIMEOUT_S} seconds"
+    if seconds is not None and not LEAST_GONE_S <= seconds <= MOST_GONE_S:
+        hint = f"from {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
         raise UsageError(f"a node cannot be given up after {seconds:g} s", hint=hint)
 
 

@@ -17,7 +17,7 @@ from dalsegno.jobs.prepare import first_status, read_environment, read_plan
 from dalsegno.jobs.site import RunSite
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.liveness import DEFAULT_GONE_S, NODE_TIMEOUT, Timing
+from dalsegno.launch.liveness import Timing, told_gone_s
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.status import read_status
 from dalsegno.launch.task_run import TaskRun
@@ -68,9 +68,7 @@ def open_site(folder: RunFolder) -> RunSite:
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
     """As asked for, else as the cluster knows best: hosts on one machine are sooner known to be gone."""
-    told = environment.get(NODE_TIMEOUT, "")
-    default = float(told) if told.replace(".", "", 1).isdigit() else DEFAULT_GONE_S
-    return plan.request.node_timeout_s or default
+    return plan.request.node_timeout_s or told_gone_s(environment)
 
 
 def _write_to(log: Path) -> None:

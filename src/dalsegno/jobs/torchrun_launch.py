@@ -25,7 +25,7 @@ from dalsegno.jobs.torchrun_munge import find_munge
 from dalsegno.jobs.torchrun_names import agent_name
 from dalsegno.jobs.torchrun_site import JOIN_S, TorchrunSite, agent_setup, seconds
 from dalsegno.jobs.torchrun_tee import Tee, Write
-from dalsegno.launch.liveness import DEFAULT_GONE_S, Timing
+from dalsegno.launch.liveness import Timing, told_gone_s
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
@@ -89,7 +89,7 @@ class _Launch:
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
-            store=has_torch(python), timing=Timing(_gone_s(self.world.environ)),
+            store=has_torch(python), timing=Timing(told_gone_s(self.world.environ)),
         )  # fmt: skip
         hosted = Hosted(site, self.keys, self.world.talk)
         try:
@@ -171,10 +171,3 @@ def _amd_gpus() -> int:
         with open(f"{nodes}/{node}/properties") as file:
             count += any(line.startswith("simd_count ") and line.split()[1] != "0" for line in file)
     return count
-
-
-def _gone_s(environ: Mapping[str, str]) -> float:
-    try:
-        return float(environ.get("DALSEGNO_NODE_TIMEOUT") or DEFAULT_GONE_S)
-    except ValueError:
-        raise UsageError("is no number of seconds", where="DALSEGNO_NODE_TIMEOUT") from None

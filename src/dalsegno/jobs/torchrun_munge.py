@@ -18,7 +18,7 @@ _AUTH_SOCKET = re.compile(r"^\s*AuthInfo\s*=.*?socket=([^,\s]+)", re.IGNORECASE 
 _OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
 
 
-class NotSealed(Exception):
+class NotSealed(OSError):
     """Nothing that munge vouches for as our own."""
 
 

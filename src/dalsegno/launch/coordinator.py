@@ -65,7 +65,6 @@ class Coordinator:
     ) -> None:
         self.site, self.folder, self.gather_s = site, site.folder, gather_s
         self.run = Run(site.shape, site.max_restarts)
-        self.store_port = 0
         self.lost_nodes = 0
         self.started: float | None = None
         self.began = time.monotonic()  # the present generation
@@ -129,7 +128,7 @@ class Coordinator:
 
     async def _go_on(self, saved: Saved) -> None:
         """After our own death: agents find us by themselves; those that do not are lost."""
-        self.run, self.store_port = saved.run, saved.store_port
+        self.run = saved.run
         self.lost_nodes, self.started = saved.lost_nodes, saved.started
         self.staff.excluded, self.staff.silent = list(saved.excluded), dict(saved.silent)
         self.journal("came back", host=socket.gethostname(), pid=os.getpid())
@@ -185,8 +184,6 @@ class Coordinator:
         healthy = peer.name not in self.staff.unhealthy
         event = read_word(peer.name, message, time.monotonic() - self.began, healthy)
         self.told.heard(self.run.generation, peer.name, message, event)
-        if "port" in message:
-            self.store_port = int(message["port"])
         if "ready" in message:
             self.staff.agent_ready(peer.name)
         elif "cold" in message:
@@ -371,7 +368,6 @@ class Coordinator:
     def keep(self) -> None:
         saved = Saved(
             run=self.run,
-            store_port=self.store_port,
             jobs=self.staff.saved(),
             excluded=tuple(self.staff.excluded),
             silent=dict(self.staff.silent),

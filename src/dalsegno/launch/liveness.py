@@ -6,11 +6,22 @@ that answers nothing for the whole time is gone; and an agent that is silent for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 LATE_S = 0.3  # a look that comes so much too late says more about us than about them
 DEFAULT_GONE_S = 3.0
+LEAST_GONE_S, MOST_GONE_S = 1.0, 600.0
 NODE_TIMEOUT = "DALSEGNO_NODE_TIMEOUT"  # a cluster may know better
+
+
+def told_gone_s(environ: Mapping[str, str]) -> float:
+    """What the cluster's variable says, if it says something sensible."""
+    try:
+        told = float(environ.get(NODE_TIMEOUT) or DEFAULT_GONE_S)
+    except ValueError:
+        return DEFAULT_GONE_S
+    return told if LEAST_GONE_S <= told <= MOST_GONE_S else DEFAULT_GONE_S
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class Door:
         except (OSError, BadFrame, asyncio.TimeoutError, ValueError, KeyError, TypeError):
             writer.transport.abort()  # a stranger, or one who speaks another language
             return
-        self._came(peer)
         try:
+            self._came(peer)
             for message in early:
                 self._said(peer, message)
             await self._listen(peer, reader, frames)

@@ -38,7 +38,6 @@ class SavedJob:
 @dataclass(frozen=True)
 class Saved:
     run: Run
-    store_port: int = 0
     jobs: tuple[SavedJob, ...] = ()
     excluded: tuple[str, ...] = ()
     silent: Mapping[str, float] = field(default_factory=dict)  # nodes taken to be dead, and since when
@@ -70,7 +69,6 @@ def _from_json(raw: Any, fresh: Run) -> Saved | None:
         if raw is None
         else Saved(
             run=_run_from_json(raw["run"], fresh),
-            store_port=int(raw["store_port"]),
             jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
             excluded=tuple(raw["excluded"]),
             silent={str(node): float(at) for node, at in raw["silent"].items()},

@@ -6,7 +6,6 @@ salloc and srun run in sessions of their own and outlive the coordinator; its su
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -25,6 +24,7 @@ from dalsegno.system.files import read_text
 
 MAIN, NEXT, JOIN = "main", "next", "join"
 ARRIVAL_S = 20.0  # an agent that has not come so long after its srun began will not come
+TRIES = 5  # of a word to Slurm that does not answer
 _GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
 _WORDS = re.compile(r"salloc: (?:error: )?")
 
@@ -219,9 +219,19 @@ class SlurmJobs:
         for job in list(jobs):
             job.given_back = True
             if job.asking is not None:
-                self.waiting_id(job)
                 job.asking.kill()
+                self.waiting_id(job)
             await self._cancel(job)
+
+    async def sweep(self) -> None:
+        """At the very end: a job whose id we never learned bears the run's name."""
+        try:
+            found = await asyncio.to_thread(self.site.slurm.jobs)
+        except DalsegnoError:
+            return
+        ours = [job.id for job in found if job.name == self.site.folder.run and job.id != self.site.own_job]
+        for each in ours:
+            await self._tell_slurm(each)
 
     async def _cancel(self, job: Job) -> None:
         if job in self.jobs:
@@ -235,19 +245,24 @@ class SlurmJobs:
             step.child.kill()  # over a lost node srun may wait for ever
 
     async def _tell_slurm(self, job_id: int) -> None:
-        for _ in range(5):
+        for _ in range(TRIES):
             try:
                 return await asyncio.to_thread(self.site.slurm.cancel, job_id)
             except DalsegnoError:
                 await asyncio.sleep(1.0)
         return None
 
-    async def requeue(self, job_id: int) -> None:
-        """Have a batch job wait in the queue again, unless Slurm sees to that already. It may have ended meanwhile."""
-        with contextlib.suppress(DalsegnoError):
-            info = await asyncio.to_thread(self.site.slurm.job, job_id)
-            if info.state is not JobState.COMPLETING or info.ends_at is not None:
-                await asyncio.to_thread(self.site.slurm.requeue, job_id)
+    async def requeue(self, job_id: int) -> bool:
+        """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""
+        for _ in range(TRIES):
+            try:
+                info = await asyncio.to_thread(self.site.slurm.job, job_id)
+                if info.state is not JobState.COMPLETING or info.ends_at is not None:
+                    await asyncio.to_thread(self.site.slurm.requeue, job_id)
+                return True
+            except DalsegnoError:
+                await asyncio.sleep(1.0)
+        return False
 
     # Before and after our own death
 

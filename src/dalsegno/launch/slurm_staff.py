@@ -210,8 +210,10 @@ class SlurmStaff:
         if self.boss.ending:
             return
         if self.site.own_job is not None:
-            await self._slurm.requeue(self.site.own_job)
-            self.boss.rest("waits in the queue again")
+            if await self._slurm.requeue(self.site.own_job):
+                self.boss.rest("waits in the queue again")
+            else:
+                self.boss.stop(1, "Slurm does not queue its job again")
             return
         await self._slurm.give_back([job for job in self._slurm.jobs if job.role != NEXT])
         if not self._slurm.jobs:
@@ -220,6 +222,7 @@ class SlurmStaff:
 
     async def dismiss(self) -> None:
         await self._slurm.give_back(self._slurm.jobs)
+        await self._slurm.sweep()
 
     def soon(self, work: Awaitable[None]) -> None:
         self.boss.soon(work)

@@ -49,6 +49,7 @@ class TaskRun:
             self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
             return SAVED
         await self.jobs.give_back(self.jobs.jobs)
+        await self.jobs.sweep()
         self._tell(phase=ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
 

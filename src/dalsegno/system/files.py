@@ -21,9 +21,9 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 
     Not durable: only a crash of the machine may lose it, and the writer does not wait for the disk.
     """
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temp = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(handle, "w") as file:
             os.fchmod(file.fileno(), mode)  # the umask must not decide who reads a secret, or who cannot read a table
             file.write(text)

@@ -68,7 +68,6 @@ class Agent:
             "open_store": self.workers.open_store,
             "start": self._start,
             "stop": self.workers.stop,
-            "tell": self.workers.signal_named,
             "stacks": self.workers.capture_stacks,
             "granted": self._granted,
             "finish": self._finish,

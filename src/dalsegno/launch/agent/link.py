@@ -100,12 +100,16 @@ class Link:
             self.close()
         return messages
 
-    def send(self, message: Message) -> None:
-        if self.sock is not None:
-            try:
-                send(self.sock, message)
-            except OSError:
-                self.close()
+    def send(self, message: Message) -> bool:
+        """Whether it was sent, as far as can be known."""
+        if self.sock is None:
+            return False
+        try:
+            send(self.sock, message)
+        except OSError:
+            self.close()
+            return False
+        return True
 
     def close(self) -> None:
         if self.sock is not None:

@@ -19,25 +19,28 @@ class LogStream:
         self.folder = tempfile.mkdtemp(prefix=f"dalsegno.{run}.")
         self._sent: dict[str, int] = {}
 
-    def pump(self, tell: Callable[[Message], None]) -> None:
-        """Send what has grown since the last time."""
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                path = os.path.join(folder, name)
-                while data := self._next(path):
-                    tell({"log": os.path.relpath(path, self.folder), "text": data.decode("utf-8", "surrogateescape")})
+    def pump(self, tell: Callable[[Message], bool]) -> bool:
+        """Send a piece of each file that has grown; whether there was any. What could not be sent is sent later."""
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names]
+        return any([self._send(path, tell) for path in paths])
+
+    def _send(self, path: str, tell: Callable[[Message], bool]) -> bool:
+        data = self._next(path)
+        name = os.path.relpath(path, self.folder)
+        if not data or not tell({"log": name, "text": data.decode("utf-8", "surrogateescape")}):
+            return False
+        self._sent[path] = self._sent.get(path, 0) + len(data)
+        return True
 
     def _next(self, path: str) -> bytes:
-        offset = self._sent.get(path, 0)
         try:
             with open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read(CHUNK_BYTES)
+                file.seek(self._sent.get(path, 0))
+                return file.read(CHUNK_BYTES)
         except OSError:
             return b""
-        self._sent[path] = offset + len(data)
-        return data
 
-    def close(self, tell: Callable[[Message], None]) -> None:
-        self.pump(tell)
+    def close(self, tell: Callable[[Message], bool]) -> None:
+        while self.pump(tell):
+            pass
         shutil.rmtree(self.folder, ignore_errors=True)

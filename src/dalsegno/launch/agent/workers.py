@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -227,9 +226,6 @@ class Workers:
                     told.add(worker.pid)
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker.pid, number)
-
-    def signal_named(self, name: str) -> None:
-        self.signal(int(signal.Signals[name]))
 
     def capture_stacks(self, generation: int) -> None:
         if generation == self.crew.generation:
