@@ -75,6 +75,7 @@ class Coordinator:
         self.agents: Agents
         self.end: Finish | None = None
         self.resting = False  # we end, and the run does not
+        self._said_farewell = False
         self._newcomers: list[Joined] = []
         self._over = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
@@ -366,6 +367,8 @@ class Coordinator:
     # Telling
 
     def keep(self) -> None:
+        if self._said_farewell:
+            return
         saved = Saved(
             run=self.run,
             jobs=self.staff.saved(),
@@ -378,7 +381,8 @@ class Coordinator:
             write_saved(self.folder.state, saved)
 
     def tell(self) -> None:
-        self.told.status(self)
+        if not self._said_farewell:
+            self.told.status(self)
 
     def note(self, text: str) -> None:
         self.told.note(text)
@@ -393,11 +397,13 @@ class Coordinator:
         until = time.monotonic() + FAREWELL_S
         while self.agents.peers and time.monotonic() < until:
             await asyncio.sleep(0.01)
+        if not self.resting:
+            await self.staff.dismiss()
+        self.keep()
+        self._said_farewell = True  # connections that break from now on have nothing more to tell
         if self.resting:
-            self.keep()
             self.told.rests(self, self.end.why)
             return self.end.code
-        await self.staff.dismiss()
         self.told.ended(self, self.end)
         with contextlib.suppress(OSError):
             self.folder.state.unlink()
