@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dalsegno.jobs.keeping import CRASHED, MAX_SHORT_LIVES, keep
 
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
@@ -33,9 +35,10 @@ def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
     assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MAX_SHORT_LIVES)
 
 
-def test_slurm_s_signals_reach_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])
+def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, does: str, code: int) -> None:
     ready = tmp_path / "ready"
-    child = f"import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); open({str(ready)!r}, 'w'); signal.pause()"
+    child = f"import signal, sys; {does}; open({str(ready)!r}, 'w'); signal.pause()"
     keeper = f"import sys; from dalsegno.jobs.keeping import keep; sys.exit(keep([sys.executable, '-c', {child!r}]))"
     process = subprocess.Popen(
         [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -45,4 +48,4 @@ def test_slurm_s_signals_reach_it(tmp_path: Path) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 7
+    assert process.wait(20) == code

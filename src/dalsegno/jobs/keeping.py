@@ -16,21 +16,28 @@ MAX_SHORT_LIVES = 8
 
 
 def keep(argv: Sequence[str]) -> int:
-    """Run the coordinator until it ends by itself; its code is the run's."""
-    short = 0
+    """Run the coordinator until it ends by itself; its code is the run's. Once Slurm ends the step, it is let go."""
+    short, ended_by_slurm = 0, False
     while True:
         began = time.monotonic()
-        code = _live(start(argv, os.environ))
+        code, terminated = _live(start(argv, os.environ))
+        ended_by_slurm = ended_by_slurm or terminated
         short = short + 1 if time.monotonic() - began < SHORT_S else 0
-        if 0 <= code != CRASHED or short >= MAX_SHORT_LIVES:
+        if 0 <= code != CRASHED or ended_by_slurm or short >= MAX_SHORT_LIVES:
             return code if code >= 0 else 128 - code
 
 
-def _live(child: Child) -> int:
-    """Until it has ended. Slurm's signals are for it, not for us."""
+def _live(child: Child) -> tuple[int, bool]:
+    """Until it has ended: its code, and whether it was told to end. Slurm's signals are for it, not for us."""
+    caught: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        caught.append(number)
+        send(child.process, signal.Signals(number))
+
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, lambda caught, frame: send(child.process, signal.Signals(caught)))
+        signal.signal(number, pass_on)
     assert child.popen is not None
     code = child.popen.wait()
     child.close()
-    return code
+    return code, signal.SIGTERM in caught
