@@ -85,7 +85,8 @@ class Torchrun:
         )
         argv = ["sbatch", "--parsable", f"--nodes={self.nodes}", "--ntasks-per-node=1", f"--output={folder}/job.log"]
         argv += ["--requeue" if self.requeue else "--no-kill", "--open-mode=append"]
-        done = subprocess.run(argv, input=script, env=self.env, capture_output=True, text=True)
+        env = {**self.env, "TMPDIR": str(folder)}  # torchrun leaves folders behind
+        done = subprocess.run(argv, input=script, env=env, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"sbatch failed: {done.stderr}")
         self.job = done.stdout.strip()

@@ -91,20 +91,10 @@ class Coordinator:
         else:
             await self._go_on(saved)
         self._catch_signals()
-        await self._until_over()
+        await self._errands.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
         code = await self._say_farewell()
         server.close()
         return code
-
-    async def _until_over(self) -> None:
-        """A loop that fails is our own failure: better to crash, and be started again, than to go on half blind."""
-        work = (self._over.wait(), self._errands.failure(), self.agents.watch(), self._check(), self._ask_slurm())
-        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
-        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-        for task in done:
-            task.result()
 
     def _catch_signals(self) -> None:
         """In a batch step Slurm signals us too. On the head nobody does but to end us; then another takes over."""

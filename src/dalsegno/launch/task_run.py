@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
@@ -43,7 +42,7 @@ class TaskRun:
 
     async def serve(self) -> int:
         await self._begin()
-        await self._until_over()
+        await self._errands.until(self._over, self._check(), self._ask_slurm())
         if self.rests:
             self.folder.exit_code.unlink(missing_ok=True)
             self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
@@ -52,15 +51,6 @@ class TaskRun:
         await self.jobs.sweep()
         self._tell(phase=ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
-
-    async def _until_over(self) -> None:
-        work = (self._over.wait(), self._errands.failure(), self._check(), self._ask_slurm())
-        every: set[asyncio.Future[Any]] = {asyncio.ensure_future(each) for each in work}
-        done, others = await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-        for task in done:
-            task.result()
 
     async def _begin(self) -> None:
         """Ask for the nodes, unless a former self has: then its srun is still ours."""
