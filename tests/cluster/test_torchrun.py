@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import SOURCE, Cli, eventually
-from tests.jobs.torchruns import python_with_torch
+from tests.jobs.torchrun.launcher import python_with_torch
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2

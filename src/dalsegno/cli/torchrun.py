@@ -23,14 +23,14 @@ def command(words: tuple[str, ...]) -> None:
     """
     import os
 
-    from dalsegno.jobs.torchrun_flags import parse_torchrun, torchrun_parser
+    from dalsegno.jobs.torchrun.flags import parse_torchrun, torchrun_parser
 
     args = parse_torchrun(words, os.environ)
     if args is None:
         out.data(f"{command.help}\n\n{torchrun_parser({}).format_help()}")
         return
-    from dalsegno.jobs.torchrun_launch import World, launch
-    from dalsegno.jobs.torchrun_tee import write_all
+    from dalsegno.jobs.torchrun.launch import World, launch
+    from dalsegno.jobs.torchrun.tee import write_all
 
     raise SystemExit(launch(args, World(os.environ, _talk, write_all)))
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dalsegno.jobs.run_id import find_run, list_runs, new_run_id
     from dalsegno.jobs.sbatch import render_commands, render_sbatch
     from dalsegno.jobs.steps import agents_argv, coordinator_argv, step_argv, tasks_argv
-    from dalsegno.jobs.torchrun_args import TorchrunArgs, count_processes
-    from dalsegno.jobs.torchrun_flags import parse_torchrun
+    from dalsegno.jobs.torchrun.args import TorchrunArgs, count_processes
+    from dalsegno.jobs.torchrun.flags import parse_torchrun
     from dalsegno.jobs.values import Gpus, Nodes, parse_env_pairs, parse_nodes
 
 __all__ = [
@@ -115,8 +115,8 @@ _HOMES = {
     "run_id": ("find_run", "list_runs", "new_run_id"),
     "sbatch": ("render_commands", "render_sbatch"),
     "steps": ("agents_argv", "coordinator_argv", "step_argv", "tasks_argv"),
-    "torchrun_args": ("TorchrunArgs", "count_processes"),
-    "torchrun_flags": ("parse_torchrun",),
+    "torchrun.args": ("TorchrunArgs", "count_processes"),
+    "torchrun.flags": ("parse_torchrun",),
     "values": ("Gpus", "Nodes", "parse_env_pairs", "parse_nodes"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dalsegno.errors import UsageError
-from dalsegno.jobs.torchrun_args import TorchrunArgs
+from dalsegno.jobs.torchrun.args import TorchrunArgs
 from dalsegno.jobs.values import shown
 
 LOOPBACK = "127.0.0.1"

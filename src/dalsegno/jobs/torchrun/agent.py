@@ -9,13 +9,13 @@ import socket
 import time
 from dataclasses import dataclass
 
-from dalsegno.jobs.torchrun_args import TorchrunArgs
-from dalsegno.jobs.torchrun_coordinator import Hosted, Talk
-from dalsegno.jobs.torchrun_keys import Keys
-from dalsegno.jobs.torchrun_logs import Logs
-from dalsegno.jobs.torchrun_names import host_of
-from dalsegno.jobs.torchrun_report import FailedWorker, render_report
-from dalsegno.jobs.torchrun_site import fill_macros, seconds
+from dalsegno.jobs.torchrun.args import TorchrunArgs
+from dalsegno.jobs.torchrun.coordinator import Hosted, Talk
+from dalsegno.jobs.torchrun.keys import Keys
+from dalsegno.jobs.torchrun.logs import Logs
+from dalsegno.jobs.torchrun.names import host_of
+from dalsegno.jobs.torchrun.report import FailedWorker, render_report
+from dalsegno.jobs.torchrun.site import fill_macros, seconds
 from dalsegno.launch.agent.agent import Agent
 from dalsegno.launch.agent.frames import Message
 

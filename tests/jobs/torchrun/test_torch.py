@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.torchruns import OURS, Launcher, ended, python_with_torch
+from tests.jobs.torchrun.launcher import OURS, Launcher, ended, python_with_torch
 
 pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.torchruns import Launcher, ended, eventually
+from tests.jobs.torchrun.launcher import Launcher, ended, eventually
 
 pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
 
@@ -116,7 +116,7 @@ def test_standard_input_is_the_worker_s(torchrun: Launcher) -> None:
     (torchrun.folder / "words").write_text("something\n")
     import subprocess
 
-    from tests.jobs.torchruns import OURS
+    from tests.jobs.torchrun.launcher import OURS
 
     with open(torchrun.folder / "words") as words:
         done = subprocess.run(

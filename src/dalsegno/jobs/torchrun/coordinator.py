@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from dalsegno.jobs.torchrun_keys import Keys
-from dalsegno.jobs.torchrun_meeting import LOOPBACK
-from dalsegno.jobs.torchrun_names import host_of
-from dalsegno.jobs.torchrun_site import JOIN_S, LAST_CALL_S, TorchrunSite, seconds
+from dalsegno.jobs.torchrun.keys import Keys
+from dalsegno.jobs.torchrun.meeting import LOOPBACK
+from dalsegno.jobs.torchrun.names import host_of
+from dalsegno.jobs.torchrun.site import JOIN_S, LAST_CALL_S, TorchrunSite, seconds
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.coordinator import Coordinator

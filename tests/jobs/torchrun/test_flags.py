@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs import Nodes, TorchrunArgs, count_processes, parse_torchrun
-from dalsegno.jobs.torchrun_args import parse_streams
-from dalsegno.jobs.torchrun_flags import torchrun_parser
-from dalsegno.jobs.torchrun_table import FLAGS
+from dalsegno.jobs.torchrun.args import parse_streams
+from dalsegno.jobs.torchrun.flags import torchrun_parser
+from dalsegno.jobs.torchrun.table import FLAGS
 
 
 def read(line: str, **environ: str) -> TorchrunArgs:

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dalsegno.jobs.torchrun_munge import NotSealed
+from dalsegno.jobs.torchrun.munge import NotSealed
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.link import Refused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dalsegno.jobs.torchrun_args import TorchrunArgs
+from dalsegno.jobs.torchrun.args import TorchrunArgs
 
 
 def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:

@@ -12,8 +12,8 @@ from zipfile import is_zipfile
 from dalsegno.errors import UsageError
 from dalsegno.jobs.frameworks import World, torch_env
 from dalsegno.jobs.site import TORCH_MODULES
-from dalsegno.jobs.torchrun_args import TorchrunArgs
-from dalsegno.jobs.torchrun_meeting import LOOPBACK, Meeting, is_loopback, parse_endpoint
+from dalsegno.jobs.torchrun.args import TorchrunArgs
+from dalsegno.jobs.torchrun.meeting import LOOPBACK, Meeting, is_loopback, parse_endpoint
 from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape

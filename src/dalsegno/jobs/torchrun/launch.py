@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.jobs.program import find_python
-from dalsegno.jobs.torchrun_agent import TorchrunAgent
-from dalsegno.jobs.torchrun_args import TorchrunArgs, count_processes
-from dalsegno.jobs.torchrun_coordinator import Hosted, Talk
-from dalsegno.jobs.torchrun_keys import Keys
-from dalsegno.jobs.torchrun_logs import Logs
-from dalsegno.jobs.torchrun_meeting import Meeting, find_meeting, is_own_address
-from dalsegno.jobs.torchrun_munge import find_munge
-from dalsegno.jobs.torchrun_names import agent_name
-from dalsegno.jobs.torchrun_site import JOIN_S, TorchrunSite, agent_setup, seconds
-from dalsegno.jobs.torchrun_tee import Tee, Write
+from dalsegno.jobs.torchrun.agent import TorchrunAgent
+from dalsegno.jobs.torchrun.args import TorchrunArgs, count_processes
+from dalsegno.jobs.torchrun.coordinator import Hosted, Talk
+from dalsegno.jobs.torchrun.keys import Keys
+from dalsegno.jobs.torchrun.logs import Logs
+from dalsegno.jobs.torchrun.meeting import Meeting, find_meeting, is_own_address
+from dalsegno.jobs.torchrun.munge import find_munge
+from dalsegno.jobs.torchrun.names import agent_name
+from dalsegno.jobs.torchrun.site import JOIN_S, TorchrunSite, agent_setup, seconds
+from dalsegno.jobs.torchrun.tee import Tee, Write
 from dalsegno.launch.liveness import Timing, told_gone_s
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.jobs.torchrun_args import TorchrunArgs
-from dalsegno.jobs.torchrun_table import FLAGS, Flag
+from dalsegno.jobs.torchrun.args import TorchrunArgs
+from dalsegno.jobs.torchrun.table import FLAGS, Flag
 from dalsegno.jobs.values import shown
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from dalsegno.jobs.torchrun_args import TorchrunArgs, parse_streams
-from dalsegno.jobs.torchrun_tee import Tail, Tee
+from dalsegno.jobs.torchrun.args import TorchrunArgs, parse_streams
+from dalsegno.jobs.torchrun.tee import Tail, Tee
 
 STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their numbers as files
 ERROR_FILE = "error.json"

@@ -1,0 +1,1 @@
+"""`dalsegno torchrun`: torchrun's own command line, with our coordinator and our agents behind it."""

@@ -1,0 +1,65 @@
+"""Whom the agents of a torchrun trust, with munge and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.jobs.torchrun.keys import Keys
+from dalsegno.jobs.torchrun.munge import NotSealed, find_munge
+from dalsegno.launch.agent.link import Refused
+
+
+class Wax:
+    """A munge for a test: `user` seals, and opens what the same user sealed."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    def seal(self, data: bytes) -> str:
+        return f"{self.user}:{data.hex()}"
+
+    def unseal(self, sealed: str) -> bytes:
+        user, _, data = sealed.partition(":")
+        if user != self.user:
+            raise NotSealed(f"made by {user}")
+        return bytes.fromhex(data)
+
+
+def test_the_secret_comes_sealed_and_is_another_each_time() -> None:
+    host, other = Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", Wax("ada"))
+    assert other.unlock(host.greeting() | {"nonce": "x"}) == host.secret == b""
+    assert host.make() != Keys("j", "h:1", Wax("ada")).make()
+    assert other.unlock(host.greeting()) == host.secret != b""
+
+
+def test_without_munge_the_key_is_what_both_know() -> None:
+    host, other = Keys("j", "h:1", None), Keys("j", "h:1", None)
+    assert host.make() == other.unlock(host.greeting())
+    assert host.secret != Keys("j", "h:2", None).make()
+    assert host.secret.hex() not in str(host.greeting()) and host.secret.hex() not in repr(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "why"),
+    [
+        (Keys("j", "h:1", Wax("eve")), Keys("j", "h:1", Wax("ada")), "munge does not vouch"),
+        (Keys("j", "h:1", None), Keys("j", "h:1", Wax("ada")), "nobody knows who answers"),
+        (Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", None), "munge, which does not answer on this node"),
+        (Keys("k", "h:1", None), Keys("j", "h:1", None), "another run than `j` is at h:1"),
+    ],
+)
+def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:
+    host.make()
+    with pytest.raises(Refused):
+        other.unlock(host.greeting())
+    assert why in other.trouble
+
+
+def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
+    (tmp_path / "socket").touch()
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"ClusterName=x\nAuthInfo=ttl=60,socket={tmp_path / 'socket'}\n")
+    found = find_munge({"SLURM_CONF": str(conf)})
+    assert found is None or found.socket != str(tmp_path / "socket")
