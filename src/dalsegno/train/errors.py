@@ -1,0 +1,11 @@
+"""The library's own error: what went wrong, and what to do about it."""
+
+from __future__ import annotations
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, found or read."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what} ({hint})" if hint else what)
+        self.what, self.hint = what, hint

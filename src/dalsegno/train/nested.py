@@ -1,0 +1,71 @@
+"""Nested state dicts, taken apart into named tensors and a shell, and put together again.
+
+The names are those of PyTorch's distributed checkpoint (`model.layers.0.weight`), so that its loader finds them. The
+shell keeps what that naming loses: the types of keys, empty dicts, tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Hole(NamedTuple):
+    """Where a tensor was."""
+
+    key: str
+
+
+def empty_out(nested: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor], dict[str, object]]:
+    """The shell, the tensors by name, and the other leaves by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, object] = {}
+
+    def note(into: dict[str, Any], key: str, value: Any) -> None:
+        if key in tensors or key in values:
+            raise ValueError(f"two entries of the state are both called {key!r}")
+        into[key] = value
+
+    def walk(path: tuple[str, ...], value: Any) -> Any:
+        key = ".".join(path)
+        if isinstance(value, torch.Tensor):
+            note(tensors, key, value)
+            return Hole(key)
+        if isinstance(value, Mapping):
+            return _like(value, {name: walk((*path, str(name)), each) for name, each in value.items()})
+        if _holds_tensors(value):
+            return type(value)(walk((*path, str(place)), each) for place, each in enumerate(value))
+        note(values, key, value)
+        return value
+
+    return walk((), nested), tensors, values
+
+
+def fill_in(shell: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The nested dicts again, each tensor in its place."""
+    if isinstance(shell, Hole):
+        return tensors[shell.key]
+    if isinstance(shell, Mapping):
+        return _like(shell, {name: fill_in(each, tensors) for name, each in shell.items()})
+    if isinstance(shell, (list, tuple)) and type(shell) in (list, tuple):
+        return type(shell)(fill_in(each, tensors) for each in shell)
+    return shell
+
+
+def _like(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
+    """OrderedDict and the like stay what they are; a read-only view becomes a dict."""
+    if type(old) is dict or not hasattr(old, "copy") or not hasattr(old, "update"):
+        return new
+    same = old.copy()
+    same.clear()
+    same.update(new)
+    return same
+
+
+def _holds_tensors(value: Any) -> bool:
+    """A list is looked into where torch looks into it; a tuple only for tensors."""
+    if type(value) is list:
+        return any(isinstance(each, (torch.Tensor, Mapping)) or _holds_tensors(each) for each in value)
+    return type(value) is tuple and any(isinstance(each, torch.Tensor) or _holds_tensors(each) for each in value)

@@ -1,0 +1,74 @@
+"""A state taken apart and put together is the state it was, and bears the names torch's own loader looks for."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.nested import empty_out  # noqa: E402
+from dalsegno.train.state import put_together, take  # noqa: E402
+
+
+def again(nested: dict[str, Any]) -> dict[str, Any]:
+    state = take(nested, own=None, step=0, rank=0, world=1)
+    return put_together(state.shell, {piece.key: piece.tensor for piece in state.pieces})
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and type(one) is type(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def trained(optimizer: str, **options: Any) -> tuple[Any, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    opt = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, **options)
+    model(torch.randn(5, 3)).sum().backward()
+    opt.step()
+    return model, opt
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop", "NAdam"])
+def test_model_and_optimizer_come_back(optimizer: str) -> None:
+    model, opt = trained(optimizer)
+    nested = {"model": model.state_dict(), "optimizer": opt.state_dict()}
+    assert same(again(nested), nested)
+
+
+def test_int_keys_empty_dicts_tuples_and_ordered_dicts_come_back() -> None:
+    nested = {
+        "a": {"state": {}, "groups": [{"lr": 0.1, "params": [0, 1]}], 7: torch.ones(2)},
+        "b": collections.OrderedDict(pair=(torch.zeros(1), 3), nothing=None, words=["x", "y"]),
+    }
+    assert same(again(nested), nested)
+
+
+def test_names_are_those_of_torchs_distributed_checkpoint() -> None:
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    model, opt = trained("Adam")
+    nested = {"model": model.state_dict(), "optimizer": opt.state_dict(), "list": [[torch.ones(1)], [{"a": 1}]]}
+    _, tensors, values = empty_out(nested)
+    flat, _ = flatten_state_dict(nested)
+    assert set(flat) == set(tensors) | set(values)
+    assert {key for key, value in flat.items() if isinstance(value, torch.Tensor)} == set(tensors)
+
+
+def test_two_entries_with_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a\.b"):
+        empty_out({"a": {"b": 1}, "a.b": 2})
+
+
+def test_taking_copies_nothing() -> None:
+    weight = torch.ones(4)
+    (piece,) = take({"w": weight}, own=None, step=3, rank=0, world=1).pieces
+    assert piece.tensor.data_ptr() == weight.data_ptr()
+    assert (piece.size, piece.offsets, piece.shared) == ((4,), (0,), True)
