@@ -6,55 +6,21 @@ salloc and srun run in sessions of their own and outlive the coordinator; its su
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.launch.patient_slurm import PatientSlurm
+from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
+from dalsegno.launch.slurm_job import Job, Step, fate
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
-
-MAIN, NEXT, JOIN = "main", "next", "join"
-ARRIVAL_S = 20.0  # an agent that has not come so long after its srun began will not come
-TRIES = 5  # of a word to Slurm that does not answer
-_GRANTED = re.compile(r"(Granted|Pending) job allocation (\d+)")
-_WORDS = re.compile(r"salloc: (?:error: )?")
-
-
-@dataclass(eq=False)
-class Step:
-    """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
-
-    child: Child
-    nodes: tuple[str, ...]
-    began: float
-    left: set[str] = field(default_factory=set)
-
-    def will_bring(self, node: str, now: float) -> bool:
-        return node in self.nodes and node not in self.left and self.child.alive() and now - self.began < ARRIVAL_S
-
-
-@dataclass(eq=False)
-class Job:
-    """One job of the run. Without an id it still waits to be heard of."""
-
-    role: str
-    number: int
-    id: int | None = None
-    nodes: tuple[str, ...] = ()
-    asking: Child | None = None
-    steps: list[Step] = field(default_factory=list)
-    given_back: bool = False
-    adopted: bool = False  # a former self of ours was granted it
-    ends_at: int | None = None
 
 
 class Listener(Protocol):
@@ -78,6 +44,7 @@ class SlurmJobs:
 
     def __init__(self, site: Site, listener: Listener) -> None:
         self.site, self.listener = site, listener
+        self.slurm = PatientSlurm(site.slurm)
         self.jobs: list[Job] = []
         self.count = 0
 
@@ -102,17 +69,16 @@ class SlurmJobs:
 
     def _asked(self, job: Job) -> None:
         """salloc has ended: granted, or refused."""
-        text = read_text(self._log(job)) or ""
+        answer = self._answer(job)
         job.asking, code = None, job.asking.poll() if job.asking else None
-        found = _GRANTED.findall(text)
-        job.id = int(found[-1][1]) if found else job.id
+        job.id = answer.job or job.id
         if job.given_back:
             self.listener.soon(self._cancel(job))
-        elif code in (0, None) and found and found[-1][0] == "Granted":
+        elif code in (0, None) and answer.granted:
             self.listener.soon(self._arrived(job))
         else:
             self.jobs.remove(job)
-            self.listener.job_refused(job, _last_words(text) or f"salloc ended with {code}")
+            self.listener.job_refused(job, answer.last_words or f"salloc ended with {code}")
 
     async def _arrived(self, job: Job) -> None:
         info = await self._look(job)
@@ -123,9 +89,11 @@ class SlurmJobs:
 
     def waiting_id(self, job: Job) -> int | None:
         """The id of a job that salloc waits for."""
-        found = _GRANTED.findall(read_text(self._log(job)) or "") if job.id is None else []
-        job.id = int(found[-1][1]) if found else job.id
+        job.id = job.id or self._answer(job).job
         return job.id
+
+    def _answer(self, job: Job) -> Answer:
+        return read_answer(read_text(self._log(job)) or "")
 
     def _log(self, job: Job) -> Path:
         return self.site.folder.root / f"salloc-{job.number}.log"
@@ -194,15 +162,8 @@ class SlurmJobs:
         return info is not None and bool(info.preempted_at or info.ends_at is None)
 
     async def _look(self, job: Job) -> JobInfo | None:
-        """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""
         assert job.id is not None
-        while True:
-            try:
-                return await asyncio.to_thread(self.site.slurm.job, job.id)
-            except NotThere:
-                return None
-            except DalsegnoError:
-                await asyncio.sleep(1.0)
+        return await self.slurm.look(job.id)
 
     def _over(self, job: Job, state: JobState) -> None:
         if job in self.jobs:
@@ -225,44 +186,20 @@ class SlurmJobs:
 
     async def sweep(self) -> None:
         """At the very end: a job whose id we never learned bears the run's name."""
-        try:
-            found = await asyncio.to_thread(self.site.slurm.jobs)
-        except DalsegnoError:
-            return
-        ours = [job.id for job in found if job.name == self.site.folder.run and job.id != self.site.own_job]
-        for each in ours:
-            await self._tell_slurm(each)
+        for each in await self.slurm.named(self.site.folder.run):
+            if each != self.site.own_job:
+                await self.slurm.cancel(each)
 
     async def _cancel(self, job: Job) -> None:
         if job in self.jobs:
             self.jobs.remove(job)
         if job.id is not None and job.id != self.site.own_job:
-            await self._tell_slurm(job.id)
+            await self.slurm.cancel(job.id)
         until = time.monotonic() + 2.0
         while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
             await asyncio.sleep(0.02)
         for step in job.steps:
             step.child.kill()  # over a lost node srun may wait for ever
-
-    async def _tell_slurm(self, job_id: int) -> None:
-        for _ in range(TRIES):
-            try:
-                return await asyncio.to_thread(self.site.slurm.cancel, job_id)
-            except DalsegnoError:
-                await asyncio.sleep(1.0)
-        return None
-
-    async def requeue(self, job_id: int) -> bool:
-        """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""
-        for _ in range(TRIES):
-            try:
-                info = await asyncio.to_thread(self.site.slurm.job, job_id)
-                if info.state is not JobState.COMPLETING or info.ends_at is not None:
-                    await asyncio.to_thread(self.site.slurm.requeue, job_id)
-                return True
-            except DalsegnoError:
-                await asyncio.sleep(1.0)
-        return False
 
     # Before and after our own death
 
@@ -312,21 +249,3 @@ class SlurmJobs:
             ended()
 
         loop.add_reader(child.fd, once)
-
-
-def fate(info: JobInfo) -> JobState:
-    """Its state; and of one that is being ended, whether its user wants it so, which Slurm says only when it is gone.
-
-    One that was preempted or has reached its limit still has some seconds in which to save; one that is requeued has
-    no end.
-    """
-    if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
-        return info.state
-    out_of_time = info.time_limit_s is not None and info.ends_at - info.started_at >= info.time_limit_s
-    return info.state if out_of_time else JobState.CANCELLED
-
-
-def _last_words(text: str) -> str:
-    """Why salloc gave up, without its own name."""
-    lines = [_WORDS.sub("", line).strip() for line in text.splitlines() if line.startswith("salloc:")]
-    return next((line for line in reversed(lines) if line and "Relinquishing" not in line), "")

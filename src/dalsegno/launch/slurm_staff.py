@@ -11,7 +11,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_jobs import JOIN, MAIN, NEXT, Job, SlurmJobs
+from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job
+from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
@@ -33,15 +34,15 @@ class SlurmStaff:
         self._restaffed: dict[str, int] = {}
         self._ask_again_at = 0.0
         self._refused = 0  # joins in a row
-        self._slurm = SlurmJobs(site, self)
+        self._jobs = SlurmJobs(site, self)
 
     # Asking for nodes
 
     def begin(self, role: str = MAIN) -> None:
         if self.site.own_job is not None:
-            self._slurm.take(role, self.site.own_job)
+            self._jobs.take(role, self.site.own_job)
         else:
-            self._slurm.ask(role, suspects=self.excluded)
+            self._jobs.ask(role, suspects=self.excluded)
         self.boss.keep()
 
     def job_granted(self, job: Job) -> None:
@@ -51,14 +52,14 @@ class SlurmStaff:
             job.role = MAIN
             self.boss.apply(Moved())
         elif job.role == JOIN and not job.adopted and self._has_agent(job):
-            self.soon(self._slurm.give_back([job]))  # where nodes are shared, Slurm may give one that we have
+            self.soon(self._jobs.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
 
     def _has_agent(self, job: Job) -> bool:
         there = {
             *self.boss.present,
             *self.silent,
-            *(node for each in self._slurm.jobs if each is not job for node in each.nodes),
+            *(node for each in self._jobs.jobs if each is not job for node in each.nodes),
         }
         return any(node in there for node in job.nodes)
 
@@ -84,13 +85,13 @@ class SlurmStaff:
             self.boss.apply(Cancelled())
         elif self.site.own_job is not None or self.boss.ending:
             pass  # with our own job we go too
-        elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._slurm.jobs):
+        elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._jobs.jobs):
             self.begin(NEXT)
         self.boss.keep()
 
     def _promote(self) -> bool:
         """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
-        joined = [each for each in self._slurm.jobs if each.role == JOIN and each.nodes]
+        joined = [each for each in self._jobs.jobs if each.role == JOIN and each.nodes]
         if self.boss.closing or not joined:
             return False
         joined[0].role = MAIN
@@ -106,10 +107,10 @@ class SlurmStaff:
         if self.boss.closing:
             return
         present = self.boss.present
-        for job in [job for job in self._slurm.jobs if job.asking is None]:
-            nodes = [node for node in self._slurm.unstaffed(job, present, self.silent) if self._may_staff(node)]
+        for job in [job for job in self._jobs.jobs if job.asking is None]:
+            nodes = [node for node in self._jobs.unstaffed(job, present, self.silent) if self._may_staff(node)]
             if nodes:
-                self._slurm.staff(job, nodes)
+                self._jobs.staff(job, nodes)
                 self.boss.keep()
         self._ask_for_missing(present)
 
@@ -124,13 +125,13 @@ class SlurmStaff:
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
         """Not before the run's own allocation is there: until then nothing is missing."""
-        if not self.has_nodes or any(job.role != JOIN and not job.nodes for job in self._slurm.jobs):
+        if not self.has_nodes or any(job.role != JOIN and not job.nodes for job in self._jobs.jobs):
             return
-        there = {*present, *self._slurm.expected(present)} - set(self.excluded)
+        there = {*present, *self._jobs.expected(present)} - set(self.excluded)
         may_ask = not self.waits and time.monotonic() >= self._ask_again_at
         wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
         if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
-            self._slurm.ask(JOIN, suspects=[*self.excluded, *self.silent], members=sorted(there))
+            self._jobs.ask(JOIN, suspects=[*self.excluded, *self.silent], members=sorted(there))
             self.boss.keep()
 
     def agent_came(self, node: str) -> None:
@@ -140,12 +141,12 @@ class SlurmStaff:
         self._restaffed.pop(node, None)
 
     def agent_lost(self, node: str, silent: bool) -> None:
-        self._slurm.agent_left(node)
+        self._jobs.agent_left(node)
         if silent:
             self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before we knew
 
     async def ask_slurm(self) -> None:
-        await self._slurm.check()
+        await self._jobs.check()
         nodes = await self._look_at_nodes()
         if nodes is None:
             return  # no answer says nothing about them
@@ -155,11 +156,11 @@ class SlurmStaff:
             del self.silent[name]
         if back:  # whoever waits was told not to take it
             self._ask_again_at, self._refused = 0.0, 0
-            await self._slurm.give_back([job for job in self._slurm.jobs if job.role == JOIN and not job.nodes])
+            await self._jobs.give_back([job for job in self._jobs.jobs if job.role == JOIN and not job.nodes])
             self.look_after()
 
     async def _look_at_nodes(self) -> list[NodeInfo] | None:
-        names = {*self.silent, *(node for job in self._slurm.jobs for node in job.nodes)}
+        names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
         if not names or self.boss.closing:
             return []
         try:
@@ -179,24 +180,24 @@ class SlurmStaff:
 
         A node that joined is only lost when its own job has to go.
         """
-        if any(each.id == job and each.role == JOIN for each in self._slurm.jobs):
+        if any(each.id == job and each.role == JOIN for each in self._jobs.jobs):
             return
         self.boss.apply(Leaving())
         self.soon(self._leave())
 
     async def _leave(self) -> None:
         """An agent was signalled: the time is nearly up, we are preempted, or the user has cancelled. Slurm knows."""
-        await self._slurm.check()
+        await self._jobs.check()
         if self.boss.ending:
             return
         if self.site.own_job is not None:
             self._leave_in_time(self.site.own_job)
-        elif not any(job.role == NEXT for job in self._slurm.jobs):
+        elif not any(job.role == NEXT for job in self._jobs.jobs):
             self.begin(NEXT)
 
     def _leave_in_time(self, own: int) -> None:
         """What does not save goes on from where it last did: in the job's next life, before this one is out of time."""
-        ends_at = next((job.ends_at for job in self._slurm.jobs if job.id == own), None)
+        ends_at = next((job.ends_at for job in self._jobs.jobs if job.id == own), None)
         if ends_at is not None:
             left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
             asyncio.get_running_loop().call_later(left_s, lambda: self.soon(self.move()))
@@ -206,23 +207,23 @@ class SlurmStaff:
 
         But first Slurm is asked once more: a user who has cancelled the job wants none of it.
         """
-        await self._slurm.check()
+        await self._jobs.check()
         if self.boss.ending:
             return
         if self.site.own_job is not None:
-            if await self._slurm.requeue(self.site.own_job):
+            if await self._jobs.slurm.requeue(self.site.own_job):
                 self.boss.rest("waits in the queue again")
             else:
                 self.boss.stop(1, "Slurm does not queue its job again")
             return
-        await self._slurm.give_back([job for job in self._slurm.jobs if job.role != NEXT])
-        if not self._slurm.jobs:
+        await self._jobs.give_back([job for job in self._jobs.jobs if job.role != NEXT])
+        if not self._jobs.jobs:
             self.begin(NEXT)
         self.boss.keep()
 
     async def dismiss(self) -> None:
-        await self._slurm.give_back(self._slurm.jobs)
-        await self._slurm.sweep()
+        await self._jobs.give_back(self._jobs.jobs)
+        await self._jobs.sweep()
 
     def soon(self, work: Awaitable[None]) -> None:
         self.boss.soon(work)
@@ -230,27 +231,27 @@ class SlurmStaff:
     # Before and after our own death
 
     def saved(self) -> tuple[SavedJob, ...]:
-        return self._slurm.saved()
+        return self._jobs.saved()
 
     async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
         """A job that was queued again has none of the steps that it had in its former life."""
         own = self.site.own_job
         ours = own is None or any(job.job == own and any(map(_lives, job.steps)) for job in saved)
         if ours and saved:
-            await self._slurm.adopt(saved)
+            await self._jobs.adopt(saved)
         return ours and bool(saved)
 
     @property
     def jobs(self) -> tuple[int, ...]:
-        return tuple(job.id for job in self._slurm.jobs if job.id is not None)
+        return tuple(job.id for job in self._jobs.jobs if job.id is not None)
 
     @property
     def has_nodes(self) -> bool:
-        return any(job.nodes for job in self._slurm.jobs)
+        return any(job.nodes for job in self._jobs.jobs)
 
     @property
     def waits(self) -> bool:
-        return any(not job.nodes for job in self._slurm.jobs)
+        return any(not job.nodes for job in self._jobs.jobs)
 
 
 def _lives(step: SavedStep) -> bool:

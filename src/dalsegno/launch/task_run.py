@@ -16,7 +16,8 @@ from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_jobs import MAIN, NEXT, Job, SlurmJobs
+from dalsegno.launch.slurm_job import MAIN, NEXT, Job
+from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
 from dalsegno.slurm.states import JobState
 from dalsegno.system.files import read_text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.launch.slurm_jobs import fate
+from dalsegno.launch.slurm_job import fate
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 

@@ -1,0 +1,79 @@
+"""After a coordinator's own death: what its successor takes over, and how it meets the agents that find it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Protocol
+
+from dalsegno.launch.agents import Agents
+from dalsegno.launch.causes import first_cause
+from dalsegno.launch.events import Finish, Left, Moved, Order, Release, Waited
+from dalsegno.launch.generations import Phase, Run
+from dalsegno.launch.peers import Peer
+from dalsegno.launch.saved import Saved
+from dalsegno.launch.staff import Boss, Staff
+from dalsegno.launch.words import still_runs
+
+ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
+
+
+class Successor(Boss, Protocol):
+    """A coordinator that takes a run over."""
+
+    run: Run
+    lost_nodes: int
+    started: float | None
+    staff: Staff
+    agents: Agents
+
+    def do(self, order: Order) -> None: ...
+
+
+async def go_on(of: Successor, saved: Saved) -> None:
+    """Agents find us by themselves; those that do not are lost."""
+    of.run, of.lost_nodes, of.started = saved.run, saved.lost_nodes, saved.started
+    of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
+    of.journal("came back", host=socket.gethostname(), pid=os.getpid())
+    if await of.staff.adopt(saved.jobs):
+        asyncio.get_running_loop().call_later(ADOPT_S, _give_up_on_missing, of)
+    else:
+        _begin_anew(of)
+    for order in unfinished(of.run):
+        of.do(order)
+    if of.run.pausing:
+        of.apply(Waited())
+
+
+def _begin_anew(of: Successor) -> None:
+    for agent in of.run.ready:
+        of.apply(Left(agent))
+    of.apply(Moved())
+    of.staff.begin()
+
+
+def _give_up_on_missing(of: Successor) -> None:
+    for agent in [agent for agent in of.run.ready if agent not in of.agents.peers]:
+        of.agents.lose(agent, "its agent did not come back", silent=False)
+
+
+def unfinished(run: Run) -> list[Order]:
+    """Orders that our former self may have died over: the farewell, or asking for the next job."""
+    if run.phase is Phase.ENDED:
+        return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
+    return [Release()] if run.leaving and run.phase is Phase.GATHERING else []
+
+
+def reconcile(of: Successor, peer: Peer) -> None:
+    """An agent that a former self knew: bring both to the same mind, without touching its workers."""
+    run = of.run
+    if run.group is None or peer.name not in run.group.agents:
+        return
+    if run.phase is Phase.OPENING and run.group.store_agent == peer.name:
+        peer.send({"open_store": run.generation})
+    elif run.phase is Phase.STOPPING and peer.name in run.waiting_for:
+        peer.send({"stop": run.generation})
+    elif run.phase is Phase.RUNNING and not still_runs(peer.hello, run.generation):
+        of.apply(Left(peer.name))  # its peers wait for workers that are no more
+        peer.send({"reset": True})

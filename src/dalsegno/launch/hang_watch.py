@@ -1,0 +1,66 @@
+"""A run that stands still: seen, asked where it is, and its generation ended so that another can start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from dalsegno.launch.agents import Agents
+from dalsegno.launch.events import Hung
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.generations import Phase, Run
+from dalsegno.launch.hangs import Marks
+from dalsegno.launch.staff import Boss
+from dalsegno.launch.telling import Teller
+
+STACKS_S = 2.0  # enough for what answers at all; the rest is stuck for good
+
+
+class Watched(Boss, Protocol):
+    """The coordinator, as far as a hang concerns it."""
+
+    run: Run
+    agents: Agents
+    told: Teller
+    folder: RunFolder
+
+
+class HangWatch:
+    """Over one generation after the other."""
+
+    def __init__(self, of: Watched, timeout_s: float | None) -> None:
+        self._of, self._timeout_s = of, timeout_s
+        self.generation_started()
+
+    def generation_started(self) -> None:
+        self._began = time.monotonic()
+        self._marks, self._hanging = Marks(self._timeout_s, self._began), False
+
+    @property
+    def age_s(self) -> float:
+        """Of the present generation."""
+        return time.monotonic() - self._began
+
+    def stepped(self, generation: int | None, step: int) -> None:
+        if generation == self._of.run.generation:
+            self._marks.step(step, time.monotonic())
+
+    def look(self) -> None:
+        """Called again and again."""
+        run = self._of.run
+        if run.phase is not Phase.RUNNING or self._hanging:
+            return
+        if self._timeout_s:
+            self._marks.sign(self._of.told.last_output(run.generation))
+        overdue_s = self._marks.overdue_s(time.monotonic())
+        if overdue_s is not None:
+            self._hanging = True
+            self._of.soon(self._end(run.generation, overdue_s))
+
+    async def _end(self, generation: int, overdue_s: float) -> None:
+        why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.root / 'stacks'}"
+        self._of.note(why)
+        self._of.agents.send_all({"stacks": generation})
+        await asyncio.sleep(STACKS_S)
+        self._of.apply(Hung(generation, why, self.age_s))

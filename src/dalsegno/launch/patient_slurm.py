@@ -1,0 +1,56 @@
+"""Slurm, asked and told without blocking the coordinator, and again where it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.states import JobState
+
+TRIES = 5  # of a word to Slurm that does not answer
+AGAIN_S = 1.0
+
+
+class PatientSlurm:
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
+
+    async def look(self, job: int) -> JobInfo | None:
+        """None if Slurm knows it no more. Slurm not answering is no answer: asked again until it does."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._client.job, job)
+            except NotThere:
+                return None
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
+
+    async def named(self, name: str) -> list[int]:
+        """Jobs that bear this name; none if Slurm does not say."""
+        try:
+            found = await asyncio.to_thread(self._client.jobs)
+        except DalsegnoError:
+            return []
+        return [job.id for job in found if job.name == name]
+
+    async def cancel(self, job: int) -> None:
+        for _ in range(TRIES):
+            try:
+                return await asyncio.to_thread(self._client.cancel, job)
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
+        return None
+
+    async def requeue(self, job: int) -> bool:
+        """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""
+        for _ in range(TRIES):
+            try:
+                info = await asyncio.to_thread(self._client.job, job)
+                if info.state is not JobState.COMPLETING or info.ends_at is not None:
+                    await asyncio.to_thread(self._client.requeue, job)
+                return True
+            except DalsegnoError:
+                await asyncio.sleep(AGAIN_S)
+        return False

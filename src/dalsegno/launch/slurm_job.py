@@ -1,0 +1,52 @@
+"""One Slurm job of a run as its coordinator holds it: its nodes, the steps that bring agents, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.states import JobState
+from dalsegno.system.children import Child
+
+MAIN, NEXT, JOIN = "main", "next", "join"
+ARRIVAL_S = 20.0  # an agent that has not come so long after its srun began will not come
+
+
+@dataclass(eq=False)
+class Step:
+    """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
+
+    child: Child
+    nodes: tuple[str, ...]
+    began: float
+    left: set[str] = field(default_factory=set)
+
+    def will_bring(self, node: str, now: float) -> bool:
+        return node in self.nodes and node not in self.left and self.child.alive() and now - self.began < ARRIVAL_S
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of the run. Without an id it still waits to be heard of."""
+
+    role: str
+    number: int
+    id: int | None = None
+    nodes: tuple[str, ...] = ()
+    asking: Child | None = None
+    steps: list[Step] = field(default_factory=list)
+    given_back: bool = False
+    adopted: bool = False  # a former self of ours was granted it
+    ends_at: int | None = None
+
+
+def fate(info: JobInfo) -> JobState:
+    """Its state; and of one that is being ended, whether its user wants it so, which Slurm says only when it is gone.
+
+    One that was preempted or has reached its limit still has some seconds in which to save; one that is requeued has
+    no end.
+    """
+    if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
+        return info.state
+    out_of_time = info.time_limit_s is not None and info.ends_at - info.started_at >= info.time_limit_s
+    return info.state if out_of_time else JobState.CANCELLED
