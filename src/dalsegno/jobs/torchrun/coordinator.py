@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -62,8 +63,9 @@ class Hosted:
 
     def _soon(self, do: Callable[[TorchrunCoordinator], None]) -> None:
         loop, coordinator = self._loop, self._coordinator
-        if loop is not None and coordinator is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(do, coordinator)
+        if loop is not None and coordinator is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it is over already, and has told everybody
+                loop.call_soon_threadsafe(do, coordinator)
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
