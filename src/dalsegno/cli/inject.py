@@ -50,7 +50,7 @@ def command(
     for_s = parse_time(for_) if for_ is not None else None
     _check_options(fault, {"--for": for_, "--clear": clear or None, "--run": run, "--rank": rank})
     if for_s is not None and clear:
-        raise UsageError("`--for` and `--clear` do not go together")
+        raise UsageError("`--for` and `--clear` do not go together", hint="leave one out: `--clear` mends it now")
     told, facts = _break(_open(name), fault, node, for_s, clear, run, rank)
     if json_:
         out.as_json({"fault": fault, "node": node, **facts})
@@ -79,14 +79,19 @@ def _named(fault: str | None, node: str | None) -> tuple[str, str]:
     return fault, node
 
 
-OPTIONS = {"power-off": (), "net-cut": ("--for", "--clear"), "worker-kill": ("--run", "--rank")}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "power-off": (),
+    "net-cut": ("--for", "--clear"),
+    "worker-kill": ("--run", "--rank"),
+}
 
 
 def _check_options(fault: str, given: dict[str, object]) -> None:
     """An option that does nothing is a misunderstanding: better told than passed over."""
     for option, value in given.items():
         if value is not None and option not in OPTIONS[fault]:
-            raise UsageError(f"`{option}` says nothing to `{fault}`")
+            whose = next(name for name, options in OPTIONS.items() if option in options)
+            raise UsageError(f"`{option}` says nothing to `{fault}`", hint=f"leave it out; it is for `{whose}`")
 
 
 def parse_time(text: str) -> float:
@@ -105,7 +110,10 @@ def _open(name: str | None) -> CanBreak:
     may_change(place)
     target = open_local(place)
     if not isinstance(target, CanBreak):
-        raise UsageError(f"nodes of {place.name} cannot be broken on purpose")
+        raise UsageError(
+            f"nodes of {place.name} cannot be broken on purpose",
+            hint="name a cluster with `target: local`: `dalsegno ls` shows them",
+        )
     return target
 
 

@@ -47,7 +47,8 @@ class Watch:
     def look(self, now: float) -> Status:
         status = read_status(self._run.status)
         if status is None:
-            raise RunLost(f"the folder of run {self._run.run} is gone", where=str(self._run.root))
+            hint = f"was it removed? `squeue --name {self._run.run}` shows whether a job of it is left"
+            raise RunLost(f"the folder of run {self._run.run} is gone", where=str(self._run.root), hint=hint)
         speaks = status.coordinator_pid != 0 and now - status.updated < SILENT_S
         if is_over(status) or (speaks and status.phase != WAITING):
             self._gone_since, self._heard = None, None

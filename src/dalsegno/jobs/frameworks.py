@@ -78,7 +78,10 @@ def _local_rank(world: World, rank: int, found: Mapping[str, str]) -> dict[str, 
     known = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if found.get(name)]
     devices = found[known[0]].split(",") if known else [str(each) for each in range(world.nproc_per_node)]
     if local >= len(devices):
-        raise DalsegnoError(f"there is no GPU for local rank {local}: {known[0]} lists {len(devices)}")
+        what = f"there is no GPU for local rank {local}: {known[0]} lists {len(devices)}"
+        raise DalsegnoError(
+            what, hint=f"ask for {len(devices)} processes per node, or leave out `--virtual-local-rank`"
+        )
     return {"LOCAL_RANK": "0", **dict.fromkeys([*known[:1], "CUDA_VISIBLE_DEVICES"], devices[local].strip())}
 
 
@@ -100,7 +103,8 @@ def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[st
 def _worker_address(world: World, rank: int) -> str:
     port = world.port + world.local_rank(rank)
     if port > _LAST_PORT:
-        raise DalsegnoError(f"there are no {world.nproc_per_node} ports from {world.port} on")
+        what = f"there are no {world.nproc_per_node} ports from {world.port} on"
+        raise DalsegnoError(what, hint="each process needs one of its own: ask for fewer per node, or try again")
     return host_port(world.hosts[world.group_rank(rank)], port)
 
 

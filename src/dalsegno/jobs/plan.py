@@ -67,7 +67,8 @@ def plan_join(
     It need not last longer than the run's present job; the less it asks for, the sooner it starts.
     """
     if not plan.request.has_agents:
-        raise DalsegnoError(f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}")
+        what = f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}"
+        raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
     excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=lambda name: (len(name), name)))
     checks.check_node_names(excluded)
     job = replace(plan.job, role="join", nodes=ONE_NODE, exclude=excluded, dependency="")

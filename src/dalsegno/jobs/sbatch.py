@@ -51,6 +51,7 @@ def sbatch_word(word: str) -> str:
     if _PLAIN.fullmatch(word) and not _BLANKED.search(word):
         return word
     if not word.isprintable():
-        raise DalsegnoError(f"{word!r:.60} cannot stand in a batch script")
+        what = f"{word!r:.60} cannot stand in a batch script"
+        raise DalsegnoError(what, hint="a path or value with a line break or another control character: leave that out")
     escaped = re.sub(r'(["\\#])', r"\\\1", word)
     return '"' + _BLANKED.sub(r"\1\\\2", escaped) + '"'

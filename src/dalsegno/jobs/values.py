@@ -70,7 +70,8 @@ def parse_count(text: str, least: int = 0) -> int:
     """A whole number of things."""
     bare = text.strip()
     if not (bare.isascii() and bare.isdigit() and len(bare) < 8 and least <= int(bare) <= MAX_COUNT):
-        raise UsageError(f"{shown(text)} is not a whole number from {least} to {MAX_COUNT}")
+        what = f"{shown(text)} is not a whole number from {least} to {MAX_COUNT}"
+        raise UsageError(what, hint="write it in digits alone, such as `8`")
     return int(bare)
 
 

@@ -87,12 +87,12 @@ class Door:
             for message in caller.reader.feed(data):
                 caller.unsent += pack(self.answer(caller.uid, message))
         except BadFrame as error:
-            caller.unsent += pack({"error": f"not a message: {error}"})
+            caller.unsent += pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
         except Exception:  # whatever a stranger's words do to us, the others' runs must go on being kept
             import traceback
 
             self.say(f"a call of uid {caller.uid} went wrong\n{traceback.format_exc()}")
-            caller.unsent += pack({"error": "the controller cannot answer this; its log says why"})
+            caller.unsent += pack({"error": "the controller cannot answer this", "hint": "its log says why"})
         return True
 
     def _speak(self, caller: Caller) -> None:

@@ -50,7 +50,8 @@ def check_folder(folder: object, uid: int) -> str:
     if not (isinstance(folder, str) and folder == os.path.normpath(folder) and folder.startswith("/")):
         raise DalsegnoError("a run's folder is named by its whole path", hint="such as /home/ada/runs/ID")
     if not RUN_ID.fullmatch(Path(folder).name):
-        raise DalsegnoError("the last part of a run's folder is its id: letters, digits, `.`, `_` and `-`")
+        what = "the last part of a run's folder is its id: letters, digits, `.`, `_` and `-`"
+        raise DalsegnoError(what, hint="such as /home/ada/runs/train-k3m9x")
     if not _is_run_of(folder, uid):
         raise DalsegnoError(
             f"{folder!r} is no run's folder of yours on the head node",

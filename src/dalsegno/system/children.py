@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -76,12 +77,20 @@ def start(
             extra_groups=identity.groups if identity else None,
         )
     except OSError as error:
-        raise DalsegnoError(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
+        raise _cannot_start(argv[0], error) from error
     finally:
         os.close(source)
         if target is not None:
             os.close(target)
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
+
+
+def _cannot_start(program: str, error: OSError) -> DalsegnoError:
+    hint = f"`ls -l {program}` shows whether it is there, and who may run it"
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        hint = "there is no room for another process of this user: see `free` and `ulimit -u`"
+    what = f"`{program}` cannot be started: {error.strerror or error}"
+    return DalsegnoError(what, where=str(error.filename or ""), hint=hint)
 
 
 def adopt(process: Process) -> Child | None:

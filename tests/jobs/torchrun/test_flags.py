@@ -93,17 +93,18 @@ def test_torch_s_further_variables_count_when_nothing_else_is_said() -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("--nnode-range 2 t.py", ""),
+        ("--nnode-range 2 t.py", "did you mean"),
+        ("--zebra 2 t.py", "`dalsegno torchrun --help` shows all flags"),
         ("--nproc-per-nod=2 --nproc_per_mode=3 t.py", "did you mean `--nproc_per_node`?"),
-        ("--nnodes", ""),
+        ("--nnodes", "`dalsegno torchrun --help` shows all flags"),
         ("--standalone", "name the script after the flags: `dalsegno torchrun --nproc-per-node 8 train.py --lr 0.1`"),
         ("--max-restarts many t.py", ""),
         ("--start-method thread t.py", ""),
         ("--nnodes 4:1 t.py", "write `4`, or `1:4`: at most 4, at least 1"),
-        ("--max-restarts -1 t.py", ""),
+        ("--max-restarts -1 t.py", "write 0 for none"),
         ("--no-python -m t", "leave one out"),
         ("--tee 9 t.py", "write `3`, or `0:1,1:2` by local rank"),
-        ("--rdzv-conf timeout t.py", ""),
+        ("--rdzv-conf timeout t.py", "write `join_timeout=600,last_call_timeout=30`"),
         ("--local-ranks-filter a t.py", "write `0,1`"),
     ],
 )

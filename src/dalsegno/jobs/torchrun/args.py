@@ -53,11 +53,12 @@ class TorchrunArgs:
     def __post_init__(self) -> None:
         if self.module and self.no_python and not self.run_path:
             raise UsageError("`--no-python` and `--module` exclude each other", hint="leave one out")
-        if self.max_restarts < 0 or (self.shutdown_timeout or 0) < 0:
-            raise UsageError("`--max-restarts` and `--shutdown-timeout` cannot be less than 0")
+        for flag, value in (("--max-restarts", self.max_restarts), ("--shutdown-timeout", self.shutdown_timeout or 0)):
+            if value < 0:
+                raise UsageError(f"`{value}` is less than 0", where=flag, hint="write 0 for none")
         _ = self.nodes, self.settings, self.shown_ranks
-        parse_streams(self.redirects)
-        parse_streams(self.tee)
+        parse_streams(self.redirects, "--redirects")
+        parse_streams(self.tee, "--tee")
 
     @property
     def nodes(self) -> Nodes:
@@ -81,7 +82,8 @@ class TorchrunArgs:
         """`--rdzv-conf` as a mapping."""
         pairs = [pair.partition("=") for pair in self.rdzv_conf.split(",") if pair.strip()]
         if any(not key.strip() or not value.strip() for key, _, value in pairs):
-            raise UsageError(f"{shown(self.rdzv_conf)} is not `key=value,key=value`", where="--rdzv-conf")
+            what = f"{shown(self.rdzv_conf)} is not `key=value,key=value`"
+            raise UsageError(what, where="--rdzv-conf", hint="write `join_timeout=600,last_call_timeout=30`")
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     @property
@@ -94,10 +96,11 @@ class TorchrunArgs:
         return tuple(int(word) for word in words)
 
 
-def parse_streams(text: str) -> dict[int | None, int]:
+def parse_streams(text: str, where: str = "") -> dict[int | None, int]:
     """`3`, or `0:1,1:2`: local rank (None: all) to 0 none, 1 stdout, 2 stderr, 3 both."""
     if not _STREAMS.fullmatch(text):
-        raise UsageError(f"{shown(text)} does not say which output", hint="write `3`, or `0:1,1:2` by local rank")
+        hint = "write `3`, or `0:1,1:2` by local rank"
+        raise UsageError(f"{shown(text)} does not say which output", where=where, hint=hint)
     if ":" not in text:
         return {None: int(text)}
     return {int(rank): int(what) for rank, what in (pair.split(":") for pair in text.split(","))}

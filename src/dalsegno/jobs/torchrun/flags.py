@@ -78,4 +78,5 @@ def _hint(message: str) -> str:
         return "name the script after the flags: `dalsegno torchrun --nproc-per-node 8 train.py --lr 0.1`"
     unknown = message.partition("unrecognized arguments: ")[2].split()
     known = [name for flag in FLAGS for name in flag.spellings]
-    return did_you_mean(unknown[0].partition("=")[0], known) if unknown else ""
+    otherwise = "`dalsegno torchrun --help` shows all flags"
+    return did_you_mean(unknown[0].partition("=")[0], known, otherwise) if unknown else otherwise

@@ -96,11 +96,16 @@ class _Launch:
             port = hosted.open()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise DalsegnoError(f"cannot listen on port {self.meeting.port}: {error.strerror}") from error
+                raise _cannot_listen(self.meeting.port, error) from error
             return None, self.meeting.port
         if not self.meeting.alone and self.keys.munge is None:
             self.world.talk(f"no munge here: whoever reaches {self.keys.endpoint} can join, as with torchrun")
         return hosted, port
+
+
+def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
+    hint = "name another port, above 1023, in `--rdzv-endpoint` or `--master-port`"
+    return DalsegnoError(f"cannot listen on port {port}: {error.strerror}", where=socket.gethostname(), hint=hint)
 
 
 def is_single(args: TorchrunArgs) -> bool:
@@ -115,15 +120,19 @@ def check(args: TorchrunArgs, environ: Mapping[str, str]) -> None:
         raise UsageError("log specs of your own are not taken", where="--logs-specs", hint="use --log-dir, -r and -t")
     is_file = args.run_path or not (args.no_python or args.module)
     if is_file and not os.path.exists(args.training_script):
-        raise DalsegnoError(f"there is no script `{args.training_script}`", hint=f"in {os.getcwd()}")
+        what = f"there is no script `{args.training_script}`"
+        raise DalsegnoError(what, where=os.getcwd(), hint="name a file by its path from here, a module with `-m`")
     if args.no_python and not args.run_path and shutil.which(args.training_script, path=environ.get("PATH")) is None:
-        raise DalsegnoError(f"there is no program `{args.training_script}`", where="--no-python")
+        what, hint = f"there is no program `{args.training_script}`", "name it by its path, or add its folder to PATH"
+        raise DalsegnoError(what, where="--no-python", hint=hint)
 
 
 def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) -> None:
     visible = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     if args.virtual_local_rank and visible and len(visible.split(",")) < nproc:
-        raise DalsegnoError(f"{nproc} processes, but only these GPUs: {visible}", where="--virtual-local-rank")
+        hint = "each process needs one: lower `--nproc-per-node`, or leave out `--virtual-local-rank`"
+        what = f"{nproc} processes, but only these GPUs: {visible}"
+        raise DalsegnoError(what, where="--virtual-local-rank", hint=hint)
 
 
 def remarks(args: TorchrunArgs) -> list[str]:

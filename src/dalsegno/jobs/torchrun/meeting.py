@@ -55,7 +55,8 @@ def _static(args: TorchrunArgs) -> Meeting:
 def _said_to_be_host(text: str) -> bool | None:
     word = text.lower()
     if word and word not in (*_TRUE, *_FALSE):
-        raise UsageError(f"{shown(text)} is neither true nor false", where="--rdzv-conf is_host")
+        what, hint = f"{shown(text)} is neither true nor false", "write `is_host=1` or `is_host=0`"
+        raise UsageError(what, where="--rdzv-conf is_host", hint=hint)
     return word in _TRUE if word else None
 
 

@@ -132,4 +132,5 @@ def seconds(args: TorchrunArgs, name: str, default: float) -> float:
     try:
         return default if text is None else float(text)
     except ValueError:
-        raise UsageError(f"`{text}` is no number of seconds", where=f"--rdzv-conf {name}") from None
+        what, hint = f"`{text}` is no number of seconds", f"write `{name}={default:g}`, which is the default"
+        raise UsageError(what, where=f"--rdzv-conf {name}", hint=hint) from None

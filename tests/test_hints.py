@@ -1,0 +1,41 @@
+"""Every error that these rooms raise says how to mend it. The rule reads source text, and is tried on a bad example."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+from dalsegno import errors
+
+SRC = Path(__file__).parent.parent / "src" / "dalsegno"
+ROOMS = ("cli", "jobs", "recovery", "system/children.py")
+ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)} - {"SpecError"}  # it has its Problems
+
+
+def files() -> Iterable[Path]:
+    for room in ROOMS:
+        yield from [SRC / room] if room.endswith(".py") else sorted((SRC / room).rglob("*.py"))
+
+
+def without_hint(text: str) -> list[int]:
+    """Lines on which an error is made without one; `**` may hold it."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and (node.func.id in ERRORS or node.func.id == "RunLost")
+        and not {"hint", None} & {word.arg for word in node.keywords}
+        and len(node.args) < 3  # a Problem's third
+    ]
+
+
+def test_every_error_says_how_to_mend_it() -> None:
+    found = {str(path.relative_to(SRC)): without_hint(path.read_text()) for path in files()}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+
+
+def test_an_error_without_a_hint_is_found() -> None:
+    assert without_hint('raise UsageError("no")') == [1]
+    assert without_hint('raise UsageError("no", hint="yes")\nProblem("no", "here", "yes")') == []
