@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 import time
@@ -113,12 +114,19 @@ def ask_what_to_do() -> str:
         with interruptible():
             while True:
                 click.echo("\ndetach (d), cancel (c), go on (g)? [d] ", nl=False, err=True)
+                _wait_for_a_line()
                 answer = (input().strip().lower() or "d")[0]
                 if answer in "dcg":
                     return answer
     except (KeyboardInterrupt, EOFError):
         click.echo("", err=True)
         return "d"
+
+
+def _wait_for_a_line() -> None:
+    """In short turns: a Ctrl-C that comes just before a read begins would be heard only when that has ended."""
+    while not select.select([sys.stdin], [], [], POLL_S)[0]:
+        pass
 
 
 def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
