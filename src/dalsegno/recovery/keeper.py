@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.person import look_up
+from dalsegno.recovery.person import check_room, look_up
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.restarts import SHORT_LIFE_S, Do, Step, after_end, at_start, when_asked
 from dalsegno.system.children import Child, start
@@ -20,7 +20,6 @@ from dalsegno.system.procfs import Process, arguments, find, owner
 
 Say = Callable[[str], None]
 PROGRAM = "run-coordinator"
-MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
 
 
 @dataclass
@@ -68,8 +67,7 @@ class Keeper:
             raise DalsegnoError(f"another run with the id `{wanted.run}` is kept here", hint="choose another id")
         if step.do is not Do.START:
             return
-        if len(self.watched) + len(self.due) >= MOST_RUNS:
-            raise DalsegnoError(f"the controller keeps {MOST_RUNS} runs already", hint="try again when some have ended")
+        check_room(uid, [self.known[run].uid for run in (*self.watched, *self.due)])
         try:
             self._start(step.record)
         except DalsegnoError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -13,6 +13,8 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.recovery.records import RUN_ID
 from dalsegno.system.children import Identity
 
+MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024
+MOST_RUNS_OF_A_USER = 64  # some 30 MB of the head each, and an eighth of the above: no one keeps the others out
 PASSED_ON = ("PATH", "SLURM_CONF", "LC_ALL", "DALSEGNO_MARK")
 
 
@@ -39,6 +41,17 @@ def check_may_ask(uid: int) -> None:
         raise DalsegnoError(
             f"this cluster runs without root, so only its owner (uid {own}) can have runs kept here",
             hint="make a cluster of your own, or have it made with sudo",
+        )
+
+
+def check_room(uid: int, kept: Sequence[int]) -> None:
+    """Whether one run more of this user may be kept; `kept` are the owners of those that are."""
+    if len(kept) >= MOST_RUNS:
+        raise DalsegnoError(f"the controller keeps {MOST_RUNS} runs already", hint="try again when some have ended")
+    if uid != os.geteuid() and kept.count(uid) >= MOST_RUNS_OF_A_USER:
+        raise DalsegnoError(
+            f"the controller keeps {MOST_RUNS_OF_A_USER} runs of yours already, the most that one user may have",
+            hint="`dalsegno runs` lists them: wait until some have ended, or `dalsegno cancel` some",
         )
 
 

@@ -1,0 +1,73 @@
+"""How many runs one user may have kept, with a real keeper and real processes."""
+
+import os
+import selectors
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.keeper import Keeper
+from dalsegno.recovery.person import MOST_RUNS, MOST_RUNS_OF_A_USER, check_room
+from dalsegno.recovery.records import Records
+from dalsegno.system.procfs import end, marked
+
+OWN, ADA, NOBODY = os.geteuid(), 4711, 65534
+SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # what follows are its arguments, and tell one from another
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    env = {"PATH": os.defpath, "DALSEGNO_MARK": str(tmp_path)}
+    with selectors.DefaultSelector() as selector:
+        keeper = Keeper(Records(tmp_path), SLEEP, env, selector, lambda text: None)
+        keeper.begin()
+        yield keeper
+        end(marked(str(tmp_path)))
+        for watched in keeper.watched.values():
+            os.close(watched.fd)
+
+
+def refusal(keeper: Keeper, run: str, uid: int) -> DalsegnoError:
+    with pytest.raises(DalsegnoError) as caught:
+        keeper.ask(f"/home/{run}", uid)
+    return caught.value
+
+
+@pytest.mark.skipif(OWN != 0, reason="only root can become another user")
+def test_a_user_has_so_many_runs_and_no_more_and_keeps_no_one_else_out(keeper: Keeper):
+    for number in range(MOST_RUNS_OF_A_USER):
+        keeper.ask(f"/home/r{number}", NOBODY)
+    refused = refusal(keeper, "one-more", NOBODY)
+    assert refused.what == "the controller keeps 64 runs of yours already, the most that one user may have"
+    assert "dalsegno cancel" in refused.hint
+    assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
+    keeper.ask("/home/r0", NOBODY)  # kept already: no further one
+    keeper.ask("/home/another-users", OWN)
+
+
+@pytest.mark.skipif(OWN != 0, reason="only root can become another user")
+def test_a_run_that_has_ended_makes_room(keeper: Keeper):
+    for number in range(MOST_RUNS_OF_A_USER):
+        keeper.ask(f"/home/r{number}", NOBODY)
+    keeper.launcher = ("/bin/true",)
+    end([keeper.known["r0"].process])
+    while "r0" in keeper.known:  # its coordinator is started again, and says that the run is over
+        keeper.wake()
+        for key, events in keeper.selector.select(1):
+            key.data(events)
+    keeper.ask("/home/one-more", NOBODY)
+
+
+def test_the_controllers_own_user_may_fill_it():
+    check_room(OWN, [OWN] * (MOST_RUNS - 1))
+    check_room(ADA, [OWN] * (MOST_RUNS - 1))
+    with pytest.raises(DalsegnoError, match="keeps 500 runs already"):
+        check_room(OWN, [OWN] * MOST_RUNS)
+
+
+def test_the_bound_is_each_users_own():
+    check_room(ADA, [ADA] * (MOST_RUNS_OF_A_USER - 1) + [NOBODY] * MOST_RUNS_OF_A_USER)
+    with pytest.raises(DalsegnoError, match="64 runs of yours"):
+        check_room(ADA, [ADA] * MOST_RUNS_OF_A_USER)
