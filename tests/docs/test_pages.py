@@ -13,6 +13,7 @@ from dalsegno.spec.model import ClusterSpec
 from tests.docs.blocks import FENCE, PAGES, ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+VARIABLE = re.compile(r"\bDALSEGNO_[A-Z_]+")
 ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
 
 
@@ -43,6 +44,13 @@ def test_every_room_of_the_package_is_on_the_page_about_it():
     rooms = [f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()]
     files = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
     assert [room for room in (*rooms, *files) if f"`{room}`" not in page] == []
+
+
+def test_every_variable_that_the_program_knows_is_on_a_page():
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    known = {name for name in VARIABLE.findall(sources) if not name.endswith("_")}  # that is how a family begins
+    told = {name for page in PAGES for name in VARIABLE.findall(page.read_text())}
+    assert "DALSEGNO_HOME" in known and known - told == set()
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)

@@ -18,6 +18,7 @@ from dalsegno.train.contract import FRESH, RUN
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
 ABSENCE_S = 60.0
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; ABSENCE_S unless the user says otherwise
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RunSite:
         }
 
     def _absence_s(self) -> float:
-        told = self.environment.get("DALSEGNO_COORDINATOR_TIMEOUT", "")
+        told = self.environment.get(COORDINATOR_TIMEOUT, "")
         return float(told) if told.isdigit() else ABSENCE_S
 
     def _last_word(self) -> list[str]:
