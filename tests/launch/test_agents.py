@@ -11,6 +11,7 @@ from dalsegno.launch.agent.link import Link
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Peer
+from dalsegno.launch.words import Noted, Word
 
 SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
@@ -25,8 +26,8 @@ class Listener:
     def agent_came(self, peer: Peer) -> None:
         self.log.append(("came", peer.name))
 
-    def agent_said(self, peer: Peer, message: Message) -> None:
-        self.log.append(("said", peer.name, message))
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        self.log.append(("said", peer.name, word))
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.log.append(("lost", agent, why, silent))
@@ -65,10 +66,11 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
         first, second = (Link(SECRET, ["127.0.0.1"], port, "n1") for _ in range(2))
         for link in (first, second):
             assert await asyncio.to_thread(link.connect, HELLO)
-        first.send({"ready": 1})
+        first.send({"note": "one"})
         assert await asyncio.to_thread(first.receive) == [] and first.sock is None, "the first one is cut off"
-        second.send({"ready": 2})
-        while ("said", "n1", {"ready": 2}) not in listener.log:
+        second.send({"beat": True})
+        second.send({"note": "two"})
+        while ("said", "n1", Noted("two")) not in listener.log:
             await asyncio.sleep(0.002)
         second.close()
         while agents.peers:
@@ -81,6 +83,25 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
         ("came", "n1"),
         ("lost", "n1", "another agent took its place", False),
         ("came", "n1"),
-        ("said", "n1", {"ready": 2}),
+        ("said", "n1", Noted("two")),
         ("lost", "n1", "its agent is gone", False),
     ]
+
+
+def test_an_agent_that_speaks_another_language_is_cut_off():
+    listener = Listener()
+
+    async def talk() -> None:
+        agents = Agents("train-k3f9x", SECRET, Timing(), listener)
+        server, port = await agents.open(0, host="127.0.0.1")
+        link = Link(SECRET, ["127.0.0.1"], port, "n1")
+        assert await asyncio.to_thread(link.connect, HELLO)
+        link.send({"ended": "yes"})
+        while agents.peers or not listener.log:
+            await asyncio.sleep(0.002)
+        link.close()
+        server.close()
+        agents._pulse.close()
+
+    asyncio.run(talk())
+    assert listener.log == [("came", "n1"), ("lost", "n1", "its agent is gone", False)]

@@ -137,7 +137,7 @@ def test_the_kind_of_an_end(code: int, oom: bool, kind: Kind):
         (read_failure(3, "gpu-7", -11), "rank 3 on gpu-7 was ended by SIGSEGV"),
         (read_failure(3, "gpu-7", -62), "rank 3 on gpu-7 was ended by signal 62"),
         (read_failure(3, "gpu-7", -9, oom=True), "rank 3 on gpu-7 was killed by the kernel: out of memory"),
-        (read_failure(3, "gpu-7", -9, why="no step for 60 s"), "rank 3 on gpu-7 ended: no step for 60 s"),
+        (Failure(3, "gpu-7", -9, Kind.KILLED, why="no step for 60 s"), "rank 3 on gpu-7 ended: no step for 60 s"),
     ],
 )
 def test_people_are_told_in_a_sentence(failure: Failure, sentence: str):

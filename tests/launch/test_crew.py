@@ -35,8 +35,8 @@ def test_a_bad_end_is_reported_with_its_traceback(tmp_path: Path):
     crew = Crew(3)
     worker = crew.add(0, **files(tmp_path, 0))
     write_log(tmp_path, 0)
-    assert crew.ended(worker, 1, why="as told") == {
-        "generation": 3, "rank": 0, "code": 1, "traceback": TRACEBACK, "oom": False, "why": "as told",
+    assert crew.ended(worker, 1) == {
+        "generation": 3, "rank": 0, "code": 1, "traceback": TRACEBACK, "oom": False,
     }  # fmt: skip
 
 

@@ -18,15 +18,15 @@ FRESH = Run(Shape(1, 3, 2), max_restarts=4)
 NODES = ["n1", "n2", "n10"]
 
 nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=3)
-failures = st.builds(
+read_failures = st.builds(
     read_failure,
     st.integers(0, 7),
     st.sampled_from(NODES),
     st.sampled_from([1, 3, 93, -9, -11]),
     st.sampled_from(["", 'Traceback (most recent call last):\n  File "/t.py", line 1, in <module>\nValueError: é\0']),
     oom=st.booleans(),
-    why=st.text(max_size=5),
 )
+failures = st.builds(replace, read_failures, why=st.text(max_size=5))
 groups = st.builds(lambda number, ready: form_group(number, FRESH.shape, ready), st.integers(1, 99), nodes)
 runs = st.builds(
     Run,

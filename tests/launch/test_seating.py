@@ -8,6 +8,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Group, Shape, form_group
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.seating import start_message
+from dalsegno.launch.words import Hello
 from tests.launch.small_site import SmallSite
 
 SHAPE = Shape(1, 4, 2)
@@ -17,7 +18,7 @@ SITE = SmallSite(RunFolder(Path("/runs/train-k3f9x")), SHAPE)
 def peer(name: str, address: str) -> Peer:
     """One that only has to be there: nothing is written to it."""
     writer = asyncio.StreamWriter.__new__(asyncio.StreamWriter)
-    return Peer(name, {"probe": 9000 + len(name), "found": {"CUDA_VISIBLE_DEVICES": "0,1"}}, address, writer)
+    return Peer(name, Hello(name, 9000 + len(name), found={"CUDA_VISIBLE_DEVICES": "0,1"}), address, writer)
 
 
 PEERS = {"n1": peer("n1", "10.0.0.1"), "n2": peer("n2", "10.0.0.2"), "spare": peer("spare", "10.0.0.9")}

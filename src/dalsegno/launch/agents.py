@@ -11,6 +11,7 @@ from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.launch.pulse import Pulse
+from dalsegno.launch.words import UNREADABLE, Word, read_word
 
 TRIES = 20
 
@@ -20,7 +21,7 @@ class Listener(Protocol):
 
     def agent_came(self, peer: Peer) -> None: ...
 
-    def agent_said(self, peer: Peer, message: Message) -> None: ...
+    def agent_said(self, peer: Peer, word: Word) -> None: ...
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         """`silent`: its host does not answer either."""
@@ -72,7 +73,7 @@ class Agents:
     def _came(self, peer: Peer) -> None:
         before = self.peers.get(peer.name)
         if before is not None:
-            if before.hello.get("pid") != peer.hello.get("pid"):
+            if before.hello.pid != peer.hello.pid:
                 before.send({"finish": 0})  # or it would come back, and they would take the place from each other
             self.lose(peer.name, "another agent took its place", silent=False)
         self.peers[peer.name] = peer
@@ -80,9 +81,16 @@ class Agents:
         self._listener.agent_came(peer)
 
     def _said(self, peer: Peer, message: Message) -> None:
-        if self.peers.get(peer.name) is peer:
-            self._pulse.liveness.beat(peer.name, time.monotonic())
-            self._listener.agent_said(peer, message)
+        if self.peers.get(peer.name) is not peer:
+            return
+        self._pulse.liveness.beat(peer.name, time.monotonic())
+        try:
+            word = read_word(message)
+        except UNREADABLE:
+            peer.close()  # it speaks another language, of another version perhaps
+            return
+        if word is not None:
+            self._listener.agent_said(peer, word)
 
     def _gone(self, peer: Peer) -> None:
         if self.peers.get(peer.name) is peer:

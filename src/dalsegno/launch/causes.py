@@ -65,7 +65,7 @@ class Failure:
         return f"failed: {_PREFIX.sub('', last[0])}" if last else f"ended with exit code {self.code}"
 
 
-def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool = False, why: str = "") -> Failure:
+def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool = False) -> Failure:
     """What an agent's report of an end comes to."""
     clean = "\n".join(_PREFIX.sub("", line) for line in traceback.splitlines())
     last = clean.strip().splitlines()[-1] if clean.strip() else ""
@@ -77,7 +77,6 @@ def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool
         signature=signature(clean) or (f"exit {code}" if code > 0 else ""),
         traceback=clean,
         noise=bool(last and _NOISE.search(last)) or (not last and -code in _OF_PEERS),
-        why=why,
     )
 
 

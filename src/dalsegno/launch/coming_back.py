@@ -7,28 +7,21 @@ import os
 import socket
 from typing import Protocol
 
-from dalsegno.launch.agents import Agents
 from dalsegno.launch.causes import first_cause
+from dalsegno.launch.doing import Doer, do
 from dalsegno.launch.events import Finish, Left, Moved, Order, Release, Waited
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved
-from dalsegno.launch.staff import Boss, Staff
-from dalsegno.launch.words import still_runs
 
 ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
 
 
-class Successor(Boss, Protocol):
+class Successor(Doer, Protocol):
     """A coordinator that takes a run over."""
 
-    run: Run
     lost_nodes: int
     started: float | None
-    staff: Staff
-    agents: Agents
-
-    def do(self, order: Order) -> None: ...
 
 
 async def go_on(of: Successor, saved: Saved) -> None:
@@ -41,7 +34,7 @@ async def go_on(of: Successor, saved: Saved) -> None:
     else:
         _begin_anew(of)
     for order in unfinished(of.run):
-        of.do(order)
+        do(of, order)
     if of.run.pausing:
         of.apply(Waited())
 
@@ -74,6 +67,6 @@ def reconcile(of: Successor, peer: Peer) -> None:
         peer.send({"open_store": run.generation})
     elif run.phase is Phase.STOPPING and peer.name in run.waiting_for:
         peer.send({"stop": run.generation})
-    elif run.phase is Phase.RUNNING and not still_runs(peer.hello, run.generation):
+    elif run.phase is Phase.RUNNING and not peer.hello.still_runs(run.generation):
         of.apply(Left(peer.name))  # its peers wait for workers that are no more
         peer.send({"reset": True})

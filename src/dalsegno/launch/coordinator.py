@@ -11,37 +11,23 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.coming_back import go_on, reconcile
 from dalsegno.launch.connect import Connect, read_connect, write_connect
+from dalsegno.launch.doing import do, exclude
 from dalsegno.launch.errands import Errands
-from dalsegno.launch.events import (
-    Cancelled,
-    Event,
-    Exclude,
-    Finish,
-    Joined,
-    Left,
-    OpenStore,
-    Order,
-    Release,
-    Start,
-    Stop,
-    Wait,
-    Waited,
-)
+from dalsegno.launch.events import Cancelled, Event, Finish, Joined, Left
 from dalsegno.launch.farewell import say_farewell
 from dalsegno.launch.gathering import Gathering
 from dalsegno.launch.generations import Phase, Run, advance
 from dalsegno.launch.hang_watch import HangWatch
+from dalsegno.launch.meaning import event_of
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved, read_saved, write_saved
-from dalsegno.launch.seating import start_message
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
-from dalsegno.launch.words import read_word
+from dalsegno.launch.words import Broken, Cold, Ended, GrantAsked, Ready, Signalled, Stepped, Word
 from dalsegno.train.contract import SAVED
 
 CHECK_S = 0.5
@@ -115,43 +101,42 @@ class Coordinator:
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:
             self._meet_again(peer)
-        elif peer.hello.get("generation"):
+        elif peer.hello.generation:
             peer.send({"reset": True})
         self.tell()
 
     def _meet_again(self, peer: Peer) -> None:
         """One that a former self knew; what ended meanwhile it has kept for us."""
-        if peer.hello["generation"] == self.run.generation:
-            for report in peer.hello["reports"]:
-                self.agent_said(peer, {"ended": report})
+        if peer.hello.generation == self.run.generation:
+            for report in peer.hello.reports:
+                self.agent_said(peer, Ended(report))
         reconcile(self, peer)
 
-    def agent_said(self, peer: Peer, message: Message) -> None:
-        healthy = peer.name not in self.staff.unhealthy
-        event = read_word(peer.name, message, self.hangs.age_s, healthy)
-        self.told.heard(self.run.generation, peer.name, message, event)
-        if "ready" in message:
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        event = event_of(peer.name, word, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
+        self.told.heard(self.run.generation, peer.name, word, event)
+        if isinstance(word, Ready):
             self.staff.agent_ready(peer.name)
-        elif "cold" in message:
+        elif isinstance(word, Cold):
             peer.send({"reset": True})  # orders that were under way are none any more
-        elif "broken" in message:
-            self._exclude(peer.name, str(message["broken"]))
-        elif "signal" in message:
-            self._nodes_wanted_back(int(peer.hello.get("job") or 0))
-        elif "step" in message:
-            self.hangs.stepped(message.get("generation"), int(message["step"]))
-        elif "grant" in message:
-            self._answer_grant(peer, message)
+        elif isinstance(word, Broken):
+            exclude(self, peer.name, word.why)
+        elif isinstance(word, Signalled):
+            self._nodes_wanted_back(peer.hello.job)
+        elif isinstance(word, Stepped):
+            self.hangs.stepped(word.generation, word.step)
+        elif isinstance(word, GrantAsked):
+            self._answer_grant(peer, word)
         if isinstance(event, Joined):
             self.gathering.take_in(event)
         elif event is not None:
             self.apply(event)
 
-    def _answer_grant(self, peer: Peer, message: Message) -> None:
-        """May a worker of this generation commit what it wrote? Only while the generation is the present one."""
-        ok = self.run.phase is Phase.RUNNING and message["generation"] == self.run.generation
-        why = "" if ok else f"generation {message['generation']} is over"
-        peer.send({"granted": {"number": message["grant"], "ok": ok, "why": why}})
+    def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
+        """Only while the generation is the present one."""
+        ok = self.run.phase is Phase.RUNNING and asked.generation == self.run.generation
+        why = "" if ok else f"generation {asked.generation} is over"
+        peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.staff.agent_lost(agent, silent)
@@ -171,54 +156,21 @@ class Coordinator:
             self.started = self.started or time.time()
         self.keep()  # before anything is done: a successor must know of it
         for order in orders:
-            self.do(order)
+            do(self, order)
         self.gathering.watch()
         self.tell()
 
-    def do(self, order: Order) -> None:
-        if isinstance(order, OpenStore):
-            self.told.generation(self.run)
-            self.agents.send(order.agent, {"open_store": order.generation})
-        elif isinstance(order, Start):
-            self._start(order)
-        elif isinstance(order, Stop):
-            self.agents.send(order.agent, {"stop": order.generation})
-        elif isinstance(order, Wait):
-            self.journal("pause", seconds=order.seconds)
-            asyncio.get_running_loop().call_later(order.seconds, self.apply, Waited())
-        elif isinstance(order, Exclude):
-            self._exclude(order.agent, order.why)
-        elif isinstance(order, Release):
-            self.soon(self._move())
-        elif isinstance(order, Finish):
-            self._finish(order)
-
-    def _start(self, order: Start) -> None:
-        self.hangs.generation_started()
-        message = start_message(self.site, order, self.agents.peers)
-        if message is not None:
-            self.agents.send(order.agent, message)
-
-    def _exclude(self, agent: str, why: str) -> None:
-        self.note(f"{agent}: {why}; the run goes on without it")
-        self.staff.excluded.append(agent)
-        self.agents.send(agent, {"finish": 0})
-
-    async def _move(self) -> None:
-        self.agents.send_all({"finish": 0})
-        await self.staff.move()
-
-    def _finish(self, order: Finish) -> None:
+    def finish(self, order: Finish) -> None:
         if self.end is None:
             self.end = order
             self._over.set()
 
     def stop(self, code: int, why: str) -> None:
-        self._finish(Finish(code, why=why))
+        self.finish(Finish(code, why=why))
 
     def rest(self, why: str) -> None:
         self.resting = self.end is None
-        self._finish(Finish(SAVED, why=why))
+        self.finish(Finish(SAVED, why=why))
 
     # Looking after things
 

@@ -42,7 +42,7 @@ class HangWatch:
         """Of the present generation."""
         return time.monotonic() - self._began
 
-    def stepped(self, generation: int | None, step: int) -> None:
+    def stepped(self, generation: int, step: int) -> None:
         if generation == self._of.run.generation:
             self._marks.step(step, time.monotonic())
 

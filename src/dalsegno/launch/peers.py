@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dalsegno.launch.agent.frames import BadFrame, Message, Reader, pack
 from dalsegno.launch.agent.proof import holds, nonce, prove
+from dalsegno.launch.words import UNREADABLE, Hello, read_hello
 
 HANDSHAKE_S = 5.0
 
@@ -19,19 +20,19 @@ class Peer:
     """One agent's connection."""
 
     name: str
-    hello: Message
+    hello: Hello
     address: str
     writer: asyncio.StreamWriter
 
     @property
     def host(self) -> str:
         """Where other nodes reach it: what it says of itself, if anything, else what we see."""
-        return str(self.hello.get("address") or self.address)
+        return self.hello.address or self.address
 
     @property
     def probe(self) -> tuple[str, int]:
         """Where its host can be asked whether it lives."""
-        return self.address, int(self.hello["probe"])
+        return self.address, self.hello.probe
 
     def send(self, message: Message) -> None:
         if not self.writer.is_closing():
@@ -69,7 +70,7 @@ class Door:
         frames = Reader()
         try:
             peer, early = await asyncio.wait_for(self._shake_hands(reader, writer, frames), HANDSHAKE_S)
-        except (OSError, BadFrame, asyncio.TimeoutError, ValueError, KeyError, TypeError):
+        except (OSError, BadFrame, asyncio.TimeoutError, *UNREADABLE):
             writer.transport.abort()  # a stranger, or one who speaks another language
             return
         try:
@@ -100,7 +101,7 @@ class Door:
             raise ValueError("no proof")
         writer.write(pack({"proof": prove(self.secret, "coordinator", theirs, ours, name)}))
         address = str(writer.get_extra_info("peername")[0])
-        return Peer(name, hello, address, writer), early
+        return Peer(name, read_hello(hello), address, writer), early
 
     async def _listen(self, peer: Peer, reader: asyncio.StreamReader, frames: Reader) -> None:
         with contextlib.suppress(OSError, BadFrame):

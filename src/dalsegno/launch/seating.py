@@ -19,7 +19,7 @@ def start_message(site: Terms, order: Start, peers: Mapping[str, Peer]) -> Messa
     hosts = tuple(peers[agent].host for agent in group.agents)
     seats = Seats(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
     first = next(place.first_rank for place in group.places if place.agent == order.agent)
-    found = peers[order.agent].hello["found"]
+    found = peers[order.agent].hello.found
     own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
     workers = [
         {"rank": rank, "env": {**site.worker_env(seats, rank, found), **own}}

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.site import Terms
@@ -30,6 +29,7 @@ from dalsegno.launch.status import (
     read_status,
     write_status,
 )
+from dalsegno.launch.words import Cold, LogPiece, Noted, Ready, Signalled, Word
 from dalsegno.train.contract import SAVED
 
 NOTE_S = 30.0  # a note is shown so long; it stays in the journal
@@ -84,19 +84,19 @@ class Teller:
                 restarts=run.restarts,
             )
 
-    def heard(self, generation: int, node: str, message: Message, event: Event | None) -> None:
+    def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
         """Write down what of an agent's words is worth it."""
-        if "ready" in message:
-            self.journal("ready", node=node, **message["ready"])
-            self._tell_threads(node, message["ready"].get("threads") or ())
-        elif "cold" in message:
-            self.journal("cold", node=node, why=message["cold"])
-        elif "signal" in message:
-            self.journal("signal", node=node, signal=message["signal"])
-        elif "note" in message:
-            self.note(str(message["note"]))
-        elif "log" in message:
-            self._write_log(str(message["log"]), str(message["text"]))
+        if isinstance(word, Ready):
+            self.journal("ready", node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
+            self._tell_threads(node, word.threads)
+        elif isinstance(word, Cold):
+            self.journal("cold", node=node, why=word.why)
+        elif isinstance(word, Signalled):
+            self.journal("signal", node=node, signal=word.name)
+        elif isinstance(word, Noted):
+            self.note(word.text)
+        elif isinstance(word, LogPiece):
+            self._write_log(word.name, word.text)
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,

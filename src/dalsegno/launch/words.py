@@ -1,51 +1,192 @@
-"""What agents say, as events. Pure."""
+"""What agents say, read once where it comes in. Pure.
+
+Whoever proved that it knows the run's secret speaks our language; what cannot be read raises, and ends its connection.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from dalsegno.launch.agent.frames import Message
-from dalsegno.launch.causes import Failure, read_failure
-from dalsegno.launch.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
-from dalsegno.train.contract import DONE, SAVED
+
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def read_word(agent: str, message: Message, age_s: float, healthy: bool = True) -> Event | None:
-    """The event that a message means for the run; None for one that means none.
+@dataclass(frozen=True)
+class Report:
+    """How a worker ended, and what it left to tell why."""
 
-    `age_s` is the generation's, and `healthy` whether the agent's node is.
-    """
-    if "ready" in message:
-        return Joined(agent)
-    if "cold" in message:  # its workers are gone, and others take it some seconds: a spare is quicker
-        return Left(agent)
-    if "store" in message:
-        return StoreOpened(agent, int(message["store"]), int(message["port"]))
-    if "ended" in message:
-        return _ended(agent, message["ended"], age_s, healthy)
-    if "stopped" in message:
-        failures = tuple(_failure(agent, report, healthy) for report in message.get("reports", ()))
-        return Stopped(agent, int(message["stopped"]), failures)
-    return None
+    generation: int
+    rank: int
+    code: int  # negative: a signal
+    traceback: str = ""
+    oom: bool = False
 
 
-def _ended(agent: str, report: Message, age_s: float, healthy: bool) -> WorkerEnded:
-    failure = _failure(agent, report, healthy) if report["code"] not in (DONE, SAVED) else None
-    return WorkerEnded(agent, int(report["generation"]), int(report["rank"]), int(report["code"]), failure, age_s)
+@dataclass(frozen=True)
+class Hello:
+    """Who an agent is, where it is found, and what it still has of before."""
+
+    agent: str
+    probe: int  # a port on which its host answers
+    pid: int = 0
+    job: int = 0  # the Slurm job it lives in
+    address: str = ""  # where other nodes reach it, if it knows that better than we see it
+    found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' depend on
+    generation: int = 0  # of its workers
+    stopped: int = 0  # the last generation of which nothing runs there any more
+    reports: tuple[Report, ...] = ()
+
+    def still_runs(self, generation: int) -> bool:
+        """Whether it has this generation's workers, and has not ended them meanwhile."""
+        return self.generation == generation > self.stopped
 
 
-def _failure(agent: str, report: Message, healthy: bool) -> Failure:
-    failure = read_failure(
-        int(report["rank"]),
-        agent,
-        int(report["code"]),
-        str(report.get("traceback", "")),
-        oom=bool(report.get("oom")),
-        why=str(report.get("why", "")),
+@dataclass(frozen=True)
+class Ready:
+    """Workers can be started."""
+
+    warm: bool = False
+    seconds: float | None = None  # that importing ahead took
+    threads: tuple[str, ...] = ()  # of the warm parent, beside its own
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Its warm parent is gone, and its workers with it."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Its node is of no use to the run."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class StoreOpen:
+    generation: int
+    port: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker has, by itself."""
+
+    report: Report
+
+
+@dataclass(frozen=True)
+class AllStopped:
+    """Nothing of a generation runs there any more; `reports` are of workers that had failed and not ended yet."""
+
+    generation: int
+    reports: tuple[Report, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stepped:
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class GrantAsked:
+    """May a worker of this generation commit what it wrote?"""
+
+    number: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StacksTaken:
+    generation: int
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """Slurm has sent it a signal."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A line for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """From a node that does not see the run's folder."""
+
+    name: str
+    text: str
+
+
+Word = (
+    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | GrantAsked | StacksTaken | Signalled | Noted
+    | LogPiece
+)  # fmt: skip
+
+
+def read_hello(message: Message) -> Hello:
+    found: Mapping[str, str] = message["found"]
+    return Hello(
+        agent=str(message["agent"]),
+        probe=int(message["probe"]),
+        pid=_number(message, "pid"),
+        job=_number(message, "job"),
+        address=str(message.get("address") or ""),
+        found={str(name): str(value) for name, value in found.items()},
+        generation=_number(message, "generation"),
+        stopped=_number(message, "stopped"),
+        reports=_reports(message),
     )
-    return replace(failure, healthy=healthy)
 
 
-def still_runs(hello: Message, generation: int) -> bool:
-    """Whether an agent that comes back has this generation's workers, and has not ended them meanwhile."""
-    return int(hello["generation"]) == generation > int(hello["stopped"])
+def read_word(message: Message) -> Word | None:
+    """None for one that only says that somebody lives."""
+    return next((read(message) for word, read in _READERS.items() if word in message), None)
+
+
+_READERS: dict[str, Callable[[Message], Word]] = {
+    "ready": lambda said: _ready(said["ready"]),
+    "cold": lambda said: Cold(str(said["cold"])),
+    "broken": lambda said: Broken(str(said["broken"])),
+    "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
+    "ended": lambda said: Ended(_report(said["ended"])),
+    "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said)),
+    "step": lambda said: Stepped(_number(said, "generation"), int(said["step"])),
+    "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
+    "stacks": lambda said: StacksTaken(int(said["stacks"])),
+    "signal": lambda said: Signalled(str(said["signal"])),
+    "note": lambda said: Noted(str(said["note"])),
+    "log": lambda said: LogPiece(str(said["log"]), str(said["text"])),
+}
+
+
+def _ready(told: Message) -> Ready:
+    return Ready(bool(told.get("warm")), told.get("seconds"), tuple(map(str, told.get("threads") or ())))
+
+
+def _reports(message: Message) -> tuple[Report, ...]:
+    return tuple(_report(each) for each in message.get("reports") or ())
+
+
+def _report(told: Message) -> Report:
+    return Report(
+        generation=int(told["generation"]),
+        rank=int(told["rank"]),
+        code=int(told["code"]),
+        traceback=str(told.get("traceback") or ""),
+        oom=bool(told.get("oom")),
+    )
+
+
+def _number(message: Message, name: str) -> int:
+    return int(message.get(name) or 0)

@@ -13,7 +13,6 @@ from dalsegno.jobs.torchrun.keys import Keys
 from dalsegno.jobs.torchrun.meeting import LOOPBACK
 from dalsegno.jobs.torchrun.names import host_of
 from dalsegno.jobs.torchrun.site import JOIN_S, LAST_CALL_S, TorchrunSite, seconds
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.events import Finish
@@ -21,6 +20,7 @@ from dalsegno.launch.generations import Run
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.staff import Boss, NoStaff
 from dalsegno.launch.telling import Teller, Told
+from dalsegno.launch.words import Broken, Word
 
 Talk = Callable[[str], None]
 
@@ -98,12 +98,12 @@ class TorchrunCoordinator(Coordinator):
         self._voice.quiet = True
         self.agents.send_all({"leave": signal_name})
 
-    def agent_said(self, peer: Peer, message: Message) -> None:
+    def agent_said(self, peer: Peer, word: Word) -> None:
         """There is no other node to take the place of one that cannot start workers."""
-        if "broken" in message:
-            self.stop(1, f"{host_of(peer.name)}: {message['broken']}")
+        if isinstance(word, Broken):
+            self.stop(1, f"{host_of(peer.name)}: {word.why}")
         else:
-            super().agent_said(peer, message)
+            super().agent_said(peer, word)
 
 
 class Patience(NoStaff):

@@ -48,14 +48,12 @@ class Crew:
     def by_pid(self, pid: int) -> Worker | None:
         return next((worker for worker in self.workers.values() if worker.pid == pid), None)
 
-    def ended(self, worker: Worker, code: int, why: str = "") -> Report:
+    def ended(self, worker: Worker, code: int) -> Report:
         """Note an end; what the worker left to tell goes along."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
             report.update(gather(worker.log, worker.error_file, worker.log_start))
             report["oom"] = code == -9 and oom_kills() > self.oom_before
-        if why:
-            report["why"] = why
         self.reports[worker.rank] = report
         return report
 
