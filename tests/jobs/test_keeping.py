@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.jobs.keeping import CRASHED, MAX_SHORT_LIVES, keep
+from dalsegno.jobs.keeping import CRASHED, MOST_SHORT_LIVES, keep
 
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
 
@@ -32,7 +32,7 @@ def test_one_that_was_killed_or_crashed_is(tmp_path: Path) -> None:
 
 
 def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
-    assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MAX_SHORT_LIVES)
+    assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
 
 
 @pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])

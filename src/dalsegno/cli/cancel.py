@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.watch import is_over, job_ids, jobs_of
+from dalsegno.cli.watch import CANCELLED, is_over, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
+from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.launch.folder import RunFolder
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 WAIT_S = 15.0
 ORDERLY_S = 5.0
 ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, or never
-CANCELLED = 143
 
 
 @click.command()
@@ -122,7 +122,7 @@ def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
         jobs = ", ".join(map(str, left))
         hint = "Slurm kills what does not end by itself after KillWait, 30 s; `dalsegno runs` tells when it is gone"
         raise DalsegnoError(f"run {run.run} is told to end, but job {jobs} is still there", hint=hint)
-    write_status(run.status, given_up(_status(run), time.time(), CANCELLED, "cancelled"))
+    write_status(run.status, given_up(_status(run), time.time(), TERMINATED, CANCELLED))
 
 
 def _status(run: RunFolder) -> Status:

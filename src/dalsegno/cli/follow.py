@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.interrupts import INTERRUPTED, interruptible
 from dalsegno.cli.screen import Screen
 from dalsegno.cli.signals import Inbox, noted
 from dalsegno.cli.statusline import farewell
@@ -21,6 +21,7 @@ from dalsegno.cli.watch import Watch, is_over
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.follow import RunLogs
 from dalsegno.launch.status import Status
+from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 FILES_PER_S = 1000  # each look opens every log once, and others use the file system too
-INTERRUPTED = 130
-TERMINATED = 143
 
 
 @dataclass

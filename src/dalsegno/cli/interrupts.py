@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = 130  # 128 and SIGINT, as a shell tells it
+
 
 def end_at_once() -> None:
     """For the imports and readings at the start, where a KeyboardInterrupt would come out of some library's depth."""

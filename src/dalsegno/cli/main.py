@@ -11,9 +11,10 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
-from dalsegno.cli.interrupts import end_at_once
+from dalsegno.cli.interrupts import INTERRUPTED, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
+BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it
 COMMANDS = {  # name -> what it does, in the order of `--help`
     "init": "Write a commented starter cluster file.",
     "validate": "Check a cluster file; all faults at once.",
@@ -81,10 +82,10 @@ def main() -> None:
         code = _explain(error)
     except (KeyboardInterrupt, click.Abort):
         out.error("interrupted")
-        code = 130
+        code = INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
-        code = 141
+        code = BROKEN_PIPE
     except OSError as error:
         out.error(_os_words(error))
         code = 1

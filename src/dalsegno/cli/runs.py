@@ -63,10 +63,10 @@ def row(run: RunFolder, status: Status, now: float) -> list[str]:
 
 def state_of(status: Status, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
-    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
+    from dalsegno.cli.watch import CANCELLED, coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
-        return "done" if status.exit_code == 0 else "cancelled" if status.message == "cancelled" else "failed"
+        return "done" if status.exit_code == 0 else "cancelled" if status.message == CANCELLED else "failed"
     phase = "ending" if status.over else status.phase
     if coordinator_is_dead(status):
         return f"{status.phase}, no coordinator"

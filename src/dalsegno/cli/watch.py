@@ -16,6 +16,7 @@ from dalsegno.launch.status import STARTING, WAITING, Status, read_status
 if TYPE_CHECKING:
     from dalsegno.slurm import JobInfo
 
+CANCELLED = "cancelled"  # the last message of such a run, whoever writes it
 SILENT_S = 30.0  # a coordinator that has told nothing for so long may be gone: then Slurm is asked
 LOST_S = 120.0  # one that lives says so every ten seconds
 GONE_S = 5.0  # the last word of a coordinator may come a moment after its job has left the queue

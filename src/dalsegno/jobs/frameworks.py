@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[st
 
 def _worker_address(world: World, rank: int) -> str:
     port = world.port + world.local_rank(rank)
-    if port > _LAST_PORT:
+    if port > LAST_PORT:
         what = f"there are no {world.nproc_per_node} ports from {world.port} on"
         raise DalsegnoError(what, hint="each process needs one of its own: ask for fewer per node, or try again")
     return host_port(world.hosts[world.group_rank(rank)], port)

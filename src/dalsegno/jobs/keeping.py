@@ -11,8 +11,8 @@ from dalsegno.system.children import Child, start
 from dalsegno.system.procfs import send
 
 CRASHED = 70  # a coordinator's word for "not my run's fault, start me again"
-SHORT_S = 10.0
-MAX_SHORT_LIVES = 8
+SHORT_LIFE_S = 10.0
+MOST_SHORT_LIVES = 8
 
 
 def keep(argv: Sequence[str]) -> int:
@@ -22,8 +22,8 @@ def keep(argv: Sequence[str]) -> int:
         began = time.monotonic()
         code, terminated = _live(start(argv, os.environ))
         ended_by_slurm = ended_by_slurm or terminated
-        short = short + 1 if time.monotonic() - began < SHORT_S else 0
-        if 0 <= code != CRASHED or ended_by_slurm or short >= MAX_SHORT_LIVES:
+        short = short + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
+        if 0 <= code != CRASHED or ended_by_slurm or short >= MOST_SHORT_LIVES:
             return code if code >= 0 else 128 - code
 
 

@@ -17,8 +17,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.train.contract import FRESH, RUN
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
-ABSENCE_S = 60.0
-COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; ABSENCE_S unless the user says otherwise
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it the agents know best
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class RunSite:
             "store": request.framework == "torch",
             "env": self._setup_env(),
             "gone_s": self.timing.gone_s,
-            "absence_s": self._absence_s(),
+            **self._absence(),
             "last_word": self._last_word(),
         }
 
-    def _absence_s(self) -> float:
+    def _absence(self) -> Message:
         told = self.environment.get(COORDINATOR_TIMEOUT, "")
-        return float(told) if told.isdigit() else ABSENCE_S
+        return {"absence_s": float(told)} if told.isdigit() else {}
 
     def _last_word(self) -> list[str]:
         """Has the batch step's host died, with it the coordinator: the job begins anew, and its run goes on there."""

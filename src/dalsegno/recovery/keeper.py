@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.jobs.keeping import SHORT_LIFE_S
 from dalsegno.recovery.person import check_room, look_up
 from dalsegno.recovery.records import Record, Records
-from dalsegno.recovery.restarts import SHORT_LIFE_S, Do, Step, after_end, at_start, when_asked
+from dalsegno.recovery.restarts import Do, Step, after_end, at_start, when_asked
 from dalsegno.system.children import Child, start
 from dalsegno.system.procfs import Process, arguments, find, owner
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dalsegno.errors import UsageError
+from dalsegno.jobs.frameworks import LAST_PORT
 from dalsegno.jobs.torchrun.args import TorchrunArgs
 from dalsegno.jobs.values import shown
 
@@ -63,7 +64,7 @@ def _said_to_be_host(text: str) -> bool | None:
 def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
     """`host`, `host:port`, `[::1]:port`, `:port`."""
     found = _ENDPOINT.fullmatch(text.strip())
-    if found is None or int(found["port"] or 0) > 65_535:
+    if found is None or int(found["port"] or 0) > LAST_PORT:
         raise UsageError(f"{shown(text)} is no `host:port`", where="--rdzv-endpoint", hint="write `node-1:29400`")
     host = (found["host"] or "localhost").strip("[]")
     return host, int(found["port"]) if found["port"] is not None else default_port
