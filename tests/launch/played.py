@@ -47,13 +47,14 @@ class Played:
         path.write_text(BEGIN + textwrap.dedent(script))
         self.site = SmallSite(self.folder, script=str(path), args=(str(self.go),), **more)
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.coordinator: Coordinator
         self.task: asyncio.Task[int] | None = None
 
     # Who takes part
 
     async def coordinate(self, gather_s: float = 30.0) -> None:
-        coordinator = Coordinator(self.site, lambda boss: NoStaff(), gather_s)
-        self.task = asyncio.ensure_future(coordinator.serve())
+        self.coordinator = Coordinator(self.site, lambda boss: NoStaff(), gather_s)
+        self.task = asyncio.ensure_future(self.coordinator.serve())
         await self.until(self.folder.connect.exists)
 
     async def coordinate_elsewhere(self) -> int:

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from dalsegno.launch import journal
 from dalsegno.launch.agent.link import Link
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape
+from dalsegno.launch.hang_watch import STACKS_S, HangWatch
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.staff import NoStaff
@@ -239,6 +241,28 @@ async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_
                 heard += [word for message in messages for word in message]
         link.close()
         assert heard == ["setup", "open_store", "reset"]
+
+
+@in_loop
+async def test_a_run_that_hangs_tells_where_every_rank_was_and_starts_again_at_once(tmp_path: Path):
+    script = "def stands_still():\n    wait()\nstands_still() if generation == 1 else None"
+    async with played(tmp_path, script, "n1", "n2", hang_timeout_s=0.5) as run:
+        assert await run.ends() == 0
+        assert all("in stands_still" in run.folder.stacks(1, rank).read_text() for rank in (0, 1))
+        at = {str(entry["event"]): float(entry["at"]) for entry in journal.read(run.folder.journal)}
+        assert at["generation"] - at["note"] < STACKS_S / 2, "all have answered: nobody is waited for"
+        assert (run.status.generation, run.status.restarts) == (2, 1)
+
+
+@in_loop
+async def test_an_agent_that_does_not_answer_does_not_keep_a_run_hanging(tmp_path: Path):
+    async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2", hang_timeout_s=1.0) as run:
+        run.coordinator.hangs = HangWatch(run.coordinator, 1.0, stacks_s=0.2)
+        await run.until_runs()
+        run.agents["n1"].send_signal(signal.SIGSTOP)
+        await run.until(lambda: run.coordinator.run.phase is Phase.STOPPING)
+        run.agents["n1"].send_signal(signal.SIGCONT)
+        assert await run.ends() == 0
 
 
 @in_loop

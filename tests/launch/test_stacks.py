@@ -1,10 +1,11 @@
 """Where a hanging worker is."""
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from dalsegno.launch.agent.stacks import capture
+from dalsegno.launch.agent.stacks import WAIT_S, capture, capture_all
 from tests.launch.warm_agent import Agent, script
 
 HANGING = """
@@ -46,3 +47,30 @@ def test_a_place_that_cannot_be_written_to_ends_nothing(agent: Agent, tmp_path: 
     capture(pid, str(tmp_path / "stacks.txt"))
     capture(pid, str(tmp_path / "no" / "folder" / "stacks.txt"))
     capture(pid, "")
+
+
+SILENT = """
+import faulthandler, os, signal
+from dalsegno.launch.agent.script import STACKS_SIGNAL
+faulthandler.register(STACKS_SIGNAL, open(os.devnull, "w"))
+print(flush=True)
+signal.pause()
+"""
+
+
+def test_many_are_asked_at_once(tmp_path: Path):
+    """They take the signal, and write elsewhere."""
+    processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(4)]
+    files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline()
+            files[process.pid].touch()
+        began = time.monotonic()
+        capture_all((pid, str(path)) for pid, path in files.items())
+        assert time.monotonic() - began < 3 * WAIT_S
+        assert all("tells nothing" in path.read_text() for path in files.values())
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

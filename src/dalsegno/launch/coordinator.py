@@ -27,7 +27,7 @@ from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
-from dalsegno.launch.words import Broken, Cold, Ended, GrantAsked, Ready, Signalled, Stepped, Word
+from dalsegno.launch.words import Broken, Cold, Ended, GrantAsked, Ready, Signalled, StacksTaken, Stepped, Word
 from dalsegno.train.contract import SAVED
 
 CHECK_S = 0.5
@@ -125,6 +125,8 @@ class Coordinator:
             self._nodes_wanted_back(peer.hello.job)
         elif isinstance(word, Stepped):
             self.hangs.stepped(word.generation, word.step)
+        elif isinstance(word, StacksTaken):
+            self.hangs.told_stacks(peer.name)
         elif isinstance(word, GrantAsked):
             self._answer_grant(peer, word)
         if isinstance(event, Joined):
@@ -140,6 +142,7 @@ class Coordinator:
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.staff.agent_lost(agent, silent)
+        self.hangs.told_stacks(agent)
         if not self.closing:
             self.lost_nodes += agent in self.run.ready
             self.journal("lost", node=agent, why=why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from dalsegno.launch.hangs import Marks
 from dalsegno.launch.staff import Boss
 from dalsegno.launch.telling import Teller
 
-STACKS_S = 2.0  # enough for what answers at all; the rest is stuck for good
+STACKS_S = 10.0  # a node takes at most seven; one that has not answered by then is stuck as well
 
 
 class Watched(Boss, Protocol):
@@ -29,8 +30,10 @@ class Watched(Boss, Protocol):
 class HangWatch:
     """Over one generation after the other."""
 
-    def __init__(self, of: Watched, timeout_s: float | None) -> None:
-        self._of, self._timeout_s = of, timeout_s
+    def __init__(self, of: Watched, timeout_s: float | None, stacks_s: float = STACKS_S) -> None:
+        self._of, self._timeout_s, self._stacks_s = of, timeout_s, stacks_s
+        self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
+        self._all_told = asyncio.Event()
         self.generation_started()
 
     def generation_started(self) -> None:
@@ -61,6 +64,21 @@ class HangWatch:
     async def _end(self, generation: int, overdue_s: float) -> None:
         why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.root / 'stacks'}"
         self._of.note(why)
-        self._of.agents.send_all({"stacks": generation})
-        await asyncio.sleep(STACKS_S)
+        await self._capture_stacks(generation)
         self._of.apply(Hung(generation, why, self.age_s))
+
+    async def _capture_stacks(self, generation: int) -> None:
+        """On all nodes at once, before the workers are killed."""
+        group = self._of.run.group
+        self._asked = set(group.agents) & self._of.present if group else set()
+        self._all_told.clear()
+        for agent in self._asked:
+            self._of.agents.send(agent, {"stacks": generation})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_told.wait(), self._stacks_s)
+
+    def told_stacks(self, agent: str) -> None:
+        """An agent has captured them, or never will: it is gone."""
+        self._asked.discard(agent)
+        if not self._asked:
+            self._all_told.set()

@@ -229,8 +229,7 @@ class Workers:
 
     def capture_stacks(self, generation: int) -> None:
         if generation == self.crew.generation:
-            for worker in self.crew.running():
-                stacks.capture(worker.pid, worker.stacks)
+            stacks.capture_all((worker.pid, worker.stacks) for worker in self.crew.running() if worker.pid)
         self.tell({"stacks": generation})
 
     def _drop_empty_stacks(self, worker: Worker) -> None:
