@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.parent import catches
+from dalsegno.launch.agent.procs import catches
 from dalsegno.system import procfs
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -17,16 +17,17 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 KILLER = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-from dalsegno.launch.agent.parent import kill_below, _below
+from dalsegno.launch.agent.parent import kill_below
+from dalsegno.launch.agent.procs import below
 from dalsegno.launch.agent.warm import adopt_orphans
 
 adopt_orphans()
 kept = subprocess.Popen(["sleep", "60"])
 subprocess.Popen(["sh", "-c", sys.argv[2]])
-while len(_below(os.getpid())) < 1 + int(sys.argv[3]):
+while len(below(os.getpid())) < 1 + int(sys.argv[3]):
     time.sleep(0.002)
 left = kill_below(keep=[kept.pid])
-print(left, kept.poll(), [pid for pid in _below(os.getpid()) if pid != kept.pid])
+print(left, kept.poll(), [pid for pid in below(os.getpid()) if pid != kept.pid])
 kept.kill()
 """
 

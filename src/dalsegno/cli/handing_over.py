@@ -95,24 +95,15 @@ def _show(plan: RunPlan) -> None:
 def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
     """Make the run's folder, then tell of it: whoever takes the run over finds all of it."""
     from dalsegno.jobs import first_status, prepare_run, run_environment
+    from dalsegno.system.machine import user_name
 
     environment = run_environment(plan.request, slurm.env)
-    run = prepare_run(plan, environment, first_status(plan, _user_name(), time.time()), home)
+    run = prepare_run(plan, environment, first_status(plan, user_name(), time.time()), home)
     if plan.on_head and slurm.controller is not None:
         _give_to_controller(run, slurm.controller)
     else:
         _give_to_slurm(run, plan, slurm, home)
     return run
-
-
-def _user_name() -> str:
-    """By our uid and not by $USER, which `sudo` and `su` may leave as it was."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _give_to_controller(run: RunFolder, controller: Path) -> None:

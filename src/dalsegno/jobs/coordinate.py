@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from dalsegno.launch.status import read_status
 from dalsegno.launch.task_run import TaskRun
 from dalsegno.programs import launcher
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK
 
@@ -54,7 +54,7 @@ def _serve(folder: RunFolder) -> int:
 async def _coordinate(site: RunSite) -> int:
     if site.plan.request.has_agents:
         return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
-    return await TaskRun(site, first_status(site.plan, getpass.getuser(), time.time())).serve()
+    return await TaskRun(site, first_status(site.plan, user_name(), time.time())).serve()
 
 
 def open_site(folder: RunFolder) -> RunSite:

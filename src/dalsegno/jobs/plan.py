@@ -16,7 +16,7 @@ from dalsegno.jobs.mpi import choose_mpi
 from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.sbatch_args import check_for_salloc
 from dalsegno.jobs.values import ONE_NODE, Nodes
-from dalsegno.launch.group import Shape
+from dalsegno.launch.group import Shape, in_order
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def plan_join(
     if not plan.request.has_agents:
         what = f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}"
         raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
-    excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=lambda name: (len(name), name)))
+    excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=in_order))
     checks.check_node_names(excluded)
     job = replace(plan.job, role="join", nodes=ONE_NODE, exclude=excluded, dependency="")
     if time_left_s is not None:
@@ -79,7 +79,7 @@ def plan_join(
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
     """The job in which a run longer than its job goes on: queued now, started when no other job of the run is left."""
-    excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=lambda name: (len(name), name)))
+    excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
     return replace(plan, job=replace(plan.job, role="next", dependency="singleton", exclude=excluded))
 
 

@@ -60,7 +60,7 @@ class Failure:
         if self.kind is Kind.OOM:
             return "was killed by the kernel: out of memory"
         if self.code < 0:
-            return f"was ended by {_signal_name(-self.code)}"
+            return f"was ended by {signal_name(-self.code) or f'signal {-self.code}'}"
         last = self.traceback.strip().splitlines()[-1:] if self.traceback else []
         return f"failed: {_PREFIX.sub('', last[0])}" if last else f"ended with exit code {self.code}"
 
@@ -126,8 +126,6 @@ def back_off_s(quick_failures: int) -> float:
     return 0.0 if quick_failures < 2 else min(2.0 ** (quick_failures - 2), 30.0)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def signal_name(number: int) -> str:
+    """ "" for a number that has none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else ""

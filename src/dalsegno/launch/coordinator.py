@@ -23,6 +23,7 @@ from dalsegno.launch.generations import Phase, Run, advance
 from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.meaning import event_of
 from dalsegno.launch.peers import Peer
+from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
@@ -30,8 +31,6 @@ from dalsegno.launch.telling import Teller
 from dalsegno.launch.words import Broken, Cold, Ended, GrantAsked, Ready, Signalled, StacksTaken, Stepped, Word
 from dalsegno.train.contract import SAVED
 
-CHECK_S = 0.5
-ASK_SLURM_S = 5.0
 GATHER_S = 30.0  # an elastic run waits so long for all its nodes before it starts with fewer
 
 

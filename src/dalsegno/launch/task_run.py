@@ -14,6 +14,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
+from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S, REFRESH_S
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import MAIN, NEXT, Job
@@ -23,9 +24,6 @@ from dalsegno.slurm.states import JobState
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 
-CHECK_S = 0.5
-ASK_SLURM_S = 5.0
-REFRESH_S = 10.0
 # Ends of a job that are not the run's doing: it waits for another. Out of time it has had all that was asked for.
 _NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 

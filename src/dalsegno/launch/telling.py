@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import socket
 import time
@@ -15,6 +14,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
+from dalsegno.launch.group import in_order
+from dalsegno.launch.rhythm import REFRESH_S
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Staff
 from dalsegno.launch.status import (
@@ -30,10 +31,10 @@ from dalsegno.launch.status import (
     write_status,
 )
 from dalsegno.launch.words import Cold, LogPiece, Noted, Ready, Signalled, Word
+from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
 NOTE_S = 30.0  # a note is shown so long; it stays in the journal
-REFRESH_S = 10.0  # written again, though nothing has changed: whoever reads it sees that we live
 
 
 class Told(Protocol):
@@ -137,7 +138,7 @@ class Teller:
         return Status(
             run=self.site.folder.run,
             name=self.site.name,
-            user=getpass.getuser(),
+            user=user_name(),
             phase=_phase(of),
             created=self.created,
             updated=time.time(),
@@ -194,7 +195,7 @@ def _message(of: Told) -> str:
 def _nodes(of: Told) -> tuple[NodeStatus, ...]:
     run = of.run
     seats = {place.agent: place.group_rank for place in run.group.places} if run.group else {}
-    return tuple(_node(run, name, seats) for name in sorted(of.present, key=lambda name: (len(name), name)))
+    return tuple(_node(run, name, seats) for name in sorted(of.present, key=in_order))
 
 
 def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:

@@ -45,6 +45,14 @@ def missing_packages(programs: tuple[str, ...]) -> list[str]:
     return sorted({DAEMONS[name] for name in programs if program(name) is None})
 
 
+def user_name() -> str:
+    """By our uid and not by $USER, which `sudo` and `su` may leave as it was."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def look(runner: Runner) -> Machine:
     """Ask the machine. Costs a few milliseconds: two short commands."""
     is_root = os.geteuid() == 0
@@ -52,7 +60,7 @@ def look(runner: Runner) -> Machine:
     return Machine(
         system=platform.system(),
         hostname=socket.gethostname().split(".")[0],
-        user=pwd.getpwuid(os.geteuid()).pw_name,
+        user=user_name(),
         is_root=is_root,
         slurm_version=runner.run([slurmctld, "-V"]).checked().stdout.strip() if slurmctld else "",
         namespaces=is_root and may_make_namespaces(runner),

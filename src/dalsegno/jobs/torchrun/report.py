@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+
+from dalsegno.launch.causes import signal_name
 
 MAX_WIDTH = 60
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -37,14 +38,14 @@ def render_report(name: str, host: str, root: FailedWorker, others: Sequence[Fai
 
 
 def _render_failure(number: int, host: str, failed: FailedWorker) -> str:
-    signal_name = f" ({_signal_name(-failed.exit_code)})" if failed.exit_code < 0 else ""
+    by = f" ({_signal_name(-failed.exit_code)})" if failed.exit_code < 0 else ""
     traceback = failed.traceback.strip().replace("\n", "\n  ") or _no_traceback(failed)
     return (
         f"[{number}]:\n"
         f"  time      : {datetime.fromtimestamp(int(failed.at)).isoformat(sep='_')}\n"
         f"  host      : {host}\n"
         f"  rank      : {failed.rank} (local_rank: {failed.local_rank})\n"
-        f"  exitcode  : {failed.exit_code} (pid: {failed.pid}) {signal_name}\n"
+        f"  exitcode  : {failed.exit_code} (pid: {failed.pid}) {by}\n"
         f"  error_file: {failed.error_file or '<N/A>'}\n"
         f"  traceback : {traceback}"
     )
@@ -57,7 +58,4 @@ def _no_traceback(failed: FailedWorker) -> str:
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "<N/A>"
+    return signal_name(number) or "<N/A>"

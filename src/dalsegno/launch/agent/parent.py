@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.launch.agent.frames import FileReader, Message, send
+from dalsegno.launch.agent.procs import below, children
 
 _PACKAGES = str(Path(__file__).parents[3])
 _START = (
@@ -83,7 +84,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
     until = time.monotonic() + timeout_s
     while True:
         _reap(keep)
-        left = [pid for pid in _below(os.getpid()) if pid not in keep]
+        left = [pid for pid in below(os.getpid()) if pid not in keep]
         if not left or time.monotonic() > until:
             return left
         for pid in left:
@@ -94,45 +95,7 @@ def kill_below(keep: Sequence[int], timeout_s: float = 5.0) -> list[int]:
 
 def _reap(keep: Sequence[int]) -> None:
     """Orphans that became our own children; the parents we keep are waited for by whoever started them."""
-    for pid in _children(os.getpid()):
+    for pid in children(os.getpid()):
         if pid not in keep:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-
-def _below(pid: int) -> list[int]:
-    """All living descendants; a zombie is no process any more, only a note of one."""
-    found, ask = [], _children(pid)
-    while ask:
-        child = ask.pop()
-        ask += _children(child)
-        if not _is_zombie(child):
-            found.append(child)
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal: one that has none would only die of it."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            line = next(line for line in file if line.startswith("SigCgt:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from dalsegno.launch.agent.parent import catches
+from dalsegno.launch.agent.procs import catches
 from dalsegno.launch.agent.script import STACKS_SIGNAL
 
 WAIT_S = 1.0  # for the first line of it
