@@ -92,3 +92,10 @@ def test_every_option_of_the_table_is_in_the_help() -> None:
     said = CliRunner().invoke(run, ["--help"]).output
     assert [option.flag for option in OPTIONS if not re.search(rf"{option.flag}[ ,]", said)] == []
     assert [option.word for option in OPTIONS if option.kind.name != "FLAG" and option.shows not in said] == []
+
+
+@pytest.mark.parametrize("word", ["nodes", "spares", "max_restarts", "framework", "signal_lead"])
+def test_the_help_tells_the_default_that_counts(word: str) -> None:
+    option = next(each for each in OPTIONS if each.word == word)
+    told = option.help.partition("Default: ")[2].removesuffix(".")
+    assert option.parse(told) == getattr(RunRequest("train.py"), option.target)

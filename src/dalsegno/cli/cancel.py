@@ -28,7 +28,13 @@ ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 def command(runs: tuple[str, ...]) -> None:
-    """End each RUN (its id, or how that of the only one under way starts) with all its processes and Slurm jobs."""
+    """End each RUN with all its processes and Slurm jobs, and wait until it has ended.
+
+    RUN is an id, or how an id starts; where several start so, the one that is under way is meant.
+
+    \b
+    dalsegno cancel train-k3f9x
+    """
     from dalsegno.cluster import runs_home
     from dalsegno.jobs import find_run
 

@@ -25,10 +25,12 @@ UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 @click.argument("fault", required=False)
 @click.argument("node", required=False)
 @cluster_option
-@click.option("--for", "for_", metavar="TIME", help="net-cut: mend it after 5s, 300ms, 2m … even if we are killed.")
+@click.option("--for", "for_", metavar="TIME", help="net-cut: mend it after 5s, 300ms, 2m … Default: not by itself.")
 @click.option("--clear", is_flag=True, help="net-cut: mend it now.")
-@click.option("--run", metavar="RUN", help="worker-kill: a worker of this run.")
-@click.option("--rank", type=click.IntRange(min=0), help="worker-kill: the worker of this rank.")
+@click.option("--run", metavar="RUN", help="worker-kill: a worker of this run. Default: of any there.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="R", help="worker-kill: this rank. Default: the lowest there."
+)
 @click.option("--list", "list_", is_flag=True, help="List the faults.")
 @json_option
 def command(
@@ -42,7 +44,13 @@ def command(
     list_: bool,
     json_: bool,
 ) -> None:
-    """Break NODE with a FAULT: power-off, net-cut or worker-kill. `--list` tells what each does."""
+    """Break NODE with a FAULT: power-off, net-cut or worker-kill. `--list` tells what each does.
+
+    \b
+    dalsegno inject power-off gpu-2
+    dalsegno inject net-cut gpu-2 --for 5s
+    dalsegno inject worker-kill gpu-1 --rank 3
+    """
     if list_:
         _list(json_)
         return

@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the run is over.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Go on with what comes, until the run is over. Ctrl-C ends the reading, not the run.",
+)
 @click.option("--rank", "-r", type=click.IntRange(0), metavar="R", help="Only this rank.")
 @click.option("--node", "-w", metavar="NODE", help="Only ranks while they were on this node.")
 @click.option("--generation", "-g", type=click.IntRange(1), metavar="G", help="Only this generation.")
 @click.argument("run", required=False, default="")
 def command(run: str, follow: bool, rank: int | None, node: str | None, generation: int | None) -> None:
-    """Print the output of RUN (its id, or how that starts; default: the newest).
+    """Print the output of RUN (its id, or how that starts). Default: the newest run.
 
     Generation by generation, and in each rank by rank with the rank before the line; with -f, as it comes.
+
+    \b
+    dalsegno logs -f
+    dalsegno logs train-k3f9x --rank 0 --generation 2
     """
     from dalsegno.cluster import runs_home
     from dalsegno.jobs import find_run, read_plan

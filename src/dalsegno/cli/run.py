@@ -19,8 +19,13 @@ from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, run_options
 def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bool, **given: Any) -> None:
     """Run SCRIPT with its ARGS on the cluster's nodes, and follow it to its end. The exit code is the run's own.
 
-    A node that is lost is replaced and the run goes on. Ctrl-C asks whether to leave the run or to end it. Each option
-    may also be a variable: DALSEGNO_RUN_NODES=4.
+    A node that is lost is replaced and the run goes on. Ctrl-C asks whether to leave the run or to end it.
+    Options stand before SCRIPT; each may also be a variable: DALSEGNO_RUN_NODES=4.
+
+    \b
+    dalsegno run --nodes 4 --gpus-per-node 8 train.py --lr 1e-4
+    dalsegno run -N 2:4 --spares 1 -t 2-00:00:00 --detach train.py
+    dalsegno run --nodes 2 --framework mpi ./solver
     """
     import os
 

@@ -29,7 +29,7 @@ def run_options(command: _Command) -> _Command:
         _ONE_WORD,
         multiple=True,
         metavar="OPTION",
-        help="One further option for Slurm: --sbatch-arg=--nice=10.",
+        help="One further option for Slurm: --sbatch-arg=--nice=10. May be given again.",
     )
     for add in [one_word, *(_click_option(each) for each in reversed(OPTIONS))]:
         command = add(command)
@@ -51,7 +51,8 @@ def _click_option(each: Option) -> Callable[[_Command], _Command]:
     longs = [spelling for spelling in each.also if spelling.startswith("--")]
     how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is Kind.FLAG else {"metavar": each.shows}
     several = each.kind in (Kind.LIST, Kind.MAPPING)
-    return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=each.help, **how)
+    said = f"{each.help} May be given again." if several else each.help
+    return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=said, **how)
 
 
 def _read(each: Option, value: Any) -> object:

@@ -23,7 +23,13 @@ _LONGEST_MESSAGE = 70
 @json_option
 @click.option("--all", "-a", "everything", is_flag=True, help=f"All runs, not only the last {SHOWN}.")
 def command(json_: bool, everything: bool) -> None:
-    """List your runs: those under way first, then the newest."""
+    """List your runs: those under way first, then the newest.
+
+    \b
+    STATE  waiting, starting, running, restarting, ending; done, failed, cancelled
+    NODES  those that take part, of those asked for
+    GEN    how often its workers were started
+    """
     from dalsegno.cluster import runs_home
     from dalsegno.jobs import list_runs
 

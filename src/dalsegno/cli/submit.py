@@ -15,16 +15,19 @@ _HINT = "name a job file (`job.yaml`), or an sbatch script, whose first line sta
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--cluster", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
-@click.option("--detach", is_flag=True, help="Of a job file: submit and leave; do not follow the output.")
-@click.option(
-    "--dry-run", is_flag=True, help="Of a job file: print what Slurm would be asked for, and ask for nothing."
-)
+@click.option("--detach", is_flag=True, help="Job file: submit and leave; the run's id is printed.")
+@click.option("--dry-run", is_flag=True, help="Job file: print what Slurm would be asked for, and ask for nothing.")
 @click.argument("file", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool, dry_run: bool) -> None:
     """Submit FILE: a job file (`job.yaml`, with the options of `run` as its keys), or any sbatch script, unchanged.
 
-    ARGS are the sbatch script's own.
+    A job file's run is followed to its end, as by `run`; an sbatch script gets ARGS, and its job's id is printed.
+
+    \b
+    dalsegno submit job.yaml
+    dalsegno submit --detach job.yaml
+    dalsegno submit train.sh --lr 1e-4
     """
     if file.endswith((".yaml", ".yml")):
         raise SystemExit(_submit_job(file, args, cluster, detach, dry_run))

@@ -17,17 +17,14 @@ class _Verbatim(click.Command):
 
 @click.command(cls=_Verbatim, add_help_option=False)
 def command(words: tuple[str, ...]) -> None:
-    """Run a script as torchrun does: same flags, same variables for its workers, same exit codes.
-
-    In a batch script `srun torchrun …` becomes `srun dalsegno torchrun …`.
-    """
+    """Run a script as torchrun does: same flags, same variables for its workers, same exit codes."""
     import os
 
     from dalsegno.jobs.torchrun.flags import parse_torchrun, torchrun_parser
 
     args = parse_torchrun(words, os.environ)
     if args is None:
-        out.data(f"{command.help}\n\n{torchrun_parser({}).format_help()}")
+        out.data(torchrun_parser({}).format_help().rstrip("\n"))
         return
     from dalsegno.jobs.torchrun.launch import World, launch
     from dalsegno.jobs.torchrun.tee import write_all

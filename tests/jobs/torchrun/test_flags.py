@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dalsegno.errors import UsageError
 from dalsegno.jobs import Nodes, TorchrunArgs, count_processes, parse_torchrun
 from dalsegno.jobs.torchrun.args import parse_streams
+from dalsegno.jobs.torchrun.flag_help import HELP
 from dalsegno.jobs.torchrun.flags import torchrun_parser
 from dalsegno.jobs.torchrun.table import FLAGS
 
@@ -165,6 +166,14 @@ def test_whatever_follows_the_script_is_the_script_s(rest: list[str]) -> None:
     assume(rest[:1] != ["--"])  # argparse takes that one for its own, as it does in torchrun
     args = parse_torchrun(["--nnodes", "2", "train.py", *rest])
     assert args is not None and args.training_script_args == tuple(rest)
+
+
+def test_help_tells_of_every_flag_once_and_of_its_default() -> None:
+    said = " ".join(torchrun_parser({"PET_NNODES": "7"}).format_help().split())
+    assert set(HELP) == {flag.name for flag in FLAGS}
+    assert [flag.name for flag in FLAGS if f"{flag.name} " not in said] == []
+    assert "--nproc_per_node" not in said and "-r, --redirects WHAT" in said
+    assert "shrink and grow. Default: 1:1." in said and "given up. Default: 0." in said
 
 
 # ---- against torch itself, where it is installed

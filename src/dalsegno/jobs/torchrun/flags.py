@@ -9,8 +9,11 @@ from typing import Any, NoReturn
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.jobs.torchrun.args import TorchrunArgs
+from dalsegno.jobs.torchrun.flag_help import ABOUT, HELP, Formatter, said_of
 from dalsegno.jobs.torchrun.table import FLAGS, Flag
 from dalsegno.jobs.values import shown
+
+_SCRIPT = "SCRIPT"
 
 
 def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> TorchrunArgs | None:
@@ -28,22 +31,25 @@ def parse_torchrun(argv: Sequence[str], environ: Mapping[str, str] | None = None
 
 def torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """argparse's, as torchrun's own is: so abbreviations, and the split at the script, are the same."""
-    parser = _Parser(prog="dalsegno torchrun", add_help=False)
-    parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS)
+    usage = "dalsegno torchrun [OPTIONS] SCRIPT [ARGS]..."
+    parser = _Parser("dalsegno torchrun", usage, ABOUT, add_help=False, formatter_class=Formatter)
+    parser.add_argument("-h", "--help", action=_Help, dest=argparse.SUPPRESS, help="Show this message and exit.")
     for flag in FLAGS:
         _add(parser, flag, next((environ[name] for name in flag.variables if name in environ), None))
-    parser.add_argument("training_script", type=str)
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    parser.add_argument("training_script", type=str, metavar=_SCRIPT, help="What to run on every node.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGS", help="Its own arguments.")
     return parser
 
 
 def _add(parser: argparse.ArgumentParser, flag: Flag, variable: str | None) -> None:
     """argparse reads a default that is text like an argument, so a variable needs no parsing of its own."""
+    said = said_of(flag.name, flag.default)
     if flag.switch:
-        parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"))
+        parser.add_argument(*flag.spellings, action="store_true", default=_switched(flag, variable or "0"), help=said)
     else:
-        default = flag.default if variable is None else variable
-        parser.add_argument(*flag.spellings, type=flag.type, default=default, choices=flag.choices or None)
+        how: dict[str, Any] = {"type": flag.type, "default": flag.default if variable is None else variable}
+        shows = HELP[flag.name][0] or None
+        parser.add_argument(*flag.spellings, choices=flag.choices or None, metavar=shows, help=said, **how)
 
 
 def _switched(flag: Flag, variable: str) -> bool:
@@ -59,8 +65,8 @@ class _HelpWanted(Exception):
 class _Help(argparse.Action):
     """Help ends the reading at once, before the script is missed."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0)
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, *_: Any) -> NoReturn:
         raise _HelpWanted
@@ -74,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _hint(message: str) -> str:
-    if "training_script" in message:
+    if f"required: {_SCRIPT}" in message:
         return "name the script after the flags: `dalsegno torchrun --nproc-per-node 8 train.py --lr 0.1`"
     unknown = message.partition("unrecognized arguments: ")[2].split()
     known = [name for flag in FLAGS for name in flag.spellings]
