@@ -1,0 +1,119 @@
+"""The newest whole checkpoint of a folder, and what is in it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dalsegno.train.disk.files import told
+from dalsegno.train.disk.manifest import Manifest
+from dalsegno.train.disk.names import METADATA, SHELL, own_key
+from dalsegno.train.disk.reading import ReadLock
+from dalsegno.train.disk.verify import check, list_steps
+from dalsegno.train.errors import CheckpointError
+
+
+class Found:
+    """A checkpoint that was found whole. It is not removed before `close`."""
+
+    def __init__(self, path: Path, manifest: Manifest, lock: ReadLock) -> None:
+        self.path, self.manifest, self._lock = path, manifest, lock
+        self.step, self.world, self.run = manifest.step, manifest.world, manifest.run
+        self._metadata = pickle.loads((path / METADATA).read_bytes())
+
+    @property
+    def sizes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Size and type of every tensor in it."""
+        items = self._metadata.state_dict_metadata.items()
+        return {key: (tuple(item.size), item.properties.dtype) for key, item in items if hasattr(item, "chunks")}
+
+    @property
+    def shell(self) -> bytes:
+        shell: bytes | None = self.value(SHELL)
+        if shell is None:
+            raise CheckpointError(f"{self.path} has tensors but no shell", hint="load it with torch's own loader")
+        return shell
+
+    def own(self, rank: int) -> bytes | None:
+        """What that rank alone had; None if there was no such rank."""
+        own: bytes | None = self.value(own_key(rank))
+        return own
+
+    def value(self, key: str) -> Any:
+        """Anything that is not a tensor; None if it is not there."""
+        info = next((info for index, info in self._metadata.storage_data.items() if index.fqn == key), None)
+        if info is None:
+            return None
+        with told("cannot read", self.path), open(self.path / info.relative_path, "rb") as file:
+            file.seek(info.offset)
+            return torch.load(io.BytesIO(file.read(info.length)), weights_only=False)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Reads into these tensors, whole ones or parts (DTensor): only the files and chunks they need."""
+        from dalsegno.train.disk.fill import fill
+
+        with told("cannot read", self.path):
+            fill(self.path, self._metadata, tensors)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Found:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def find_newest(folder: Path, warn: Callable[[str], None]) -> Found | None:
+    """The newest checkpoint that is whole to the last byte; damaged ones are told of and passed over.
+
+    None if there has never been one. If there were some and none is whole, that is an error: to start from nothing
+    without a word would throw away what can perhaps be mended.
+    """
+    damaged = []
+    with told("cannot read", folder):
+        for path in list_steps(folder):
+            found, faults = _open_checked(path, every_byte=True)
+            if found:
+                return found
+            if faults:
+                warn(f"{path} is damaged and passed over: {'; '.join(faults)}")
+                damaged.append(path.name)
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole: {', '.join(damaged)}",
+            hint="`dalsegno ckpt verify` tells more; --fresh sets them aside and starts from the beginning",
+        )
+    return None
+
+
+def open_checkpoint(path: Path, every_byte: bool = True) -> Found:
+    """This checkpoint and no other. `every_byte=False` looks at sizes only: another rank has read all of it."""
+    with told("cannot read", path):
+        found, faults = _open_checked(path, every_byte)
+    if found is None:
+        raise CheckpointError(f"{path} is not whole: {'; '.join(faults) or 'it is gone'}")
+    return found
+
+
+def _open_checked(path: Path, every_byte: bool) -> tuple[Found | None, tuple[str, ...]]:
+    """The checkpoint, or what is wrong with it; neither if it has been removed in this moment."""
+    try:
+        lock = ReadLock(path)
+    except FileNotFoundError:
+        return (None, check(path, every_byte=False).faults) if path.exists() else (None, ())
+    try:
+        checked = check(path, every_byte)
+        if checked.manifest and not checked.faults:
+            return Found(path, checked.manifest, lock), ()
+    except BaseException:
+        lock.release()
+        raise
+    lock.release()
+    return None, checked.faults

@@ -1,0 +1,91 @@
+"""Is a checkpoint whole? Its manifest, the sizes of its files, and, if asked, every byte. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.train.disk.manifest import FileMark, Manifest, parse
+from dalsegno.train.disk.names import MANIFEST, parse_step
+
+_BLOCK = 8 << 20
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A checkpoint's folder, what its manifest says (None: there is no valid one), and what is wrong with it."""
+
+    path: Path
+    manifest: Manifest | None
+    faults: tuple[str, ...]
+
+
+def check(path: Path, every_byte: bool = True) -> Checked:
+    try:
+        manifest = read_manifest(path)
+    except ValueError as error:
+        return Checked(path, None, (f"{MANIFEST} {error}",))
+    faults = [fault for name, mark in manifest.files.items() if (fault := _size_fault(path / name, mark))]
+    if every_byte and not faults:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = pool.map(lambda item: _byte_fault(path / item[0], item[1]), manifest.files.items())
+            faults = [fault for fault in found if fault]
+    return Checked(path, manifest, tuple(faults))
+
+
+def faults_of(path: Path, every_byte: bool = True) -> tuple[str, ...]:
+    """What is wrong, each fault naming its file; nothing for a whole checkpoint."""
+    return check(path, every_byte).faults
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises ValueError, saying what is wrong with it, if there is none that holds for this folder."""
+    try:
+        text = (path / MANIFEST).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError("is no manifest, or a damaged one") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    manifest = parse(text)
+    if parse_step(path.name) not in (None, manifest.step):
+        raise ValueError(f"is that of step {manifest.step}")
+    return manifest
+
+
+def list_steps(folder: Path) -> list[Path]:
+    """The folders named as checkpoints are, the newest step first; none if the folder is not there."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    steps = {name: step for name in names if (step := parse_step(name)) is not None}
+    return [folder / name for name in sorted(steps, key=lambda name: steps[name], reverse=True)]
+
+
+def _size_fault(file: Path, mark: FileMark) -> str:
+    try:
+        size = os.stat(file).st_size
+    except OSError as error:
+        return f"{file.name} cannot be read: {error.strerror}"
+    return "" if size == mark.bytes else f"{file.name} has {size} bytes instead of {mark.bytes}"
+
+
+def _byte_fault(file: Path, mark: FileMark) -> str:
+    try:
+        found = _crc32(file)
+    except OSError as error:
+        return f"{file.name} cannot be read: {error.strerror}"
+    return "" if found == mark.crc32 else f"{file.name} has checksum {found:08x} instead of {mark.crc32:08x}"
+
+
+def _crc32(file: Path) -> int:
+    crc = 0
+    block = memoryview(bytearray(_BLOCK))
+    with open(file, "rb", buffering=0) as stream:
+        while read := stream.readinto(block):
+            crc = zlib.crc32(block[:read], crc)
+    return crc

@@ -1,0 +1,47 @@
+"""The manifest: what is written is read, and no byte of it can change unseen."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dalsegno.train.disk.manifest import FileMark, Manifest, parse, render
+
+MANIFEST = Manifest(
+    step=1234,
+    world=2,
+    run="gpt-k3f9x",
+    generation=3,
+    torch="2.13.0",
+    time="2026-01-31T23:59:59+00:00",
+    files={"__0_0.distcp": FileMark(1000, 0xDEADBEEF), ".metadata": FileMark(77, 5)},
+)
+
+
+def test_what_is_written_is_read() -> None:
+    assert parse(render(MANIFEST)) == MANIFEST
+    assert MANIFEST.bytes == 1077
+
+
+@given(some.integers(0, len(render(MANIFEST).encode()) - 1), some.integers(1, 255))
+def test_any_changed_byte_shows(place: int, change: int) -> None:
+    text = bytearray(render(MANIFEST).encode())
+    text[place] ^= change
+    with pytest.raises(ValueError):
+        parse(text.decode())
+
+
+@given(some.integers(0, len(render(MANIFEST)) - 1))
+def test_one_that_was_cut_short_is_none(length: int) -> None:
+    with pytest.raises(ValueError):
+        parse(render(MANIFEST)[:length])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', '{"format": 1, "files": 3}'])
+def test_other_json_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="no manifest"):
+        parse(text)
+
+
+def test_that_of_a_newer_version_is_told_apart_from_a_damaged_one() -> None:
+    with pytest.raises(ValueError, match="newer version"):
+        parse(render(MANIFEST).replace('"format": 1', '"format": 2'))

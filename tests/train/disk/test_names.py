@@ -1,0 +1,34 @@
+"""Names of a folder of checkpoints: what is ours is known by its name, all else is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dalsegno.train.disk.names import Temporary, is_trash, parse_step, parse_temporary, step_name, trash_name
+
+
+@given(some.integers(0, 10**15))
+def test_a_steps_name_says_the_step_and_sorts_as_steps_do(step: int) -> None:
+    assert parse_step(step_name(step)) == step
+    if step < 10**11:
+        assert step_name(step) < step_name(step + 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["step-5", "step-000000000005-copy", "xstep-000000000005", "latest", "step-", ".step-"]
+)
+def test_what_only_looks_like_a_checkpoint_is_none(name: str) -> None:
+    assert parse_step(name) is None
+
+
+@given(some.builds(Temporary, some.integers(0, 10**13), some.text(max_size=60), some.integers(0, 10**6)))
+def test_a_temporary_name_says_step_run_and_generation(temporary: Temporary) -> None:
+    assert "/" not in temporary.name and "\0" not in temporary.name
+    assert parse_temporary(temporary.name) == temporary
+    assert parse_step(temporary.name) is None
+
+
+def test_trash_is_known_and_is_nothing_else() -> None:
+    name = trash_name(7, "ab12")
+    assert is_trash(name) and parse_step(name) is None and parse_temporary(name) is None
+    assert not is_trash(".trash-of-mine") and not is_trash(step_name(7))

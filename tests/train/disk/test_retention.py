@@ -1,0 +1,66 @@
+"""What goes and what stays: the last few, every m-th for ever, whatever is being read, and all that is not ours."""
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.train.disk.names import Temporary, step_name, trash_name
+from dalsegno.train.disk.retention import Keep, left_behind, to_remove
+from tests.train.disk.states import filled, names, save
+
+
+def test_the_last_k_stay() -> None:
+    assert to_remove([10, 20, 30, 40], newest=40, keep=Keep(2)) == [10, 20]
+    assert to_remove([10], newest=10, keep=Keep(3)) == []
+
+
+def test_every_mth_step_stays_for_ever() -> None:
+    assert to_remove(range(0, 100, 10), newest=90, keep=Keep(1, every=30)) == [10, 20, 40, 50, 70, 80]
+
+
+def test_the_one_just_written_stays_even_if_none_is_to_be_kept() -> None:
+    assert to_remove([10, 20], newest=20, keep=Keep(0)) == [10]
+
+
+def test_later_ones_are_of_another_history_and_count_for_nothing() -> None:
+    assert to_remove([10, 20, 30, 40, 50], newest=30, keep=Keep(2)) == [10]
+
+
+def test_what_killed_savers_left_is_known_by_its_age() -> None:
+    ours = Temporary(30, "run-a", 4)
+    older = [Temporary(40, "run-a", 3), Temporary(20, "run-a", 4), Temporary(90, "run-b", 9)]
+    living = [ours, Temporary(40, "run-a", 4), Temporary(10, "run-a", 5)]
+    trash = trash_name(5, "ab")
+    everything = [each.name for each in (*older, *living)] + [trash, "latest", step_name(10), ".step-mine.tmp", "notes"]
+    assert left_behind(everything, ours) == sorted([*(each.name for each in older), trash])
+
+
+def test_old_checkpoints_go_after_a_commit_and_foreign_things_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / step_name(1)).mkdir()
+    (tmp_path / step_name(1) / "something.bin").write_text("not a checkpoint of ours, though it is named so")
+    for step in (10, 20, 30, 40):
+        save(tmp_path, filled(step), step, keep=2)
+    assert names(tmp_path) == sorted(["latest", "notes.txt", "step-5", *map(step_name, (1, 30, 40))])
+
+
+def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
+    from dalsegno.train.disk.load import find_newest
+
+    save(tmp_path, filled(10), 10)
+    found = find_newest(tmp_path, warn=pytest.fail)
+    assert found
+    save(tmp_path, filled(20), 20, keep=1)
+    assert step_name(10) in names(tmp_path)
+    found.close()
+    save(tmp_path, filled(30), 30, keep=1)
+    assert names(tmp_path) == ["latest", step_name(30)]
+
+
+def test_a_later_commit_sweeps_what_a_killed_saver_and_a_killed_removal_left(tmp_path: Path) -> None:
+    for name in (Temporary(20, "run-a", 1).name, trash_name(5, "ab")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_text("half")
+    save(tmp_path, filled(10), 10, generation=2)
+    assert names(tmp_path) == ["latest", step_name(10)]
