@@ -157,14 +157,10 @@ def test_folders_and_python_are_below_the_working_folder() -> None:
 
 def test_a_node_that_joins_is_none_of_those_suspected_or_there() -> None:
     plan = planned(HEAD, nodes=4, spares=1, exclude=("n9",), time_limit_s=7200)
-    joining = plan_join(plan, suspects=["n3"], members=["n10", "n1", "n2"], time_left_s=1000)
-    changed = {"--comment": "dalsegno:join", "--nodes": "1", "--time": "00:16:40", "--exclude": "n[1-3,9-10]"}
+    joining = plan_join(plan, suspects=["n3"], members=["n10", "n1", "n2"])
+    changed = {"--comment": "dalsegno:join", "--nodes": "1", "--exclude": "n[1-3,9-10]"}
     assert options(salloc_argv(joining)) == {**options(salloc_argv(plan)), **changed}
     assert (joining.run, joining.shape) == (plan.run, plan.shape)
-
-
-def test_a_join_lasts_at_least_until_its_own_signal() -> None:
-    assert plan_join(planned(), time_left_s=5).job.time_limit_s == 240
 
 
 def test_a_join_of_a_run_in_its_second_job_waits_for_nothing() -> None:

@@ -52,7 +52,7 @@ def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: N
                 server, _ = await agents.open(0)
                 server.close()
             finally:
-                agents._pulse.close()
+                agents.close()
 
     asyncio.run(open_many())
 
@@ -76,7 +76,7 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
         while agents.peers:
             await asyncio.sleep(0.002)
         server.close()
-        agents._pulse.close()
+        agents.close()
 
     asyncio.run(twice())
     assert listener.log == [
@@ -101,7 +101,7 @@ def test_an_agent_that_speaks_another_language_is_cut_off():
             await asyncio.sleep(0.002)
         link.close()
         server.close()
-        agents._pulse.close()
+        agents.close()
 
     asyncio.run(talk())
     assert listener.log == [("came", "n1"), ("lost", "n1", "its agent is gone", False)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from dalsegno.recovery.records import Record, Records
 from dalsegno.system.procfs import start_ticks
 
-ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, starts=3, short_lives=2)
+ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
 
 
 def test_a_record_is_read_as_it_was_written_and_only_for_the_owner(tmp_path: Path):

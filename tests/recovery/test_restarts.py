@@ -5,13 +5,13 @@ import pytest
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.restarts import Do, Step, after_end, at_start, when_asked
 
-LIVING = Record("/home/ada/runs/r1", 1001, pid=7, start=99, starts=1)
-GONE = Record("/home/ada/runs/r1", 1001, starts=1)
+LIVING = Record("/home/ada/runs/r1", 1001, pid=7, start=99)
+GONE = Record("/home/ada/runs/r1", 1001)
 ADA = Record("/home/ada/runs/r1", 1001)
 
 
 def with_short_lives(count: int, *, given_up: bool = False) -> Record:
-    return Record("/home/ada/runs/r1", 1001, starts=1, short_lives=count, given_up=given_up)
+    return Record("/home/ada/runs/r1", 1001, short_lives=count, given_up=given_up)
 
 
 @pytest.mark.parametrize("code", [0])

@@ -134,7 +134,7 @@ def _lost(before: Status | None, after: Status) -> list[str]:
     """Nodes that were there and are not; those of a job that has ended as it should are not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
-    here = {node.name for node in after.nodes if node.state != "lost"}
+    here = {node.name for node in after.nodes}
     return [node.name for node in before.nodes if node.name not in here]
 
 

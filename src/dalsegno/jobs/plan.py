@@ -59,21 +59,14 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
     )
 
 
-def plan_join(
-    plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = (), time_left_s: int | None = None
-) -> RunPlan:
-    """One node more for a run that lost one: not one we suspect, and not one that is in the run already.
-
-    It need not last longer than the run's present job; the less it asks for, the sooner it starts.
-    """
+def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
+    """One node more for a run that lost one: not one we suspect, and not one that is in the run already."""
     if not plan.request.has_agents:
         what = f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}"
         raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
     excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=in_order))
     checks.check_node_names(excluded)
     job = replace(plan.job, role="join", nodes=ONE_NODE, exclude=excluded, dependency="")
-    if time_left_s is not None:
-        job = replace(job, time_limit_s=max(time_left_s, 2 * job.signal_lead_s))
     return replace(plan, job=job)
 
 

@@ -52,6 +52,9 @@ class Agents:
                     raise
         raise AssertionError("unreachable")
 
+    def close(self) -> None:
+        self._pulse.close()
+
     async def watch(self) -> None:
         await self._pulse.watch(lambda agent, why: self.lose(agent, why, silent=True))
 

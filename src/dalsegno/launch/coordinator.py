@@ -69,6 +69,7 @@ class Coordinator:
         assert self.end is not None
         code = await say_farewell(self, self.end)
         server.close()
+        self.agents.close()
         return code
 
     def _catch_signals(self) -> None:

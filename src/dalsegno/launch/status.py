@@ -21,10 +21,10 @@ ENDED = "ended"
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node of the run. `group_rank` is None for a spare, and for one that is not ready or lost."""
+    """A node of the run. `group_rank` is None for a spare, and for one that is not ready."""
 
     name: str
-    state: str  # starting, ready, member, spare, lost
+    state: str  # starting, ready, member, spare
     group_rank: int | None = None
 
 

@@ -102,7 +102,6 @@ class Keeper:
 
     def _start(self, record: Record) -> None:
         """Written down before, so that a death in between is found out, and after, with the PID."""
-        record = replace(record, starts=record.starts + 1)
         self.records.write(record)
         identity, env = look_up(record.uid, self.env)
         child = start(self._argv(record), env, identity=identity)

@@ -24,7 +24,6 @@ class Record:
     uid: int
     pid: int = 0
     start: int = 0
-    starts: int = 0  # how often its coordinator was started
     short_lives: int = 0  # of the last ones, in a row
     given_up: bool = False
 

@@ -61,5 +61,5 @@ def when_asked(wanted: Record, known: Record | None) -> Step | None:
     if known.uid != wanted.uid:
         return None
     if known.given_up:
-        return Step(Do.START, replace(wanted, starts=known.starts))
+        return Step(Do.START, wanted)
     return Step(Do.LEAVE, known) if known.folder == wanted.folder else None
