@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,10 +65,20 @@ def sync_folder(path: Path) -> None:
 
 def link_durably(link: Path, target: str) -> None:
     """Points a link elsewhere in one stroke."""
-    beside = link.with_name(f".{link.name}.{uuid.uuid4().hex[:8]}")
+    beside = link.with_name(f".{link.name}.new")
+    unlink(beside)  # of one who was killed here
     os.symlink(target, beside)
-    os.replace(beside, link)
+    try:
+        os.replace(beside, link)
+    except OSError:
+        unlink(beside)
+        raise
     sync_folder(link.parent)
+
+
+def unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def remove_tree(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dalsegno.train.disk.distcp import write_entries
-from dalsegno.train.disk.files import remove_tree, told, write_durably
+from dalsegno.train.disk.files import remove_tree, told, unlink, write_durably
 from dalsegno.train.disk.names import Temporary, data_name, failed_name, part_name
 from dalsegno.train.disk.part import Part, render_part
 from dalsegno.train.disk.paths import paths_in
@@ -51,8 +51,7 @@ def _write(temporary: Path, state: State) -> None:
 
 def _remove_files(temporary: Path, rank: int) -> None:
     for name in (part_name(rank), failed_name(rank), data_name(rank)):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary / name)
+        unlink(temporary / name)
 
 
 def _give_up(temporary: Path, rank: int, error: BaseException) -> None:
@@ -62,4 +61,5 @@ def _give_up(temporary: Path, rank: int, error: BaseException) -> None:
         return
     with contextlib.suppress(OSError):
         _remove_files(temporary, rank)
+    with contextlib.suppress(OSError):
         (temporary / failed_name(rank)).write_text(str(error))

@@ -1,0 +1,124 @@
+"""A commit makes a checkpoint or nothing, and says why it was nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from dalsegno.train.errors import CheckpointError
+from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes
+
+pytest.importorskip("torch")
+
+from dalsegno.train.disk.load import find_newest
+from dalsegno.train.disk.names import Temporary, step_name
+from dalsegno.train.disk.verify import faults_of, read_manifest
+
+
+def value_of(folder: Path) -> int:
+    found = find_newest(folder, warn=pytest.fail)
+    assert found
+    with found:
+        return int(found.value("epoch"))
+
+
+def test_what_lies_on_disk(tmp_path: Path) -> None:
+    path = save(tmp_path, filled(7), 7, world=2)
+    assert names(tmp_path) == ["latest", step_name(7)] and os.readlink(tmp_path / "latest") == step_name(7)
+    assert names(path) == [".metadata", "MANIFEST.json", "__0_0.distcp", "__1_0.distcp"]
+    manifest = read_manifest(path)
+    assert (manifest.step, manifest.world, manifest.run, manifest.generation) == (7, 2, "run-a", 1)
+    assert set(manifest.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
+    late = threading.Timer(0.1, write_share, (tmp_path, share_of(filled(7), 7, rank=1, world=2), "run-a", 1))
+    late.start()
+    assert commit(tmp_path, 7, 2, "run-a", 1, yes).name == step_name(7)
+    late.join()
+
+
+def test_who_does_not_come_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(7), 7, rank=0, world=3), "run-a", 1)
+    with pytest.raises(CheckpointError, match="ranks 1, 2 did not write"):
+        commit(tmp_path, 7, 3, "run-a", 1, yes, timeout_s=0.05)
+    assert names(tmp_path) == []
+
+
+def test_rank_0_stops_waiting_when_it_is_told_to(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
+    with pytest.raises(CheckpointError, match="given up while rank 1"):
+        commit(tmp_path, 7, 2, "run-a", 1, yes, abandoned=lambda: True)
+    assert names(tmp_path) == []
+
+
+def test_a_rank_that_failed_is_not_waited_for(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
+    (tmp_path / Temporary(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # what rank 1 cannot write over
+    with pytest.raises(CheckpointError):
+        write_share(tmp_path, share_of(filled(7), 7, rank=1, world=2), "run-a", 1)
+    with pytest.raises(CheckpointError, match="rank 1 could not write its share: cannot write the checkpoint"):
+        commit(tmp_path, 7, 2, "run-a", 1, yes)
+    assert names(tmp_path) == []
+
+
+def test_a_generation_that_is_over_commits_nothing(tmp_path: Path) -> None:
+    save(tmp_path, filled(5), 5)
+    with pytest.raises(CheckpointError, match="generation 1 of run-a is over"):
+        save(tmp_path, filled(7), 7, grant=lambda: False)
+    assert names(tmp_path) == ["latest", step_name(5)]
+
+
+def test_the_grant_is_asked_when_all_is_ready_and_nothing_is_visible(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def grant() -> bool:
+        temporary = tmp_path / Temporary(7, "run-a", 1).name
+        seen.append((names(tmp_path), faults_of(temporary)))
+        return True
+
+    save(tmp_path, filled(7), 7, grant=grant)
+    assert seen == [([Temporary(7, "run-a", 1).name], ())]
+
+
+def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path: Path) -> None:
+    save(tmp_path, filled(1), 7)
+    save(tmp_path, filled(2), 7, generation=2)
+    assert value_of(tmp_path) == 1 and names(tmp_path) == ["latest", step_name(7)]
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path, filled(1), 7)
+    (path / "__0_0.distcp").write_bytes(bytes(100))
+    save(tmp_path, filled(2), 7, generation=2)
+    assert value_of(tmp_path) == 2 and names(tmp_path) == ["latest", step_name(7)]
+
+
+def test_something_of_the_users_called_latest_is_left_alone_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").touch()
+    said: list[str] = []
+    save(tmp_path, filled(7), 7, warn=said.append)
+    assert "does not point at the newest checkpoint" in said[0] and (tmp_path / "latest" / "mine").exists()
+    assert names(tmp_path) == ["latest", step_name(7)]
+
+
+def test_a_share_written_twice_counts_once(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(1), 7), "run-a", 1)
+    write_share(tmp_path, share_of(filled(2), 7), "run-a", 1)
+    commit(tmp_path, 7, 1, "run-a", 1, yes)
+    assert value_of(tmp_path) == 2
+
+
+def test_times_decide_nothing(tmp_path: Path) -> None:
+    """A clock that jumps, forward or back, does not change which checkpoint is the newest or which one goes."""
+    for step, then in ((10, 4e9), (20, 0), (30, 1e9)):
+        path = save(tmp_path, filled(step), step, keep=2)
+        for file in (path, *path.iterdir()):
+            os.utime(file, (then, then))
+    assert value_of(tmp_path) == 30
+    assert names(tmp_path) == ["latest", step_name(20), step_name(30)]
