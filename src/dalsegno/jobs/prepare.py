@@ -10,12 +10,13 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.plan import RunPlan
-from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.folder import RunFolder, mending
 from dalsegno.launch.status import ENDED, WAITING, Status, write_status
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 from dalsegno.system.files import explain, make_folder, owner_name, read_json, remove_tree, write_atomic
 
 HANDED_OVER = "handed over"
+ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
 
 
 def first_status(plan: RunPlan, user: str, now: float) -> Status:
@@ -41,14 +42,16 @@ def given_up(status: Status, now: float, exit_code: int, why: str) -> Status:
 def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: Status, home: Path) -> RunFolder:
     """Make the run's folder, whole or not at all. One that lies elsewhere is found in `home` by a link."""
     folder = Path(plan.folder)
-    make_folder(folder.parent)
     half = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
+        make_folder(folder.parent)
         _write_all(RunFolder(half), plan, environment, status)
         _link(home / plan.run, folder)
         os.rename(half, folder)
     except OSError as error:
-        raise explain(error, folder) from error
+        raise DalsegnoError(explain(error, folder).what, hint=ELSEWHERE) from error
+    except DalsegnoError as error:
+        raise DalsegnoError(error.what, where=error.where, hint=ELSEWHERE) from error
     finally:
         remove_tree(half)
     return RunFolder(folder)
@@ -63,7 +66,7 @@ def discard_run(run: RunFolder, home: Path) -> None:
 
 
 def read_plan(run: RunFolder) -> RunPlan:
-    data = read_json(run.plan)
+    data = read_json(run.plan, mending(run.plan))
     if not isinstance(data, Mapping):
         raise DalsegnoError(f"run {run.run} has no plan", hint=f"is {run.root} the folder of a run?")
     return facts_from_json(RunPlan, data)
@@ -72,7 +75,7 @@ def read_plan(run: RunFolder) -> RunPlan:
 def read_environment(run: RunFolder) -> dict[str, str]:
     """The variables the run was asked for with. Only its owner may read them."""
     try:
-        data = read_json(run.environment)
+        data = read_json(run.environment, mending(run.environment))
     except PermissionError:
         whose = owner_name(run.root)
         raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None

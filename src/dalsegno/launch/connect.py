@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.folder import RunFolder, mending
 from dalsegno.system.files import read_json, write_atomic
 
 
@@ -21,7 +21,7 @@ class Connect:
 
 def read_connect(folder: RunFolder) -> Connect:
     """That of our former self, so that its agents find us; a fresh one if there was none."""
-    known: Any = read_json(folder.connect)
+    known: Any = read_json(folder.connect, mending(folder.connect))
     return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
 
 

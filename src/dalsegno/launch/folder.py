@@ -65,6 +65,15 @@ class RunFolder:
         """What srun and the agents say, all jobs of the run one after the other."""
         return self.root / "agents.log"
 
+    def salloc_log(self, number: int) -> Path:
+        """What salloc said of the run's job of this number."""
+        return self.root / f"salloc-{number}.log"
+
+    @property
+    def job_log(self) -> Path:
+        """Of a batch step; the name is sbatch's pattern."""
+        return self.root / "job-%j.log"
+
     @property
     def logs(self) -> Path:
         return self.root / "logs"
@@ -76,12 +85,28 @@ class RunFolder:
         """Output and errors of one rank in one generation, as they came."""
         return self.generation(generation) / f"rank{rank}.log"
 
+    @property
+    def store_log(self) -> Path:
+        """Of stores that are programs of their own."""
+        return self.logs / "store.log"
+
+    @property
+    def all_stacks(self) -> Path:
+        """Where ranks hung, if they did."""
+        return self.root / "stacks"
+
     def stacks(self, generation: int, rank: int) -> Path:
         """Where a rank hung."""
-        return self.root / "stacks" / f"g{generation:04d}-rank{rank}.txt"
+        return self.all_stacks / f"g{generation:04d}-rank{rank}.txt"
 
     def inside(self, name: str) -> Path | None:
         """The path of a log that an agent names; None for a name that would lead out of the folder."""
         path = self.root / name
         plain = not name.startswith("/") and ".." not in Path(name).parts
-        return path if plain and Path(name).parts[:1] in (("logs",), ("stacks",)) else None
+        return path if plain and Path(name).parts[:1] in ((self.logs.name,), (self.all_stacks.name,)) else None
+
+
+def mending(path: Path) -> str:
+    """What to do about a file of a run that is not as we wrote it."""
+    run = RunFolder(path.parent)
+    return f"was it edited by hand? `scancel --name={run.run}` ends the run's jobs; then {run.root} can be removed"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dalsegno.launch.folder import mending
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 from dalsegno.system.files import read_json, write_atomic
 
@@ -61,7 +62,7 @@ class Status:
 
 def read_status(path: Path) -> Status | None:
     """None while there is none."""
-    data = read_json(path)
+    data = read_json(path, mending(path))
     return facts_from_json(Status, data) if isinstance(data, Mapping) else None
 
 

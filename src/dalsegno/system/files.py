@@ -74,8 +74,8 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def read_json(path: Path) -> Json:
-    """The file's value, or None if it is missing; a file of ours that does not parse is an error."""
+def read_json(path: Path, hint: str = "") -> Json:
+    """The file's value, or None if it is missing; a file of ours that does not parse is an error with this hint."""
     text = read_text(path)
     if text is None:
         return None
@@ -83,12 +83,12 @@ def read_json(path: Path) -> Json:
         value: Json = json.loads(text)
         return value
     except ValueError as error:
-        raise damaged(path, str(error)) from error
+        raise damaged(path, str(error), hint) from error
 
 
-def damaged(path: Path, why: str) -> DalsegnoError:
-    """A file of ours that is not as we wrote it."""
-    return DalsegnoError(f"{path} is damaged: {why}", hint="`dalsegno down` removes the cluster it belongs to")
+def damaged(path: Path, why: str, hint: str = "") -> DalsegnoError:
+    """A file of ours that is not as we wrote it: a cluster's, unless the hint says otherwise."""
+    return DalsegnoError(f"{path} is damaged: {why}", hint=hint or "`dalsegno down` removes the cluster it belongs to")
 
 
 def explain(error: OSError, path: Path) -> DalsegnoError:
