@@ -322,6 +322,27 @@ def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_
     assert asyncio.run(serve()) == 3
 
 
+@in_loop
+async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_gives_back_what_was_held(tmp_path: Path):
+    async with played(tmp_path, "print('rank', rank)") as run:
+        run.folder.state.write_text("{")
+        run.folder.connect.write_text(json.dumps({"secret": "00" * 32, "port": 1}))
+        given_back: list[int] = []
+
+        class Staffed(NoStaff):
+            async def dismiss(self) -> None:
+                given_back.append(len(given_back))
+
+        run.task = asyncio.ensure_future(Coordinator(run.site, lambda boss: Staffed()).serve())
+        await run.until(lambda: "began" in run.events())
+        assert given_back == [0]
+        assert json.loads(run.folder.connect.read_text())["secret"] != "00" * 32, "agents of before do not find us"
+        (note,) = [entry for entry in journal.read(run.folder.journal) if entry["event"] == "note"]
+        assert f"scancel --name={run.folder.run}" in str(note["text"])
+        run.join("n1", "n2")
+        assert await run.ends() == 0
+
+
 def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path):
     site = SmallSite(RunFolder(tmp_path / "gone"))
     coordinator = Coordinator(site, lambda boss: NoStaff())

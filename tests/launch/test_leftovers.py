@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from dalsegno.launch.agent.leftovers import sweep
+from dalsegno.launch.agent.streaming import LogStream
 
 
 class Left:
@@ -42,3 +43,13 @@ def test_all_of_the_same_run_on_the_same_node_is_ended_and_nothing_else(left: Le
 
 def test_where_nothing_was_left_nothing_is_done(left: Left):
     assert sweep(left.run, "n1") == []
+
+
+def test_folders_of_logs_of_the_same_run_and_node_are_removed(left: Left):
+    ours = LogStream(left.run, "n1")
+    others = [LogStream(left.run, "n2"), LogStream(left.run + ".n1", "x"), LogStream(left.run, "n1.x")]
+    sweep(left.run, "n1")
+    assert not os.path.exists(ours.folder)
+    assert all(os.path.isdir(other.folder) for other in others)
+    for other in others:
+        other.close(lambda message: False)

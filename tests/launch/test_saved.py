@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch.causes import read_failure
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape, form_group
@@ -110,8 +111,10 @@ def test_where_there_is_none_there_is_none(tmp_path: Path):
     assert read_saved(tmp_path / "no" / "state.json", FRESH) is None
 
 
-@pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "null", "{}", '{"run": {}}', "\0\0\0\0"])
-def test_one_that_cannot_be_read_is_none(tmp_path: Path, text: str):
-    """It is not synced to disk: a machine that lost its power may leave an empty one, and the run must still go on."""
+@pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
+def test_one_that_cannot_be_read_is_an_error_that_says_how_to_end_the_jobs_it_tells_of(tmp_path: Path, text: str):
+    """It is not synced to disk: a machine that lost its power may leave an empty one."""
     (tmp_path / "state.json").write_text(text)
-    assert read_saved(tmp_path / "state.json", FRESH) is None
+    with pytest.raises(DalsegnoError, match="is damaged") as caught:
+        read_saved(tmp_path / "state.json", FRESH)
+    assert f"scancel --name={tmp_path.name}" in caught.value.hint

@@ -23,7 +23,7 @@ def received(stream: LogStream) -> dict[str, bytes]:
 
 
 def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
-    stream = LogStream("train-k3f9x")
+    stream = LogStream("train-k3f9x", "n1")
     log = Path(stream.folder, "logs", "g0001", "rank0.log")
     log.parent.mkdir(parents=True)
     log.write_bytes("schön\n".encode() + b"\xff\xfe" + b"x" * CHUNK_BYTES)
@@ -37,7 +37,7 @@ def test_what_has_grown_is_sent_once_whatever_bytes_it_holds():
 
 
 def test_what_could_not_be_sent_is_sent_later():
-    stream = LogStream("train-k3f9x")
+    stream = LogStream("train-k3f9x", "n1")
     log = Path(stream.folder, "rank0.log")
     log.write_bytes(b"said while nobody listened")
     assert not stream.pump(lambda message: False)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from posixpath import join
+from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.job_ask import slurm_options
 from dalsegno.jobs.plan import RunPlan, salloc_argv
 from dalsegno.jobs.steps import coordinator_argv, step_argv
+from dalsegno.launch.folder import RunFolder
 
 # Every line of a script that starts so may be an option to sbatch, so nothing of a user's may come before them.
 _MARK = "#SBATCH"
@@ -36,12 +37,12 @@ def render_commands(plan: RunPlan) -> str:
 
 
 def _batch_options(plan: RunPlan) -> list[str]:
-    folder = plan.folder.replace("%", "%%")
+    folder = RunFolder(Path(plan.folder.replace("%", "%%")))
     return [
         "--no-kill",
         "--requeue",  # preempted, it waits in the queue and goes on
         "--open-mode=append",  # and keeps what it has said so far
-        f"--output={join(folder, 'job-%j.log')}",
+        f"--output={folder.job_log}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
     ]
 

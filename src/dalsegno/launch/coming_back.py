@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from dalsegno.errors import DalsegnoError
 from dalsegno.launch.causes import first_cause
 from dalsegno.launch.doing import Doer, do
 from dalsegno.launch.events import Finish, Left, Moved, Order, Release, Waited
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.peers import Peer
-from dalsegno.launch.saved import Saved
+from dalsegno.launch.saved import Saved, read_saved
+from dalsegno.launch.site import Terms
 
 ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
 
@@ -22,6 +25,24 @@ class Successor(Doer, Protocol):
 
     lost_nodes: int
     started: float | None
+
+
+async def find_saved(
+    site: Terms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
+) -> Saved | None:
+    """What a former self wrote down. Where it cannot be read the run begins anew, and must not hold its nodes twice.
+
+    Agents of the old jobs are not to find us then; those in our own job come back, and begin anew with us.
+    """
+    try:
+        return read_saved(site.folder.state, Run(site.shape, site.max_restarts))
+    except DalsegnoError as error:
+        by_hand = f"`scancel --name={site.folder.run}`"
+        note(f"{error.what}; the run begins anew, and the jobs it had are cancelled as by {by_hand}")
+    if site.own_job is None:
+        site.folder.connect.unlink(missing_ok=True)
+    await give_back()
+    return None
 
 
 async def go_on(of: Successor, saved: Saved) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.agents import Agents
-from dalsegno.launch.coming_back import go_on, reconcile
+from dalsegno.launch.coming_back import find_saved, go_on, reconcile
 from dalsegno.launch.connect import Connect, read_connect, write_connect
 from dalsegno.launch.doing import do, exclude
 from dalsegno.launch.errands import Errands
@@ -24,7 +24,7 @@ from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.meaning import event_of
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S
-from dalsegno.launch.saved import Saved, read_saved, write_saved
+from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
@@ -57,7 +57,7 @@ class Coordinator:
 
     async def serve(self) -> int:
         """Until the run has ended; gives its exit code."""
-        saved = read_saved(self.folder.state, self.run)
+        saved = await find_saved(self.site, self.staff.dismiss, self.note)
         server = await self.open()
         if saved is None:
             self.journal("began", host=socket.gethostname(), pid=os.getpid())

@@ -62,7 +62,7 @@ class HangWatch:
             self._of.soon(self._end(run.generation, overdue_s))
 
     async def _end(self, generation: int, overdue_s: float) -> None:
-        why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.root / 'stacks'}"
+        why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.all_stacks}"
         self._of.note(why)
         await self._capture_stacks(generation)
         self._of.apply(Hung(generation, why, self.age_s))

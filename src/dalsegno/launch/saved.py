@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.launch.causes import Failure, Kind
+from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Group, Place
-from dalsegno.system.files import read_json, write_atomic
+from dalsegno.system.files import damaged, read_json, write_atomic
 from dalsegno.system.procfs import Process
 
 
@@ -56,25 +56,22 @@ def write_saved(path: Path, saved: Saved) -> None:
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:
-    """None if there is none, or one that cannot be read; shape and limits are those of `fresh`."""
+    """None if there is none; shape and limits are those of `fresh`. DalsegnoError for one that cannot be read."""
+    raw: Any = read_json(path, mending(path))
     try:
-        return _from_json(read_json(path), fresh)
-    except (DalsegnoError, KeyError, TypeError, ValueError):
-        return None
+        return None if raw is None else _from_json(raw, fresh)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"{type(error).__name__} {error}", mending(path)) from error
 
 
-def _from_json(raw: Any, fresh: Run) -> Saved | None:
-    return (
-        None
-        if raw is None
-        else Saved(
-            run=_run_from_json(raw["run"], fresh),
-            jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
-            excluded=tuple(raw["excluded"]),
-            silent={str(node): float(at) for node, at in raw["silent"].items()},
-            lost_nodes=int(raw["lost_nodes"]),
-            started=raw["started"],
-        )
+def _from_json(raw: Any, fresh: Run) -> Saved:
+    return Saved(
+        run=_run_from_json(raw["run"], fresh),
+        jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
+        excluded=tuple(raw["excluded"]),
+        silent={str(node): float(at) for node, at in raw["silent"].items()},
+        lost_nodes=int(raw["lost_nodes"]),
+        started=raw["started"],
     )
 
 

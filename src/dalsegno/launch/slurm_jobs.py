@@ -96,7 +96,7 @@ class SlurmJobs:
         return read_answer(read_text(self._log(job)) or "")
 
     def _log(self, job: Job) -> Path:
-        return self.site.folder.root / f"salloc-{job.number}.log"
+        return self.site.folder.salloc_log(job.number)
 
     # Staffing
 

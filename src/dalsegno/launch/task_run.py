@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
+from dalsegno.launch.coming_back import find_saved
 from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S, REFRESH_S
-from dalsegno.launch.saved import Saved, read_saved, write_saved
+from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import MAIN, NEXT, Job
 from dalsegno.launch.slurm_jobs import SlurmJobs
@@ -53,7 +54,7 @@ class TaskRun:
 
     async def _begin(self) -> None:
         """Ask for the nodes, unless a former self has: then its srun is still ours."""
-        saved = read_saved(self.folder.state, Run(self.site.shape))
+        saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal("note", text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -148,7 +148,7 @@ class Agent:
     def _set_up(self, setup: Message) -> None:
         """A node that does not see the run's folder writes elsewhere, and its coordinator writes for it."""
         if self.stream is None and not os.path.isdir(setup["folder"]):
-            self.stream = LogStream(self.run)
+            self.stream = LogStream(self.run, self.node)
         self.workers.set_up(dict(setup, folder=self.stream.folder) if self.stream else setup)
 
     def _speak(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,11 +13,23 @@ from dalsegno.launch.agent.frames import Message
 CHUNK_BYTES = 65536
 
 
+def left_folders(run: str, node: str) -> list[str]:
+    """Those of agents of this run on this node that were killed. Hosts on one machine may share /tmp."""
+    ours = re.compile(re.escape(_prefix(run, node)) + r"\w+")
+    there = tempfile.gettempdir()
+    found = [os.path.join(there, name) for name in os.listdir(there) if ours.fullmatch(name)]
+    return [path for path in found if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid()]
+
+
+def _prefix(run: str, node: str) -> str:
+    return f"dalsegno.{run}.{node}."
+
+
 class LogStream:
     """A folder of our own in place of the run's, and what has been sent of each file in it."""
 
-    def __init__(self, run: str) -> None:
-        self.folder = tempfile.mkdtemp(prefix=f"dalsegno.{run}.")
+    def __init__(self, run: str, node: str) -> None:
+        self.folder = tempfile.mkdtemp(prefix=_prefix(run, node))
         self._sent: dict[str, int] = {}
 
     def pump(self, tell: Callable[[Message], bool]) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dalsegno.launch.agent.crew import Worker
 from dalsegno.launch.agent.frames import Message
+from dalsegno.launch.folder import RunFolder
 from dalsegno.train.contract import AGENT
 
 STORE_FILE = str(Path(__file__).with_name("store.py"))
@@ -36,7 +37,7 @@ def store_task(setup: Message, warm: bool, port: int) -> Message:
     task: Message = {"kind": "store", "name": "ds:store", "port": port}
     if warm:
         return task
-    log = os.path.join(_folder(setup, "logs"), "store.log") if setup["folder"] else ""
+    log = _ready(RunFolder(Path(setup["folder"])).store_log) if setup["folder"] else ""
     env = {**os.environ, **setup["env"]}
     argv = [STORE_FILE, "{file}", str(port)]
     return {
@@ -47,12 +48,10 @@ def store_task(setup: Message, warm: bool, port: int) -> Message:
 
 def run_files(setup: Message, generation: int, rank: int) -> dict[str, str]:
     """Where one life of a rank writes, in the run's folder."""
-    base = os.path.join(_folder(setup, "logs", f"g{generation:04d}"), f"rank{rank}")
-    stacks = os.path.join(_folder(setup, "stacks"), f"g{generation:04d}-rank{rank}.txt")
-    return {"log": f"{base}.log", "stacks": stacks}
+    folder = RunFolder(Path(setup["folder"]))
+    return {"log": _ready(folder.log(generation, rank)), "stacks": _ready(folder.stacks(generation, rank))}
 
 
-def _folder(setup: Message, *names: str) -> str:
-    folder = os.path.join(setup["folder"], *names)
-    os.makedirs(folder, exist_ok=True)
-    return folder
+def _ready(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)
