@@ -1,0 +1,44 @@
+"""Gradients in flat buffers: many small tensors become a few large messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Bucket:
+    """Some parameters of one dtype on one device, and a flat buffer as long as their gradients together."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        sizes = [each.numel() for each in parameters]
+        self.flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        self._slots = self.flat.split(sizes)
+
+    def fill(self, ranks: int) -> Any:
+        """The gradients, each divided by the number of ranks, one after the other."""
+        for each, slot in zip(self.parameters, self._slots, strict=True):
+            torch.div(each.grad, ranks, out=slot.view(each.shape))
+        return self.flat
+
+    def spread(self) -> None:
+        """Back from the buffer to where the optimizer looks for them."""
+        for each, slot in zip(self.parameters, self._slots, strict=True):
+            each.grad.copy_(slot.view(each.shape))
+
+
+def make_buckets(parameters: list[Any], cap_bytes: int) -> list[Bucket]:
+    """Buckets in the order in which they will be full: the backward pass meets the last parameters first.
+
+    A bucket is closed once it has reached the cap, so a parameter is never cut and buckets are of uneven size. Types
+    do not mix: a buffer has one.
+    """
+    closed: list[list[Any]] = []
+    open_: dict[tuple[Any, Any], list[Any]] = {}
+    for each in reversed(parameters):
+        bucket = open_.setdefault((each.dtype, each.device), [])
+        bucket.append(each)
+        if sum(p.numel() * p.element_size() for p in bucket) >= cap_bytes:
+            closed.append(open_.pop((each.dtype, each.device)))
+    return [Bucket(each) for each in (*closed, *open_.values())]

@@ -1,0 +1,61 @@
+"""What every rung is: a model wrapped, called like the model, with something to do after `backward()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .wire import Wire
+
+DEFAULT_CAP_MB = 25.0  # torch's own
+
+
+class Rung:
+    """Trains alone: no gradient leaves the process. The rungs above replace `average`.
+
+    Data-parallel training is correct when all ranks start from the same weights and apply the same gradient, the mean
+    of what each found on its own part of the batch. The first is done here, once; the second is `average`, every step.
+    """
+
+    whole_batch = False  # one process computes for all of them: DataParallel
+
+    def __init__(
+        self, model: Any, wire: Wire, *, bucket_cap_mb: float | None = None, find_unused: bool = False
+    ) -> None:
+        self.model, self.wire, self.find_unused = model, wire, find_unused
+        self.bucket_cap_bytes = int((bucket_cap_mb or DEFAULT_CAP_MB) * 2**20)
+        self.parameters = [each for each in model.parameters() if each.requires_grad]
+        for tensor in (*model.parameters(), *model.buffers()):
+            wire.broadcast(tensor.detach())
+
+    def __call__(self, batch: Any) -> Any:
+        return self.model(batch)
+
+    def my_part(self, batch: Any) -> Any:
+        """This rank's share of a batch that all ranks know."""
+        return batch if self.whole_batch else batch.tensor_split(self.wire.size)[self.wire.rank]
+
+    def after_backward(self) -> None:
+        """Average the gradients. A parameter this rank did not use counts as zero: the others wait for its answer."""
+        used = [each.grad is not None for each in self.parameters]
+        for each in self.parameters:
+            if each.grad is None:
+                each.grad = torch.zeros_like(each)
+        self.average()
+        if self.find_unused:
+            self._forget_unused(used)
+
+    def average(self) -> None:
+        """Replace every gradient by its mean over all ranks."""
+
+    def _forget_unused(self, used: list[bool]) -> None:
+        """What no rank used gets no gradient, so that the optimizer leaves it alone (momentum would move it)."""
+        by_how_many = torch.tensor(used, dtype=torch.int32, device=self.parameters[0].device)
+        self.wire.all_reduce(by_how_many).wait()
+        for each, count in zip(self.parameters, by_how_many.tolist(), strict=True):
+            if not count:
+                each.grad = None
+
+    def close(self) -> None:
+        """Let go of the model: it is as it was before."""

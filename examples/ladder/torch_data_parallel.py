@@ -1,0 +1,40 @@
+"""Beside the ladder: torch's DataParallel, one process with a thread per GPU.
+
+Every step it copies the model to all GPUs, cuts the batch, gathers the outputs on the first GPU and sums the gradients
+there: the first rung's star, inside one process and its interpreter lock. It needs several GPUs in one machine. On a
+CPU, or with one GPU, there is one replica, the model itself: the gradients are right and there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import DataParallel
+
+from .rung import Rung
+
+
+class TorchDataParallel(Rung):
+    whole_batch = True
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.replicated = DataParallel(self.model)
+
+    def __call__(self, batch: Any) -> Any:
+        return self.replicated(batch)
+
+    def after_backward(self) -> None:
+        """Nothing: there is one model, and its gradient is that of the whole batch."""
+
+
+def why_not_measured() -> str:
+    """Why a time of DataParallel would mean nothing here; empty where it means something."""
+    if torch.cuda.device_count() > 1:
+        return ""
+    return f"DataParallel needs several GPUs in one process; here there {_are(torch.cuda.device_count())}"
+
+
+def _are(gpus: int) -> str:
+    return "is one" if gpus else "are none"

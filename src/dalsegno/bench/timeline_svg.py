@@ -1,0 +1,68 @@
+"""A step of every rung as a picture: for each rank a lane of compute and a lane of communication. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult
+
+COLOURS = {"forward": "#4c78a8", "backward": "#72a5d8", "update": "#9ecae9", "communicate": "#f58518"}
+_LEFT, _WIDTH, _LANE, _GAP, _TOP, _TICKS = 170, 900, 9, 10, 54, 8
+
+
+def render_svg(report: LadderReport) -> str:
+    """All rungs on one scale. A browser shows each span's times under the pointer."""
+    shown = [each for each in report.rungs if each.marks]
+    last_s = max((mark.end_s for each in shown for mark in each.marks), default=1e-3)
+    blocks, bottom = _blocks(shown, last_s)
+    width, height = _LEFT + _WIDTH + 30, bottom + 30
+    head = f"{report.processes} processes, {report.backend} on {report.device}, {report.gradient_bytes / 2**20:.1f} MiB"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
+        "<!-- made by dalsegno bench ddp -->",
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="10" y="18" font-size="14">One training step: {escape(head)} of gradients</text>',
+        *_legend(),
+        *_scale(last_s, bottom),
+        *blocks,
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _blocks(rungs: Sequence[RungResult], last_s: float) -> tuple[list[str], int]:
+    lines, top = [], _TOP
+    for rung in rungs:
+        ranks = sorted({mark.rank for mark in rung.marks})
+        lines.append(f'<text x="10" y="{top + _LANE}" font-weight="bold">{escape(rung.name)}</text>')
+        for at, rank in enumerate(ranks):
+            y = top + at * (2 * _LANE + 3)
+            lines.append(f'<text x="{_LEFT - 8}" y="{y + _LANE + 3}" text-anchor="end">rank {rank}</text>')
+            lines += [_bar(mark, y, last_s) for mark in rung.marks if mark.rank == rank]
+        top += len(ranks) * (2 * _LANE + 3) + _GAP
+    return lines, top
+
+
+def _bar(mark: Mark, y: int, last_s: float) -> str:
+    x, end = (_LEFT + at / last_s * _WIDTH for at in (mark.begin_s, mark.end_s))
+    lane = y + (_LANE if mark.kind == "communicate" else 0)
+    what = f"{mark.label or mark.kind}: {mark.begin_s * 1000:.2f} to {mark.end_s * 1000:.2f} ms"
+    shape = f'x="{x:.1f}" y="{lane}" width="{max(end - x, 0.6):.1f}" height="{_LANE}"'
+    paint = f'fill="{COLOURS[mark.kind]}" stroke="white" stroke-width="0.4"'
+    return f"<rect {shape} {paint}><title>{escape(what)}</title></rect>"
+
+
+def _legend() -> Iterator[str]:
+    for at, (kind, colour) in enumerate(COLOURS.items()):
+        x = _LEFT + at * 130
+        yield f'<rect x="{x}" y="28" width="10" height="10" fill="{colour}"/><text x="{x + 15}" y="37">{kind}</text>'
+
+
+def _scale(last_s: float, bottom: int) -> Iterator[str]:
+    for tick in range(_TICKS + 1):
+        x = _LEFT + tick * _WIDTH / _TICKS
+        at = f"{last_s * 1000 * tick / _TICKS:.1f}"
+        yield f'<line x1="{x:.1f}" y1="{_TOP - 6}" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>'
+        yield f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{at}{" ms" if tick == _TICKS else ""}</text>'

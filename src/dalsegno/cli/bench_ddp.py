@@ -1,0 +1,91 @@
+"""`dalsegno bench ddp`: the ladder from one message per parameter to torch's DDP, measured."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import json_option
+
+if TYPE_CHECKING:
+    from dalsegno.bench.ask import LadderAsk
+    from dalsegno.bench.ladder_report import LadderReport
+    from dalsegno.targets.base import Say
+
+
+@click.command()
+@click.option("--nproc", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes on this machine.")
+@click.option("--model-mb", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="MiB.")
+@click.option("--layers", type=click.IntRange(1), default=8, show_default=True, help="Linear layers with biases.")
+@click.option("--batch", type=click.IntRange(1), default=64, show_default=True, help="Samples for each process.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Timed steps of every rung.")
+@click.option("--bucket-cap-mb", "caps", default="1,5,25", show_default=True, metavar="LIST", help="Sweep, in MiB.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--timeline", type=click.Path(dir_okay=False), metavar="FILE", help="Draw compute and messages as SVG.")
+@json_option
+def command(
+    nproc: int, model_mb: float, layers: int, batch: int, steps: int, caps: str, device: str, timeline: str | None,
+    json_: bool,
+) -> None:  # fmt: skip
+    """Time, messages and bytes of each way to average gradients, beside torch's own DDP.
+
+    It starts the processes itself. Under torchrun, `dalsegno run` or srun it takes part as the rank it is, and so
+    measures a real cluster: torchrun --nproc-per-node 4 --no-python dalsegno bench ddp
+    """
+    from dalsegno.bench.ask import LadderAsk, parse_caps
+    from dalsegno.bench.rungs import check_torch
+
+    ask = LadderAsk(model_mb, layers, steps, batch, device, parse_caps(caps))
+    check_torch()
+    report = _measure(ask, nproc)
+    if report is None:
+        return
+    if timeline:
+        from dalsegno.bench.timeline_svg import render_svg
+
+        Path(timeline).write_text(render_svg(report))
+    if json_:
+        out.as_json(report.to_dict())
+    else:
+        _show(report)
+    if timeline:
+        out.talk(f"the timeline is in {timeline}")
+
+
+def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
+    """None where another rank has the report."""
+    from dalsegno.bench.world import world_env
+    from dalsegno.hostlist import expand
+
+    world = world_env(os.environ, first_host=lambda hosts: expand(hosts)[0])
+    with out.progress() as say:
+        if world is None:
+            from dalsegno.cli.bench_ranks import measure_here
+
+            return measure_here(ask, nproc, say)
+        os.environ.update(world)
+        return _take_part(ask, say if os.environ["RANK"] == "0" else lambda _: None)
+
+
+def _take_part(ask: LadderAsk, say: Say) -> LadderReport | None:
+    from dalsegno.bench.rungs import make_importable
+
+    make_importable()
+    from dalsegno.bench.ladder_measure import measure
+
+    return measure(ask, "env://", say)
+
+
+def _show(report: LadderReport) -> None:
+    from dalsegno.bench import ladder_table, timeline_text
+
+    size = ladder_table.mib(report.gradient_bytes)
+    out.data(f"{report.processes} processes, {report.backend} on {report.device}, {size} of gradients\n")
+    out.table(ladder_table.HEADERS, ladder_table.rows(report))
+    for line in (*ladder_table.NOTES, *ladder_table.why_nots(report)):
+        out.talk(line)
+    out.data("\n" + timeline_text.draw(report.rungs))
