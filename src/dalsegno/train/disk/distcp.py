@@ -66,6 +66,7 @@ def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
 def _write(file: ChecksummedFile, key: str, value: Any, chunk: Any = None) -> Entry:
     at = file.position
     torch.save(value, file)
+    file.check()
     return Entry(key, at, file.position - at, chunk)
 
 

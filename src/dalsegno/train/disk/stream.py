@@ -15,13 +15,17 @@ _GATHER = 1 << 20  # bytes: smaller writes are gathered, torch.save makes forty 
 
 
 class ChecksummedFile:
-    """What torch.save needs of a file, and at the end a mark: size and CRC-32."""
+    """What torch.save needs of a file, and at the end a mark: size and CRC-32.
+
+    Writing raises nothing: torch.save would answer with an error of its own and hide the disk's. `check` tells.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._beside = ThreadPoolExecutor(1)
         self._gathered = bytearray()
         self._crc = 0
+        self._error: OSError | None = None
         self.position = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -39,18 +43,26 @@ class ChecksummedFile:
         gathered, self._gathered = self._gathered, bytearray()
         self._put(memoryview(gathered))
 
+    def check(self) -> None:
+        if self._error:
+            raise self._error
+
     def finish(self) -> FileMark:
         """On the disk, not only on its way there."""
         self.flush()
+        self.check()
         os.fsync(self._fd)
         return FileMark(self.position, self._crc)
 
     def _put(self, view: memoryview) -> None:
+        if self._error:
+            return
         summed = self._beside.submit(zlib.crc32, view, self._crc)  # both let go of the interpreter's lock
         try:
             write_all(self._fd, view)
-        finally:
-            self._crc = summed.result()  # nobody may look at the caller's memory after this
+        except OSError as error:
+            self._error = error
+        self._crc = summed.result()  # nobody may look at the caller's memory after this
 
     def __enter__(self) -> ChecksummedFile:
         return self

@@ -1,0 +1,91 @@
+"""A full, read-only or vanished disk: an error that says so, nothing half-made, and what was there is there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.disk.load import find_newest  # noqa: E402
+from dalsegno.train.disk.names import Temporary, step_name  # noqa: E402
+from dalsegno.train.errors import CheckpointError  # noqa: E402
+from tests.train.disk.child import needs_root, on_a_small_disk  # noqa: E402
+from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes  # noqa: E402
+
+MIB = 1 << 20
+
+
+@needs_root
+def test_a_full_disk(tmp_path: Path) -> None:
+    def work() -> None:
+        save(tmp_path, filled(10), 10)
+        with pytest.raises(CheckpointError, match="the disk is full") as error:
+            save(tmp_path, {"model": {"weight": torch.ones(3 * MIB)}}, 20)
+        assert "free some space" in error.value.hint
+        assert names(tmp_path) == ["latest", step_name(10)]
+        save(tmp_path, filled(30), 30)  # and it goes on when there is space again
+        assert newest(tmp_path) == 30
+
+    on_a_small_disk(tmp_path, "4m", work)
+
+
+@needs_root
+def test_a_disk_that_is_full_for_one_rank_is_told_by_rank_0(tmp_path: Path) -> None:
+    def work() -> None:
+        state = {"model": {"weight": torch.ones(MIB + MIB // 2)}}
+        write_share(tmp_path, share_of(state, 20, rank=0, world=2), "run-a", 1)
+        (tmp_path / "others").write_bytes(bytes(MIB // 2))
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            write_share(tmp_path, share_of(state, 20, rank=1, world=2), "run-a", 1)
+        with pytest.raises(CheckpointError, match=r"rank 1 could not write its share: .* the disk is full"):
+            commit(tmp_path, 20, 2, "run-a", 1, yes)
+        assert names(tmp_path) == ["others"]
+
+    on_a_small_disk(tmp_path, "6m", work)
+
+
+@needs_root
+def test_a_disk_that_has_become_read_only(tmp_path: Path) -> None:
+    def work() -> None:
+        save(tmp_path, filled(10), 10)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        with pytest.raises(CheckpointError, match="the file system is read-only"):
+            save(tmp_path, filled(20), 20)
+        assert newest(tmp_path) == 10
+
+    on_a_small_disk(tmp_path, "4m", work)
+
+
+def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "mount"
+    with pytest.raises(CheckpointError, match="the folder has vanished"):
+        save(folder, filled(10), 10)
+    assert not folder.exists()
+
+
+def test_a_folder_that_vanishes_between_the_shares_and_the_commit(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_share(folder, share_of(filled(7), 7), "run-a", 1)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointError, match="the folder has vanished"):
+        commit(folder, 7, 1, "run-a", 1, yes)
+
+
+def test_a_data_file_that_lost_its_end_before_the_commit(tmp_path: Path) -> None:
+    write_share(tmp_path, share_of(filled(7), 7), "run-a", 1)
+    (tmp_path / Temporary(7, "run-a", 1).name / "__0_0.distcp").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 5 bytes"):
+        commit(tmp_path, 7, 1, "run-a", 1, yes)
+    assert names(tmp_path) == []
+
+
+def newest(folder: Path) -> int:
+    found = find_newest(folder, warn=pytest.fail)
+    assert found
+    with found:
+        return found.step

@@ -1,0 +1,101 @@
+"""What a power cut would leave: the order of the calls, seen as the disk sees it.
+
+A kill cannot show a missing fsync, because the page cache survives it. So the calls of a real save are noted, and
+looked at with a disk's eyes: whatever was not fsynced when a name changes may be lost while the name stays.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dalsegno.train.disk.names import step_name
+from tests.train.disk.states import filled, save
+
+
+class Disk:
+    """Which files hold data, and which folders hold names, that are not yet on the disk."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.unsynced: set[Path] = set()
+        self.renames: list[tuple[Path, Path, set[Path]]] = []
+        self._open: dict[int, Path] = {}
+        self._real = {
+            name: getattr(os, name)
+            for name in ("open", "write", "fsync", "replace", "rename", "unlink", "symlink", "mkdir")
+        }
+        for name in self._real:
+            patch.setattr(os, name, getattr(self, name))
+
+    def open(self, path: Any, flags: int, *more: Any, **named: Any) -> int:
+        fd: int = self._real["open"](path, flags, *more, **named)
+        self._open[fd] = Path(path)
+        if flags & os.O_CREAT:
+            self.unsynced |= {Path(path), Path(path).parent}
+        return fd
+
+    def write(self, fd: int, data: Any) -> int:
+        if fd in self._open:
+            self.unsynced.add(self._open[fd])
+        written: int = self._real["write"](fd, data)
+        return written
+
+    def fsync(self, fd: int) -> None:
+        self._real["fsync"](fd)
+        self.unsynced.discard(self._open[fd])
+
+    def _rename(self, name: str, old: Any, new: Any) -> None:
+        self.renames.append((Path(old), Path(new), set(self.unsynced)))
+        self._real[name](old, new)
+        self.unsynced = {Path(new) if path == Path(old) else path for path in self.unsynced} | {Path(new).parent}
+
+    def replace(self, old: Any, new: Any) -> None:
+        self._rename("replace", old, new)
+
+    def rename(self, old: Any, new: Any) -> None:
+        self._rename("rename", old, new)
+
+    def unlink(self, path: Any, **named: Any) -> None:
+        self._real["unlink"](path, **named)
+        self.unsynced.discard(Path(path))
+
+    def symlink(self, target: Any, link: Any) -> None:
+        self._real["symlink"](target, link)
+        self.unsynced.add(Path(link).parent)
+
+    def mkdir(self, path: Any, *more: Any) -> None:
+        self._real["mkdir"](path, *more)
+        self.unsynced |= {Path(path), Path(path).parent}
+
+
+def test_whatever_gets_its_final_name_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    final = save(tmp_path, filled(7), 7, world=2)
+    monkeypatch.undo()
+    ((temporary, unsynced),) = [(old, lost) for old, new, lost in disk.renames if new == final]
+    assert [path for path in unsynced if path == temporary or temporary in path.parents] == []
+
+
+def test_the_manifest_is_the_last_file_and_latest_comes_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    final = save(tmp_path, filled(7), 7, world=2)
+    monkeypatch.undo()
+    assert [new.name for _, new, _ in disk.renames][-3:] == ["MANIFEST.json", step_name(7), "latest"]
+    manifest, latest = disk.renames[-3], disk.renames[-1]
+    data = {path.name for path in manifest[2] if path.name.endswith((".distcp", ".metadata"))}
+    assert data == set(), "the files it speaks of are on the disk before it is"
+    assert final not in latest[2] and not any(final in path.parents for path in latest[2])
+
+
+def test_a_save_leaves_nothing_that_a_power_cut_could_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    save(tmp_path, filled(7), 7, world=2)
+    monkeypatch.undo()
+    assert {path for path in disk.unsynced if path.exists()} == set()
