@@ -1,0 +1,152 @@
+"""From a GPU into a slot, beside the training: pinned memory, a stream of its own, and a wait only where it must be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from dalsegno.train.memory.draft import Pair, copy_now
+from dalsegno.train.memory.layout import aligned
+from dalsegno.train.memory.slot import Slot
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
+
+
+class Pending:
+    """Copies under way. Commit only when `done` says so, or after `wait`."""
+
+    def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
+        self._copied = copied
+        self._sources = sources  # so that nobody frees them while they are read
+        self._held_up: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._host_s = 0.0
+        self._drain = threading.Thread(target=self._empty, args=(staged,), daemon=True) if staged else None
+        if self._drain:
+            self._drain.start()
+
+    def done(self) -> bool:
+        """Never waits."""
+        return bool(self._copied.query()) and not (self._drain and self._drain.is_alive())
+
+    def wait(self) -> None:
+        started = time.perf_counter()
+        self._copied.synchronize()
+        if self._drain:
+            self._drain.join()
+        self.add_stall(time.perf_counter() - started)
+
+    def before_change(self) -> None:
+        """The stream that changes the tensors waits for the copies; this process does not."""
+        stream = torch.cuda.current_stream()
+        came, went = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        came.record(stream)
+        stream.wait_event(self._copied)
+        went.record(stream)
+        self._held_up.append((came, went))
+
+    def add_stall(self, seconds: float) -> None:
+        self._host_s += seconds
+
+    def stall_s(self) -> float:
+        """How long training stood still for it: this process, and the stream as far as it has got there."""
+        on_device = (float(came.elapsed_time(went)) / 1000 for came, went in self._held_up if went.query())
+        return self._host_s + sum(on_device)
+
+    def _empty(self, staged: Sequence[Pair]) -> None:
+        self._copied.synchronize()
+        copy_now(staged)
+
+
+class Copier:
+    """Copies one device's tensors. Slots are pinned once each; if that is refused, one pinned buffer stands between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self._stream = torch.cuda.Stream(self.device)
+        self._pinned: dict[int, torch.Tensor] = {}  # by address
+        self._staging: torch.Tensor | None = None
+        self._last: Pending | None = None
+
+    def pin(self, slot: Slot) -> bool:
+        """Make the slot's memory known to the device; False if that is refused. Undone before the slot is unmapped."""
+        memory = slot.bytes
+        address = memory.data_ptr()
+        if address in self._pinned:
+            return True
+        with torch.cuda.device(self.device):
+            if int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), _PORTABLE)) != 0:
+                self._forget_the_refusal()
+                return False
+        self._pinned[address] = memory
+        slot.on_release = lambda: self._unpin(address)
+        return True
+
+    def copy(self, pairs: Iterable[Pair]) -> Pending:
+        """Start copying what the training stream has computed so far. Tensors in this machine's memory go at once."""
+        started = time.perf_counter()
+        if self._last is not None:
+            self._last.wait()  # two snapshots at once would share one staging buffer
+        pairs = [(target, source) for target, source in pairs if source.numel()]
+        on_device = [(target, source) for target, source in pairs if source.device == self.device]
+        staged = self._staged(on_device)
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        sources = self._send(staged or on_device)
+        copied = torch.cuda.Event()
+        copied.record(self._stream)
+        copy_now((target, source) for target, source in pairs if source.device != self.device)
+        back = [(target, stage) for (target, _), (stage, _) in zip(on_device, staged)]
+        self._last = Pending(copied, sources, back)
+        self._last.add_stall(time.perf_counter() - started)
+        return self._last
+
+    def before_change(self) -> None:
+        """Call it before parameters are changed again: in a step pre-hook of the optimizer, say."""
+        if self._last is not None and not self._last.done():
+            self._last.before_change()
+
+    def _send(self, pairs: Iterable[Pair]) -> list[torch.Tensor]:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            sources = []
+            for target, source in pairs:
+                sources.append(source.contiguous())  # a strided one would be copied in the open, and waited for
+                target.copy_(sources[-1], non_blocking=True)
+            return sources
+
+    def _staged(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """The same copies with pinned memory as their target; none if the targets are pinned themselves."""
+        if all(self._is_pinned(target) for target, _ in pairs):
+            return []
+        total = sum(_aligned_bytes(source) for _, source in pairs)
+        if self._staging is None or self._staging.numel() < total:
+            self._staging = None  # let the smaller one go first
+            self._staging = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        at, staged = 0, []
+        for target, source in pairs:
+            raw = self._staging[at : at + target.numel() * target.element_size()]
+            staged.append((raw.view(target.dtype).view(target.shape), source))
+            at += _aligned_bytes(source)
+        return staged
+
+    def _is_pinned(self, target: torch.Tensor) -> bool:
+        at = target.data_ptr()
+        return any(start <= at < start + memory.numel() for start, memory in self._pinned.items())
+
+    def _unpin(self, address: int) -> None:
+        if self._last is not None:
+            self._last.wait()
+        if self._pinned.pop(address, None) is not None:
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+    def _forget_the_refusal(self) -> None:
+        """The runtime hands a failed call's error to whoever asks next: that should be nobody else."""
+        try:
+            torch.zeros(1, device=self.device)
+        except RuntimeError:
+            return
+
+
+def _aligned_bytes(tensor: torch.Tensor) -> int:
+    return aligned(tensor.numel() * tensor.element_size())

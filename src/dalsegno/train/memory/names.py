@@ -1,0 +1,89 @@
+"""The names of a run's files in shared memory, and what a run left there.
+
+    dalsegno.<uid>.<run>.<rank>.<slot>        a snapshot of that rank
+    dalsegno.<uid>.<run>.<rank>.copy<slot>    the same, kept for a rank of another node
+    dalsegno.<uid>.<run>.safe                 the newest step that no single failure takes away
+
+A run's id may hold dots: names are read from their end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.train.errors import CheckpointError
+
+FOLDER = Path("/dev/shm")
+_RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
+_SLOT = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
+_SAFE = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.safe(?:-new)?", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class SlotName:
+    """One slot's place: whose, of which run and rank, and whether it is kept for a rank that runs elsewhere."""
+
+    uid: int
+    run: str
+    rank: int
+    slot: int
+    copy: bool = False
+
+    def __post_init__(self) -> None:
+        check_run(self.run)
+
+    def __str__(self) -> str:
+        return f"dalsegno.{self.uid}.{self.run}.{self.rank}.{'copy' if self.copy else ''}{self.slot}"
+
+
+def check_run(run: str) -> None:
+    """A name from outside becomes part of a file's name: nothing in it may lead out of the folder."""
+    if not _RUN.fullmatch(run):
+        raise CheckpointError(f"{run!r} cannot be a run's id", "letters, digits, dots and dashes")
+
+
+def parse_slot(name: str) -> SlotName | None:
+    """The slot of that file name; None if it is none of ours."""
+    found = _SLOT.fullmatch(name)
+    if not found or not _RUN.fullmatch(found[2]):
+        return None
+    return SlotName(int(found[1]), found[2], int(found[3]), int(found[5]), copy=bool(found[4]))
+
+
+def safe_name(uid: int, run: str) -> str:
+    check_run(run)
+    return f"dalsegno.{uid}.{run}.safe"
+
+
+def slots_of(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[SlotName]:
+    """Every slot of the run on this machine, copies too, whatever it holds."""
+    uid = os.getuid() if uid is None else uid
+    found = (parse_slot(name) for name in _listed(folder))
+    return sorted(slot for slot in found if slot and (slot.uid, slot.run) == (uid, run))
+
+
+def left_by(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[Path]:
+    """All files of the run in shared memory."""
+    uid = os.getuid() if uid is None else uid
+    safe = [name for name in _listed(folder) if (kept := _SAFE.fullmatch(name)) and kept.groups() == (str(uid), run)]
+    return [folder / str(slot) for slot in slots_of(run, folder, uid)] + [folder / name for name in sorted(safe)]
+
+
+def sweep(run: str, folder: Path = FOLDER, uid: int | None = None) -> int:
+    """Remove what the run left; how many files that were. What is gone already is fine."""
+    paths = left_by(run, folder, uid)
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    return len(paths)
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,94 @@
+"""Whether snapshots fit into this machine's memory, and what to say when they do not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.train.memory.segment import NoRoom
+
+RESERVE = 256 << 20  # memory that training itself must still be able to ask for
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is free, in bytes. `cgroup`: None where no limit can be read."""
+
+    shm: int
+    memory: int
+    cgroup: int | None = None
+    folder: str = "/dev/shm"
+
+    @property
+    def for_snapshots(self) -> int:
+        limits = [self.memory] if self.cgroup is None else [self.memory, self.cgroup]
+        return max(0, min(self.shm, min(limits) - RESERVE))
+
+
+def check_room(needed: int, room: Room, slots: int, ranks: int = 1) -> None:
+    """Refuse what would not fit; `needed`: bytes that are not allocated yet, for all ranks of this machine."""
+    if needed <= room.for_snapshots:
+        return
+    limited = "" if room.cgroup is None else f", {_gib(room.cgroup)} below the job's memory limit"
+    raise NoRoom(
+        f"snapshots in memory need {_gib(needed)} more ({slots} slots for each of {ranks} ranks here), but only"
+        f" {_gib(room.shm)} are free in {room.folder}, {_gib(room.memory)} of memory are available{limited}",
+        f"enlarge {room.folder}, ask for more memory, take fewer slots, or save to disk only (memory_every=None)",
+    )
+
+
+def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Room:
+    disk = os.statvfs(folder)
+    return Room(disk.f_bavail * disk.f_frsize, _available(proc), _below_limit(proc, cgroups), str(folder))
+
+
+def _available(proc: Path) -> int:
+    for line in _text(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _UNLIMITED
+
+
+def _below_limit(proc: Path, cgroups: Path) -> int | None:
+    """The least that is left below any memory limit above this process; None if there is none."""
+    left: list[int] = []
+    for line in _text(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            left += _along(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+        elif not controllers:
+            left += _along(cgroups, path, "memory.max", "memory.current")
+    return min(left, default=None)
+
+
+def _along(top: Path, path: str, limit: str, usage: str) -> list[int]:
+    """Of each group from this one up to the top. In a container the path may start elsewhere: the top is left."""
+    here = top / path.lstrip("/")
+    groups = [group for group in (here, *here.parents) if group == top or top in group.parents]
+    return [left for group in groups if (left := _left_in(group, limit, usage)) is not None]
+
+
+def _left_in(group: Path, limit: str, usage: str) -> int | None:
+    most, used = _text(group / limit).strip(), _text(group / usage).strip()
+    if not (most.isdigit() and used.isdigit()) or int(most) >= _UNLIMITED:
+        return None
+    return max(0, int(most) - int(used) + _reclaimable(_text(group / "memory.stat")))
+
+
+def _reclaimable(stat: str) -> int:
+    """Cache of files counts as used, and goes when memory is asked for."""
+    known = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
+    return int(known.get("total_inactive_file", known.get("inactive_file", 0)))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,98 @@
+"""A rank's slots: two by default, one to keep and one to write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dalsegno.train.memory import draft as drafts
+from dalsegno.train.memory.choice import free_slots
+from dalsegno.train.memory.draft import Draft
+from dalsegno.train.memory.layout import Layout, lay_out
+from dalsegno.train.memory.names import FOLDER, SlotName, safe_name
+from dalsegno.train.memory.record import Record
+from dalsegno.train.memory.room import Room, check_room, read_room
+from dalsegno.train.memory.safe import read_safe
+from dalsegno.train.memory.segment import NoRoom
+from dalsegno.train.memory.slot import Slot, capacity_for
+from dalsegno.train.state import State
+
+SLOTS = 2
+
+
+def needs_bytes(state: State, slots: int = SLOTS, with_shared: bool = True) -> int:
+    """Memory that one rank's snapshots take, in all."""
+    return slots * capacity_for(lay_out(state, with_shared).total)
+
+
+class Slots:
+    """Where one rank of one generation puts its snapshots. `skipped` counts those that found no slot free.
+
+    `with_shared=False`: what all ranks have is kept by another rank of this machine. `ranks`: how many ranks of this
+    machine are about to allocate as much.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        generation: int,
+        resumed: int | None = None,
+        *,
+        count: int = SLOTS,
+        ranks: int = 1,
+        with_shared: bool = True,
+        folder: Path = FOLDER,
+        read_room: Callable[[Path], Room] = read_room,
+    ) -> None:
+        uid = os.getuid()
+        self.slots = [Slot(folder / str(SlotName(uid, run, rank, number))) for number in range(count)]
+        self.skipped = 0
+        self._generation, self._resumed, self._ranks, self._with_shared = generation, resumed, ranks, with_shared
+        self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(uid, run)
+
+    def prepare(self, state: State) -> None:
+        """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""
+        self._prepare(lay_out(state, self._with_shared))
+
+    def begin(self, state: State) -> Draft | None:
+        """Open a slot for this state; None, and counted, if none may be overwritten yet."""
+        layout = lay_out(state, self._with_shared)
+        self._prepare(layout)
+        for number in free_slots(self.records(), self._generation, self._resumed, read_safe(self._safe)):
+            draft = drafts.begin(self.slots[number], state, self._generation, layout)
+            if draft is not None:
+                return draft
+        self.skipped += 1
+        return None
+
+    def write(self, state: State) -> Record | None:
+        """The whole of it, for tensors in this machine's memory."""
+        draft = self.begin(state)
+        if draft is None:
+            return None
+        drafts.copy_now(draft.pairs)
+        return draft.commit()
+
+    def records(self) -> list[Record | None]:
+        return [slot.record() for slot in self.slots]
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+
+    def _prepare(self, layout: Layout) -> None:
+        """Every slot that holds nothing is made to fit; one that holds a step stays until it is its turn."""
+        unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
+        if unfit:
+            more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
+            check_room(self._ranks * max(0, more), self._read_room(self._folder), len(self.slots), self._ranks)
+        empty = [slot for slot in self.slots if slot.record() is None]
+        try:
+            for slot in empty:
+                slot.make_fit(layout.total)
+        except NoRoom:
+            for slot in empty:
+                slot.discard()  # half of them are of no use to anybody
+            raise

@@ -1,0 +1,118 @@
+"""Every flipped bit of a slot is found."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.memory.checksum import Verdict, checksum, verify  # noqa: E402
+from dalsegno.train.memory.copies import Incoming, outgoing  # noqa: E402
+from dalsegno.train.memory.draft import begin, write  # noqa: E402
+from dalsegno.train.memory.layout import lay_out  # noqa: E402
+from dalsegno.train.memory.record import SUMS_AT, Sums  # noqa: E402
+from dalsegno.train.memory.slot import Slot  # noqa: E402
+from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from tests.train.memory.states import filled, same  # noqa: E402
+
+
+def flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_a_slot_is_whole_once_it_is_checksummed(shm: Path) -> None:
+    assert verify(shm / "s") == Verdict.NOTHING
+    write(Slot(shm / "s"), filled(1), generation=1)
+    assert verify(shm / "s") == Verdict.UNCHECKED
+    assert checksum(shm / "s")
+    assert verify(shm / "s") == Verdict.WHOLE
+
+
+def test_a_bit_flipped_anywhere_is_found(shm: Path) -> None:
+    small = filled(1, count=4, elements=20)
+    write(Slot(shm / "s"), small, generation=1)
+    checksum(shm / "s")
+    for bit in range(lay_out(small).total * 8):
+        if bit % 7 == 0 or bit < 512 * 8:
+            flip(shm / "s", bit)
+            assert verify(shm / "s") in (Verdict.DAMAGED, Verdict.NOTHING), bit
+            flip(shm / "s", bit)
+    assert verify(shm / "s") == Verdict.WHOLE
+
+
+def test_a_bit_flipped_in_a_slot_of_many_chunks_is_found(shm: Path) -> None:
+    large = filled(1, count=3, elements=5 << 20)
+    write(Slot(shm / "s"), large, generation=1)
+    checksum(shm / "s")
+    drawn = random.Random(4)
+    for _ in range(8):
+        bit = drawn.randrange(lay_out(large).total * 8)
+        flip(shm / "s", bit)
+        assert verify(shm / "s") in (Verdict.DAMAGED, Verdict.NOTHING), bit
+        flip(shm / "s", bit)
+    assert verify(shm / "s") == Verdict.WHOLE
+
+
+def test_checksums_of_the_step_before_count_for_nothing(shm: Path) -> None:
+    slot = Slot(shm / "s")
+    write(slot, filled(1), generation=1)
+    late = checksum(shm / "s")
+    write(slot, filled(2), generation=1)
+    assert late
+    with (shm / "s").open("r+b") as file:
+        file.seek(SUMS_AT)
+        file.write(late.pack())
+    assert verify(shm / "s") == Verdict.UNCHECKED
+
+
+def test_a_slot_that_is_being_written_is_not_checksummed(shm: Path) -> None:
+    slot = Slot(shm / "s")
+    write(slot, filled(1), generation=1)
+    begin(slot, filled(2), generation=1)
+    assert checksum(shm / "s") is None and verify(shm / "s") == Verdict.NOTHING
+
+
+def test_a_buddy_keeps_a_ranks_own_part_and_gives_it_back(shm: Path) -> None:
+    wanted = filled(5, rank=1, world=2)
+    write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
+    write(Slot(shm / "one"), wanted, generation=1)
+    receive(shm / "copy", *outgoing(taken(shm / "one")))
+    assert verify(shm / "copy") == Verdict.WHOLE
+    assert same(state_of(taken(shm / "zero"), taken(shm / "copy")), wanted)
+
+
+def test_a_copy_that_changed_on_its_way_is_found(shm: Path) -> None:
+    write(Slot(shm / "one"), filled(5), generation=1)
+    header, part = outgoing(taken(shm / "one"))
+    changed = bytearray(part)
+    changed[-100] ^= 1
+    receive(shm / "copy", header, memoryview(changed))
+    assert verify(shm / "copy") == Verdict.DAMAGED
+
+
+def test_a_copy_whose_sender_went_away_holds_nothing(shm: Path) -> None:
+    write(Slot(shm / "one"), filled(5), generation=1)
+    header, part = outgoing(taken(shm / "one"), Sums(0, 0, 0))
+    coming = Incoming(shm / "copy", header)
+    coming.buffer[:100] = part[:100]
+    coming.abandon()
+    assert verify(shm / "copy") == Verdict.NOTHING
+
+
+def taken(path: Path):  # type: ignore[no-untyped-def]
+    snapshot = open_snapshot(path)
+    assert snapshot
+    return snapshot
+
+
+def receive(path: Path, header: bytes, part: memoryview) -> None:
+    coming = Incoming(path, header)
+    coming.buffer[:] = part
+    coming.commit()

@@ -1,0 +1,127 @@
+"""A writer killed at any moment leaves a whole step: the last one it committed, or the one it was about to."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.memory.checksum import Verdict, checksum, verify  # noqa: E402
+from dalsegno.train.memory.names import slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.slots import Slots  # noqa: E402
+from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from tests.train.memory.processes import fork  # noqa: E402
+from tests.train.memory.states import filled  # noqa: E402
+
+LONG = bool(os.environ.get("DALSEGNO_LONG"))
+ROUNDS = 400 if LONG else 40
+_STEP = struct.Struct("<q")
+
+
+def found(folder: Path) -> list[int]:
+    """The steps that are there, each checked to be of one piece."""
+    snapshots = [open_snapshot(folder / str(slot)) for slot in slots_of("a", folder)]
+    for snapshot in filter(None, snapshots):
+        state = state_of(snapshot)
+        assert state.step == state.values["step"] == snapshot.record.step
+        assert all(bool((piece.tensor == state.step).all()) for piece in state.pieces)
+        assert verify(snapshot.path) != Verdict.DAMAGED
+    return [snapshot.record.step for snapshot in snapshots if snapshot]
+
+
+def write_for_ever(folder: Path, generation: int, resumed: int, elements: int, told: int) -> None:
+    slots = Slots("a", 0, generation, resumed, folder=folder)
+    for step in range(resumed + 1, 1 << 40):
+        record = slots.write(filled(step, elements=elements))
+        assert record
+        os.write(told, _STEP.pack(step))
+        if step % 3 == 0:
+            checksum(slots.slots[slots.records().index(record)].path)
+
+
+def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
+    """Run it in a process until it said its first word, then for a while, then kill it. Gives its last whole word."""
+    reads, writes = os.pipe()
+    pid = fork(lambda: act(writes))
+    os.close(writes)
+    select.select([reads], [], [], 20)
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with os.fdopen(reads, "rb") as said:
+        words = said.read()
+    return int(_STEP.unpack_from(words, len(words) // _STEP.size * _STEP.size - _STEP.size)[0])
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_random_moments(shm: Path) -> None:
+    drawn, newest = random.Random(), 0
+    for generation in range(1, ROUNDS + 1):
+        elements = drawn.choice([20_000, 100_000, 100_000, 400_000])
+
+        def act(told: int, generation: int = generation, resumed: int = newest, elements: int = elements) -> None:
+            write_for_ever(shm, generation, resumed, elements, told)
+
+        acknowledged = killed_after(drawn.uniform(0, 0.03), act)
+        left = found(shm)
+        assert left and max(left) >= acknowledged, f"{left} after {acknowledged}"
+        newest = max(left)
+    assert len(os.listdir(shm)) == 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
+def test_killed_at_every_line(shm: Path, elements: int) -> None:
+    """Through all that a snapshot runs; in the short form at some lines, others each time."""
+    stride = 1 if LONG else 12
+    line, dies = random.Random().randrange(stride), True
+    while dies:
+        sweep("a", shm)
+        two_steps(shm)
+        line += stride
+        dies = killed_at_line(line, lambda: Slots("a", 0, 1, folder=shm).write(filled(3, elements=elements)))
+        assert max(found(shm)) in ((2, 3) if dies else (3,))
+    assert line > 100
+
+
+def two_steps(folder: Path) -> None:
+    slots = Slots("a", 0, 1, folder=folder)
+    for step in (1, 2):
+        slots.write(filled(step))
+    slots.close()
+
+
+def killed_at_line(number: int, act: Callable[[], Any]) -> bool:
+    """Whether the process died at that line of the package, and did not come to its end before."""
+
+    def traced() -> None:
+        left = number
+
+        def at(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            if "dalsegno/train/memory" not in frame.f_code.co_filename:
+                return None
+            left -= event == "line"
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return at
+
+        sys.settrace(at)
+        act()
+
+    _, status = os.waitpid(fork(traced), 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0

@@ -1,0 +1,68 @@
+"""Where bytes go: ranges do not overlap, are aligned, and what was laid out is found again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.errors import CheckpointError  # noqa: E402
+from dalsegno.train.memory.draft import write  # noqa: E402
+from dalsegno.train.memory.layout import ALIGN, Contents, Part, lay_out, parse_head  # noqa: E402
+from dalsegno.train.memory.names import FOLDER  # noqa: E402
+from dalsegno.train.memory.slot import Slot  # noqa: E402
+from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from dalsegno.train.state import State  # noqa: E402
+from tests.train.memory.states import piece, same, state, states  # noqa: E402
+
+
+def ranges(part: Part) -> list[tuple[int, int]]:
+    inside = [(blob.at, blob.length) for blob, _ in part.blobs] + [(one.at, one.length) for one in part.pieces]
+    return [(0, len(part.head)), *((part.body_at + at, length) for at, length in inside)]
+
+
+@given(states)
+def test_ranges_are_aligned_inside_their_part_and_do_not_overlap(any_state: State) -> None:
+    layout = lay_out(any_state)
+    assert layout.shared is not None
+    for part in (layout.shared, layout.own):
+        found = ranges(part)
+        assert all(at % ALIGN == 0 for at, _ in found)
+        assert all(at + length <= later for (at, length), (later, _) in pairwise(found))
+        assert sum(found[-1]) <= part.length and part.length % ALIGN == 0
+    assert layout.own_at % ALIGN == 0
+
+
+@given(states)
+def test_what_all_ranks_have_and_what_one_has_are_kept_apart(any_state: State) -> None:
+    layout = lay_out(any_state)
+    assert layout.shared is not None
+    assert all(one.shared for one in layout.shared.pieces) and not any(one.shared for one in layout.own.pieces)
+    assert lay_out(any_state, with_shared=False).own == layout.own
+
+
+@given(states)
+def test_a_head_tells_what_is_in_its_part(any_state: State) -> None:
+    own = lay_out(any_state).own
+    assert parse_head(own.head) == Contents(tuple(blob for blob, _ in own.blobs), own.pieces)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(states)
+def test_any_state_comes_back_bit_by_bit(any_state: State) -> None:
+    with TemporaryDirectory(prefix="dalsegno-test-", dir=FOLDER) as folder:
+        slot = Slot(Path(folder) / "slot")
+        write(slot, any_state, generation=1)
+        snapshot = open_snapshot(slot.path)
+        slot.close()
+        assert snapshot and same(state_of(snapshot), any_state)
+
+
+def test_a_tensor_that_is_not_dense_is_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.emb is no dense tensor"):
+        lay_out(state(1, piece("model.emb", torch.eye(3).to_sparse())))

@@ -1,0 +1,94 @@
+"""A rank's slots: what is kept, what is skipped, how much memory they take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.memory.names import left_by, safe_name  # noqa: E402
+from dalsegno.train.memory.room import Room  # noqa: E402
+from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
+from dalsegno.train.memory.segment import NoRoom  # noqa: E402
+from dalsegno.train.memory.slots import Slots, needs_bytes  # noqa: E402
+from dalsegno.train.memory.snapshot import held_snapshot  # noqa: E402
+from tests.train.memory.processes import in_child  # noqa: E402
+from tests.train.memory.states import filled  # noqa: E402
+
+
+def steps(slots: Slots) -> list[int | None]:
+    return [record.step if record else None for record in slots.records()]
+
+
+def test_the_two_newest_steps_are_kept_where_nobody_replicates(shm: Path) -> None:
+    slots = Slots("a", rank=0, generation=1, folder=shm)
+    for step in range(1, 6):
+        assert slots.write(filled(step))
+    assert steps(slots) == [5, 4] and slots.skipped == 0
+
+
+def test_what_is_not_safe_yet_is_not_overwritten_and_the_skipped_are_counted(shm: Path) -> None:
+    slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name(os.getuid(), "a")
+    write_safe(safe, Safe(1, -1))
+    assert [bool(slots.write(filled(step))) for step in (1, 2, 3)] == [True, True, False]
+    assert steps(slots) == [1, 2] and slots.skipped == 1
+    write_safe(safe, Safe(1, 2))
+    assert slots.write(filled(4)) and steps(slots) == [4, 2]
+
+
+def test_a_generation_that_starts_again_keeps_what_it_started_from(shm: Path) -> None:
+    first = Slots("a", rank=0, generation=1, folder=shm)
+    for step in (5, 6):
+        first.write(filled(step))
+    second = Slots("a", rank=0, generation=2, resumed=5, folder=shm)
+    assert second.write(filled(6)) and [r and (r.generation, r.step) for r in second.records()] == [(1, 5), (2, 6)]
+
+
+def test_while_one_is_read_and_the_other_is_the_newest_a_snapshot_is_skipped(shm: Path) -> None:
+    slots = Slots("a", rank=0, generation=1, folder=shm)
+    slots.write(filled(1))
+    slots.write(filled(2))
+
+    def try_to_write() -> None:
+        mine = Slots("a", rank=0, generation=1, folder=shm)
+        assert mine.write(filled(3)) is None and mine.skipped == 1
+
+    with held_snapshot(slots.slots[0].path):
+        in_child(try_to_write)
+    assert slots.write(filled(3)) and steps(slots) == [3, 2]
+
+
+def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> None:
+    state = filled(1, elements=100_000)
+    slots = Slots("a", rank=0, generation=1, folder=shm)
+    slots.prepare(state)
+    used = sum(path.stat().st_blocks * 512 for path in left_by("a", shm))
+    assert used == needs_bytes(state)
+    for step in range(5):
+        slots.write(filled(step, elements=100_000))
+    assert sum(path.stat().st_blocks * 512 for path in left_by("a", shm)) == used
+
+
+def test_what_all_have_takes_no_memory_where_another_rank_keeps_it(shm: Path) -> None:
+    state = filled(1, count=2, elements=1_000_000)
+    assert needs_bytes(state, with_shared=False) < 0.6 * needs_bytes(state)
+    slots = Slots("a", rank=1, generation=1, with_shared=False, folder=shm)
+    slots.write(state)
+    assert sum(path.stat().st_size for path in left_by("a", shm)) == needs_bytes(state, with_shared=False)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None:
+    tight = Room(shm=1 << 20, memory=8 << 30)
+    slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)
+    with pytest.raises(NoRoom, match="snapshots in memory need 3 MiB more"):
+        slots.prepare(filled(1, elements=50_000))
+    assert left_by("a", shm) == []
+
+
+def test_slots_that_are_there_already_need_no_more_room(shm: Path) -> None:
+    Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
+    none = Room(shm=0, memory=0)
+    assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_room=lambda folder: none).write(filled(2))
