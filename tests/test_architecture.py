@@ -23,6 +23,7 @@ UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
+TRAIN_TALK = ("train.contract", "train.frames", "train.proof")  # how a worker and its launcher speak; no torch
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -37,13 +38,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "containers": UP_TO_2,
     "health": UP_TO_2,
     "users": UP_TO_3,
-    "launch": (*UP_TO_3, "train.contract"),
-    "jobs": (*UP_TO_4, "train.contract"),
+    "launch": (*UP_TO_3, *TRAIN_TALK),
+    "jobs": (*UP_TO_4, *TRAIN_TALK),
     "bench": ("errors", "hardware", "spec", "jobs"),
     "setup": UP_TO_4,
     "targets": UP_TO_5,
     "observe": UP_TO_5,
-    "recovery": (*UP_TO_4, "targets.base"),
+    "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
     "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "cli": (*UP_TO_7, "cluster"),

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
@@ -14,6 +13,7 @@ from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
 from dalsegno.train.contract import RUN
+from dalsegno.train.frames import Message
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.link import Link
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.words import Noted, Word
+from dalsegno.train.frames import Message
 
 SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}

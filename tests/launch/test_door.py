@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dalsegno.launch.agent.door import Door
-from dalsegno.launch.agent.frames import Message, Reader, send
+from dalsegno.train.frames import Message, Reader, send
 
 
 class Room:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.frames import send
 from dalsegno.system.procfs import start_ticks
+from dalsegno.train.frames import send
 from tests.launch.warm_agent import Agent, script
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.words import (
     UNREADABLE,
     AllStopped,
@@ -23,6 +22,7 @@ from dalsegno.launch.words import (
     read_hello,
     read_word,
 )
+from dalsegno.train.frames import Message
 
 REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", "oom": True, "at": 1.5}
 

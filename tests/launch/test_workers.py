@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.launch.folder import RunFolder
 from dalsegno.system import procfs
+from dalsegno.train.frames import Message
 from tests.launch.small_site import SmallSite
 
 

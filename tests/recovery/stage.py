@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.launch.agent.frames import Message, Reader
 from dalsegno.recovery.client import ask, start_run
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.system.procfs import end, marked
+from dalsegno.train.frames import Message, Reader
 
 SOURCE = Path(__file__).parents[2] / "src"
 SERVE = """

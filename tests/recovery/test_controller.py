@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.agent.frames import pack
 from dalsegno.recovery.client import controller_answers
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.targets.local.folder import Folder
+from dalsegno.train.frames import pack
 from tests.recovery.stage import SOURCE, Stage, eventually, say_and_hear
 
 NOBODY = 65534

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from dalsegno.jobs.frameworks import World, framework_env, torch_threads
 from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, salloc_argv
 from dalsegno.jobs.steps import step_argv
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.train.contract import FRESH, RUN
+from dalsegno.train.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
 COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it the agents know best

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.launch.pulse import Pulse
 from dalsegno.launch.words import UNREADABLE, Word, read_word
+from dalsegno.train.frames import Message
 
 TRIES = 20
 

@@ -7,11 +7,11 @@ import contextlib
 import time
 from typing import Protocol
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Finish
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.telling import Teller, Told
+from dalsegno.train.frames import Message
 
 FAREWELL_S = 3.0
 

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dalsegno.launch.agent.frames import BadFrame, Message, Reader, pack
-from dalsegno.launch.agent.proof import holds, nonce, prove
 from dalsegno.launch.words import UNREADABLE, Hello, read_hello
+from dalsegno.train.frames import BadFrame, Message, Reader, pack
+from dalsegno.train.proof import holds, nonce, prove
 
 HANDSHAKE_S = 5.0
 

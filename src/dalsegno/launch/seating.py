@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.events import Start
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.site import Seats, Terms
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
+from dalsegno.train.frames import Message
 
 
 def start_message(site: Terms, order: Start, peers: Mapping[str, Peer]) -> Message | None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.train.frames import Message
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dalsegno.launch.agent.frames import Message
+from dalsegno.train.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 

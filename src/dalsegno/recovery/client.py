@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
+from dalsegno.train.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # it writes two files and starts a process
 ANSWERS_S = 2.0

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.agent.frames import Message
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.door import Door
 from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.person import check_folder, check_may_ask
 from dalsegno.recovery.records import Record, Records
 from dalsegno.system.files import locked, make_folder
+from dalsegno.train.frames import Message
 
 SOCKET, RUNS, LOCK = "run/controller.sock", "controller/runs", "controller/lock"  # below the cluster's state folder
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.launch.agent.frames import BadFrame, Message, Reader, pack
+from dalsegno.train.frames import BadFrame, Message, Reader, pack
 
 MOST_CALLERS = 128
 CALL_S = 10.0  # whoever has not said and heard all by then is cut off

@@ -17,7 +17,7 @@ from dalsegno.jobs.torchrun.names import host_of
 from dalsegno.jobs.torchrun.report import FailedWorker, render_report
 from dalsegno.jobs.torchrun.site import fill_macros, seconds
 from dalsegno.launch.agent.agent import Agent
-from dalsegno.launch.agent.frames import Message
+from dalsegno.train.frames import Message
 
 GRACE_S = 30.0
 LINGER_S = 0.5  # Slurm signals all nodes, but not at the same instant: nobody is stopped as a leaver's peer meanwhile

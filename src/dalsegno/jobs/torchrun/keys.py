@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.jobs.torchrun.munge import NotSealed
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.link import Refused
+from dalsegno.train.frames import Message
 
 
 class Sealer(Protocol):

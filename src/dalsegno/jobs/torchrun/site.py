@@ -14,11 +14,11 @@ from dalsegno.jobs.frameworks import World, torch_env
 from dalsegno.jobs.site import TORCH_MODULES
 from dalsegno.jobs.torchrun.args import TorchrunArgs
 from dalsegno.jobs.torchrun.meeting import LOOPBACK, Meeting, is_loopback, parse_endpoint
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.site import Seats
+from dalsegno.train.frames import Message
 
 # Nothing can be below it, so nothing is kept: this coordinator lives and dies with its agent, as torchrun's does.
 NOWHERE = Path(os.devnull)

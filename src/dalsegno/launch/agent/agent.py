@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.leftovers import sweep
 from dalsegno.launch.agent.link import Link
 from dalsegno.launch.agent.reach import reached
@@ -26,6 +25,7 @@ from dalsegno.launch.agent.streaming import LogStream
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.train.contract import TERMINATED
+from dalsegno.train.frames import Message
 
 TICK_S = 0.2
 WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
+from dalsegno.train.frames import BadFrame, Message, Reader, send
 
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _MAX_CALLERS = 1024

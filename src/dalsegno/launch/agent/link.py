@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dalsegno.launch.agent.frames import BadFrame, Message, Reader, send
-from dalsegno.launch.agent.proof import holds, nonce, prove
+from dalsegno.train.frames import BadFrame, Message, Reader, send
+from dalsegno.train.proof import holds, nonce, prove
 
 CONNECT_S = 1.0
 TALK_S = 5.0

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dalsegno.launch.agent.frames import FileReader, Message, send
 from dalsegno.launch.agent.procs import below, children
+from dalsegno.train.frames import FileReader, Message, send
 
 _PACKAGES = str(Path(__file__).parents[3])
 _START = (

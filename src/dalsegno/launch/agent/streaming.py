@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
-from dalsegno.launch.agent.frames import Message
+from dalsegno.train.frames import Message
 
 CHUNK_BYTES = 65536
 

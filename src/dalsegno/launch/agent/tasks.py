@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from dalsegno.launch.agent.crew import Worker
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.folder import RunFolder
 from dalsegno.train.contract import AGENT
+from dalsegno.train.frames import Message
 
 STORE_FILE = str(Path(__file__).with_name("store.py"))
 

@@ -20,9 +20,9 @@ import threading
 import time
 from typing import NoReturn
 
-from dalsegno.launch.agent.frames import FileReader, Message, send
 from dalsegno.launch.agent.script import become_program, run_script
 from dalsegno.launch.agent.store import serve_store
+from dalsegno.train.frames import FileReader, Message, send
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent import stacks
 from dalsegno.launch.agent.crew import Crew, Worker
-from dalsegno.launch.agent.frames import Message
 from dalsegno.launch.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
 from dalsegno.launch.agent.procs import catches
 from dalsegno.launch.agent.tasks import run_files, store_task, worker_task
+from dalsegno.train.frames import Message
 
 SETTLE_S = 5.0
 

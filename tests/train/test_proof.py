@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dalsegno.launch.agent.frames import Message, Reader, pack, send
 from dalsegno.launch.agent.link import Link
-from dalsegno.launch.agent.proof import holds, nonce, prove
 from dalsegno.launch.peers import Door, Peer
+from dalsegno.train.frames import Message, Reader, pack, send
+from dalsegno.train.proof import holds, nonce, prove
 
 SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.launch.agent.frames import MAX_BYTES, BadFrame, FileReader, Message, Reader, pack, send
+from dalsegno.train.frames import MAX_BYTES, BadFrame, FileReader, Message, Reader, pack, send
 
 
 @given(
