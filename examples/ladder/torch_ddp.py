@@ -40,6 +40,9 @@ def _counted(wire: Wire, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     size = bytes_of(bucket.buffer())
     wire.count_all_reduce(size)
     span = wire.watch.begin("communicate", f"all-reduce {size} B")
-    future = allreduce_hook(None, bucket)
-    wire.watch.ends_with(span, future)
-    return future
+
+    def arrived(sum_: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        wire.watch.end(span)
+        return sum_.value()
+
+    return allreduce_hook(None, bucket).then(arrived)

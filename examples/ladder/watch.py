@@ -58,13 +58,13 @@ class Watch:
         yield
         self.end(span)
 
-    def ends_with(self, span: _Open | None, future: Any) -> None:
+    def ends_with(self, span: _Open | None, work: Any) -> None:
         """The span ends when the operation does, which is while we are busy with something else.
 
         For a GPU the callback comes early, but on a stream that waits for the operation: an event there is its end.
         """
         if span:
-            future.add_done_callback(lambda _: self.end(span))
+            work.get_future().add_done_callback(lambda _: self.end(span))
 
     def spans(self) -> list[Span]:
         since = self.seconds_since

@@ -11,7 +11,6 @@ import torch
 from dalsegno.bench.ask import LadderAsk
 from dalsegno.bench.ladder_report import BASELINE
 from dalsegno.bench.place import Place
-from dalsegno.bench.tcp import tcp_bytes_sent
 from ladder import RUNGS, Rung
 from ladder.torch_data_parallel import why_not_measured
 from ladder.torch_ddp import TorchDDP
@@ -53,10 +52,10 @@ class Contestant:
         return time.perf_counter() - begin
 
     def timed_step(self, place: Place) -> None:
-        sent_before = tcp_bytes_sent()
+        before = place.tcp_bytes_sent()
         self.steps_s.append(self.step(place))
-        sent = tcp_bytes_sent()
-        self.tcp_bytes.append(None if sent is None or sent_before is None else sent - sent_before)
+        after = place.tcp_bytes_sent()
+        self.tcp_bytes.append(None if after is None or before is None else after - before)
 
     def watched_step(self, place: Place) -> None:
         wire = self.rung.wire

@@ -14,7 +14,7 @@ from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult, Traffic
 from dalsegno.bench.place import Place
 
 Tell = Callable[[str], None]
-WARM_UP_ROUNDS = 3  # DDP makes its buckets anew after the first step
+WARM_UP_ROUNDS = 2  # DDP makes its buckets anew after the first step
 WATCHED_ROUNDS = 3
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dalsegno.bench.tcp import tcp_bytes_sent
+
 _PATIENCE = timedelta(seconds=120)
 
 
@@ -35,6 +37,10 @@ class Place:
     def finish(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def tcp_bytes_sent(self) -> int | None:
+        """None with nccl: it has better ways than TCP where it can, and a count of zero would mislead."""
+        return tcp_bytes_sent() if self.backend == "gloo" else None
 
     def of_all_ranks(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.size

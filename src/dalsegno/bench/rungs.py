@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -25,9 +26,9 @@ def make_importable() -> None:
     sys.path.insert(0, str(examples_folder()))
 
 
-def check_torch() -> None:
+def check_torch(find: Callable[[str], object] = find_spec) -> None:
     """Without importing it: that takes seconds."""
-    if importlib.util.find_spec("torch") is None:
+    if find("torch") is None:
         raise DalsegnoError(
             "`dalsegno bench ddp` needs PyTorch, which this Python does not have",
             hint="pip install 'dalsegno[torch]', or in a clone: ./dalsegno setup --torch",

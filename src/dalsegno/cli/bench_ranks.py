@@ -6,7 +6,8 @@ import os
 import select
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.bench.ask import LadderAsk
@@ -27,15 +28,24 @@ def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
         (folder / ASK).write_text(ask.to_json())
-        _run(folder, processes, say)
+        run_ranks([_rank(folder, rank, processes) for rank in range(processes)], folder, say)
         return read_report((folder / REPORT).read_text())
 
 
-def _run(folder: Path, processes: int, say: Say) -> None:
+@dataclass(frozen=True)
+class Rank:
+    """A process to start."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+
+
+def run_ranks(commands: Sequence[Rank], folder: Path, say: Say) -> None:
+    """Start all, and wait until all are over; whatever happens, none is left behind."""
     ranks: list[Child] = []
     try:
-        for rank in range(processes):
-            ranks.append(_start(folder, rank, processes))
+        for number, rank in enumerate(commands):
+            ranks.append(start(rank.argv, rank.env, output=_log(folder, number)))
         _wait(folder, ranks, say)
     finally:
         for child in ranks:
@@ -43,13 +53,12 @@ def _run(folder: Path, processes: int, say: Say) -> None:
             child.close()
 
 
-def _start(folder: Path, rank: int, processes: int) -> Child:
+def _rank(folder: Path, rank: int, processes: int) -> Rank:
     # Ours and torch come from where this process has them, user's site-packages included.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     loopback = {} if "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": "lo"}
     env = {**os.environ, **local_env(rank, processes), **loopback, "PYTHONPATH": path}
-    argv = [sys.executable, "-m", "dalsegno.bench.ladder_rank", str(folder)]
-    return start(argv, env, output=_log(folder, rank))
+    return Rank([sys.executable, "-m", "dalsegno.bench.ladder_rank", str(folder)], env)
 
 
 def _wait(folder: Path, ranks: Sequence[Child], say: Say) -> None:

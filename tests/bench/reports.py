@@ -1,0 +1,25 @@
+"""A report as a benchmark could have made it."""
+
+from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult, Traffic
+
+MIB = 2**20
+
+
+def report(*rungs: RungResult) -> LadderReport:
+    return LadderReport(2, "gloo", "cpu", "2.9.0", 1024, 16 * MIB, rungs)
+
+
+RING = RungResult(
+    "ring",
+    steps_s=(0.030, 0.020, 0.100),
+    traffic=(Traffic(4, 2, 15 * MIB, 16 * MIB, False, 15 * MIB), Traffic(4, 2, 16 * MIB, 15 * MIB, False, 17 * MIB)),
+    marks=(Mark(0, "forward", "", 0.0, 0.01), Mark(0, "backward", "", 0.01, 0.02),
+           Mark(0, "communicate", "send <1 B> to 1", 0.02, 0.04), Mark(1, "update", "", 0.04, 0.04)),
+)  # fmt: skip
+DDP = RungResult(
+    "ddp",
+    steps_s=(0.020,),
+    traffic=(Traffic(3, 6, 16 * MIB, 16 * MIB, True),) * 2,
+    marks=(Mark(0, "backward", "", 0.0, 0.02), Mark(0, "communicate", "all-reduce 5 B", 0.01, 0.02)),
+)
+DATA_PARALLEL = RungResult("data-parallel", why_not="here there are no GPUs")

@@ -1,0 +1,83 @@
+"""What a benchmark is asked, by whom it was started, and what has to be there."""
+
+import socket
+
+import pytest
+
+from dalsegno.bench.ask import LadderAsk, parse_caps
+from dalsegno.bench.rungs import check_torch, examples_folder
+from dalsegno.bench.tcp import tcp_bytes_sent
+from dalsegno.bench.world import local_env, world_env
+from dalsegno.errors import DalsegnoError, UsageError
+
+
+def first(hosts: str) -> str:
+    return hosts.split(",")[0]
+
+
+SRUN = {
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "a,b", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3",
+}  # fmt: skip
+
+
+def test_an_ask_survives_the_way_to_its_ranks():
+    ask = LadderAsk(model_mb=0.5, layers=2, steps=1, batch=3, device="cpu", bucket_caps_mb=(0.5, 2.0))
+    assert LadderAsk.from_json(ask.to_json()) == ask
+
+
+def test_caps_are_sizes_with_commas_each_once():
+    assert parse_caps("1,0.5,1") == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("text", ["", "a", "0", "-1", "1,,2", "inf", "nan"])
+def test_caps_that_are_no_sizes_are_refused(text: str):
+    with pytest.raises(UsageError):
+        parse_caps(text)
+
+
+def test_alone_nobody_started_us():
+    assert world_env({}, first) is None
+
+
+def test_torchruns_variables_are_taken_as_they_are():
+    assert world_env({"RANK": "1", "WORLD_SIZE": "2", **SRUN}, first) == {}
+
+
+def test_a_step_of_sruns_is_a_world_whose_first_host_is_the_meeting_place():
+    assert world_env(SRUN, first) == {
+        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "a", "MASTER_PORT": "20710",
+    }  # fmt: skip
+
+
+def test_a_batch_script_is_no_step_though_it_has_a_task_number():
+    assert world_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, first) is None
+
+
+def test_processes_on_this_machine_share_its_cores():
+    assert local_env(1, 3) == {
+        "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"
+    }  # fmt: skip
+
+
+def test_without_torch_the_error_says_how_to_get_it():
+    with pytest.raises(DalsegnoError) as caught:
+        check_torch(find=lambda name: None)
+    assert "pip install 'dalsegno[torch]'" in caught.value.hint
+
+
+def test_the_ladder_is_found():
+    assert (examples_folder() / "ladder" / "ring.py").exists()
+
+
+def test_the_kernel_counts_what_is_sent_over_tcp():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            before = tcp_bytes_sent()
+            if before is None:
+                pytest.skip("this kernel does not tell")
+            one.sendall(b"x" * 1000)
+            assert other.recv(1000, socket.MSG_WAITALL)
+            assert tcp_bytes_sent() == before + 1000

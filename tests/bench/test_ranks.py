@@ -1,0 +1,32 @@
+"""A benchmark's processes on this machine."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cli.bench_ranks import Rank, run_ranks
+from dalsegno.errors import DalsegnoError
+
+
+def shell(script: str) -> Rank:
+    return Rank(["/bin/sh", "-c", script], dict(os.environ))
+
+
+def test_all_are_waited_for_and_progress_is_told(tmp_path: Path):
+    said: list[str] = []
+    run_ranks([shell("exit 0"), shell(f"echo halfway >{tmp_path}/progress")], tmp_path, said.append)
+    assert [line.strip() for line in said] == ["halfway"]
+
+
+def test_the_first_that_fails_ends_the_others_and_its_last_words_are_shown(tmp_path: Path):
+    with pytest.raises(DalsegnoError) as caught:
+        waits = shell(f"echo $$ >{tmp_path}/pid; exec sleep 600")
+        fails = shell(f"until [ -s {tmp_path}/pid ]; do :; done; echo no such device >&2; exit 3")
+        run_ranks([waits, fails], tmp_path, print)
+    assert caught.value.what == "rank 1 ended with code 3:\n  no such device"
+    pid = int((tmp_path / "pid").read_text())
+    os.waitpid(pid, 0)  # killed, or this would wait for ten minutes
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIG_DFL)
