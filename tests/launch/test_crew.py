@@ -14,7 +14,7 @@ ValueError: bad batch"""
 
 
 def files(folder: Path, rank: int) -> dict[str, str]:
-    return run_files({"folder": str(folder)}, 3, rank)
+    return run_files(str(folder), 3, rank)
 
 
 def write_log(folder: Path, rank: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.launch.agent.orders import StartOrder, WorkerOrder, read_setup
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.launch.folder import RunFolder
@@ -31,11 +32,11 @@ class Node:
 
     def set_up(self, script: str, **more: object) -> None:
         self.script.write_text(script)
-        self.workers.set_up({**SmallSite(self.folder, script=str(self.script)).setup(), **more})
+        self.workers.set_up(read_setup({**SmallSite(self.folder, script=str(self.script)).setup(), **more}))
 
     def start(self, generation: int, ranks: int = 1) -> None:
-        workers = [{"rank": rank, "env": {"RANK": str(rank)}} for rank in range(ranks)]
-        self.workers.start({"generation": generation, "workers": workers})
+        workers = tuple(WorkerOrder(rank, {"RANK": str(rank)}) for rank in range(ranks))
+        self.workers.start(StartOrder(generation, workers))
 
     def until(self, true: Callable[[], object]) -> None:
         end = time.monotonic() + 20

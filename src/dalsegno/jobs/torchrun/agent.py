@@ -17,6 +17,7 @@ from dalsegno.jobs.torchrun.names import host_of
 from dalsegno.jobs.torchrun.report import FailedWorker, render_report
 from dalsegno.jobs.torchrun.site import fill_macros, seconds
 from dalsegno.launch.agent.agent import Agent
+from dalsegno.launch.agent.orders import read_setup
 from dalsegno.train.frames import Message
 
 GRACE_S = 30.0
@@ -54,7 +55,7 @@ class TorchrunAgent(Agent):
 
     def serve(self) -> int:
         """torch is imported while the others are waited for."""
-        self.workers.set_up(self._setup)
+        self.workers.set_up(read_setup(self._setup))
         code = super().serve()
         self.link.close()
         self._logs.close(ended_well=code == 0)
@@ -73,7 +74,7 @@ class TorchrunAgent(Agent):
             return
         self._why = f"{self._keys.endpoint} does not answer any more"
         self._setup.update(store=told["store"], gone_s=told["gone_s"], absence_s=self._absence_s)
-        self.workers.set_up(self._setup)
+        self.workers.set_up(read_setup(self._setup))
 
     def _hello(self) -> Message:
         return {**super()._hello(), "address": self.args.local_addr or ""}

@@ -15,11 +15,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
 from dalsegno.launch.agent.leftovers import sweep
 from dalsegno.launch.agent.link import Link
+from dalsegno.launch.agent.orders import read_setup, read_start
 from dalsegno.launch.agent.reach import reached
 from dalsegno.launch.agent.streaming import LogStream
 from dalsegno.launch.agent.warm import adopt_orphans
@@ -31,7 +33,6 @@ TICK_S = 0.2
 WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
 # Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
 LOOK_AFTER, LOOK_FOR = 0.45, 0.2
-ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
@@ -49,7 +50,7 @@ class Agent:
         self.door = Door(f"dalsegno.{os.getuid()}.{self.run}.{os.getpid()}", self.selector, self._hear_worker)
         self.probe = self._open_probe()
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
-        self.peers: list[tuple[str, int]] = []
+        self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
         self.looked_at = 0.0
@@ -145,11 +146,12 @@ class Agent:
             if word in message:
                 order(message[word])
 
-    def _set_up(self, setup: Message) -> None:
+    def _set_up(self, told: Message) -> None:
         """A node that does not see the run's folder writes elsewhere, and its coordinator writes for it."""
-        if self.stream is None and not os.path.isdir(setup["folder"]):
+        setup = read_setup(told)
+        if self.stream is None and not os.path.isdir(setup.folder):
             self.stream = LogStream(self.run, self.node)
-        self.workers.set_up(dict(setup, folder=self.stream.folder) if self.stream else setup)
+        self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)
 
     def _speak(self) -> None:
         if self.stream is not None:
@@ -158,8 +160,9 @@ class Agent:
             self.spoke_at = time.monotonic()
             self.link.send({"beat": True})
 
-    def _start(self, order: Message) -> None:
-        self.peers = [(str(host), int(port)) for host, port in order["peers"]]
+    def _start(self, told: Message) -> None:
+        order = read_start(told)
+        self.peers = order.peers
         self.workers.start(order)
 
     def _finish(self, code: int) -> None:
@@ -219,10 +222,10 @@ class Agent:
     def _watch_out(self) -> None:
         now = time.monotonic()
         setup = self.workers.setup
-        if self.watched is None and now - self.lost_at > setup.get("absence_s", ABSENCE_S):
-            self.exit_code, self.last_word = 1, () if self.cut_off else setup.get("last_word", ())
+        if self.watched is None and now - self.lost_at > setup.absence_s:
+            self.exit_code, self.last_word = 1, () if self.cut_off else setup.last_word
             return
-        gone_s = float(setup.get("gone_s", 0.0))
+        gone_s = setup.gone_s
         silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
         if gone_s and silence > LOOK_AFTER * gone_s:
             self._look_around(LOOK_FOR * gone_s)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent import stacks
 from dalsegno.launch.agent.crew import Crew, Worker
+from dalsegno.launch.agent.orders import Setup, StartOrder
 from dalsegno.launch.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
 from dalsegno.launch.agent.procs import catches
 from dalsegno.launch.agent.tasks import run_files, store_task, worker_task
@@ -24,7 +25,7 @@ class Workers:
 
     def __init__(self, node: str, door: str, selector: selectors.BaseSelector, tell: Callable[[Message], None]) -> None:
         self.node, self.door, self.selector, self.tell = node, door, selector, tell
-        self.setup: Message = {}
+        self.setup = Setup()
         self.parent: WarmParent | None = None
         self.warm = False  # workers are forked, else they are programs of their own
         self.ready = False
@@ -36,26 +37,27 @@ class Workers:
 
     # The warm parent
 
-    def set_up(self, setup: Message) -> None:
+    def set_up(self, setup: Setup) -> None:
         self.setup = setup
         if self.parent is None:
-            self._start_parent(bool(setup["modules"]))
+            self._start_parent(bool(setup.modules))
         elif self.ready:
             self._tell_ready({})
 
     def _start_parent(self, warm: bool) -> None:
-        env, cwd = {**os.environ, **self.setup["env"]}, self.setup["cwd"]
+        setup = self.setup
+        env, cwd = {**os.environ, **setup.env}, setup.cwd
         self.warm, self.ready = warm, False
         try:
             if not os.path.isdir(cwd):
                 raise OSError(f"there is no folder {cwd} on this node")
-            modules = self.setup["modules"]
-            stdin = bool(self.setup.get("stdin"))  # that of the agent; else there is nothing to read
-            python = self.setup["python"]
-            self.parent = WarmParent(python, modules, env, cwd, stdin) if warm else plain_parent(env, cwd, stdin)
+            if warm:
+                self.parent = WarmParent(setup.python, setup.modules, env, cwd, setup.stdin)
+            else:
+                self.parent = plain_parent(env, cwd, setup.stdin)
         except OSError as error:
             if warm:
-                self._fall_back(f"cannot start {self.setup['python']}: {error}")
+                self._fall_back(f"cannot start {setup.python}: {error}")
             else:
                 self.tell({"broken": f"cannot start workers: {error}"})
             return
@@ -125,25 +127,24 @@ class Workers:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.bind(("", 0))
             port = int(sock.getsockname()[1])
-            if self.setup["store"]:
+            if self.setup.store:
                 sock.listen(4096)
                 self._fork(f"store:{generation}", store_task(self.setup, self.warm, port), [sock.fileno()])
         self.tell({"store": generation, "port": port})
 
-    def start(self, order: Message) -> None:
+    def start(self, order: StartOrder) -> None:
         self._when_ready(lambda: self._start(order))
 
-    def _start(self, order: Message) -> None:
-        generation = int(order["generation"])
+    def _start(self, order: StartOrder) -> None:
+        generation = order.generation
         if generation <= max(self.stopped, self.crew.generation):
             return  # told twice, or stopped while it waited for the parent
         self.crew = Crew(generation)
         self._telling.clear()
-        for each in order["workers"]:
-            rank = int(each["rank"])
-            worker = self.crew.add(rank, **(each.get("files") or run_files(self.setup, generation, rank)))
+        for each in order.workers:
+            worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
             task = worker_task(self.setup, self.warm, worker, each, self.door)
-            self._fork(f"{generation}:{rank}", task)
+            self._fork(f"{generation}:{each.rank}", task)
 
     def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:
         if self.parent is not None:

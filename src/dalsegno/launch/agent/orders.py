@@ -1,0 +1,79 @@
+"""What a coordinator tells its agents to do, read once where it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.train.frames import Message
+
+ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that an agent has to know before anything starts; without it, there is nothing to start."""
+
+    python: str = ""
+    modules: tuple[str, ...] = ()  # to import ahead
+    script: str = ""
+    args: tuple[str, ...] = ()
+    module: bool = False  # the script is a module's name
+    is_python: bool = True
+    cwd: str = "/"
+    folder: str = ""  # the run's; "": nothing is written there
+    store: bool = False  # the ranks meet in torch's store
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bool = False  # workers read what the agent would; else there is nothing to read
+    gone_s: float = 0.0  # after which a silent host is given up; 0: never
+    absence_s: float = ABSENCE_S
+    last_word: tuple[str, ...] = ()  # a command, where no coordinator comes any more
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """One worker to be."""
+
+    rank: int
+    env: Mapping[str, str]
+    args: tuple[str, ...] = ()  # in place of those of the setup, where there are any
+    files: Mapping[str, str] = field(default_factory=dict)  # where it writes, if not in the run's folder
+
+
+@dataclass(frozen=True)
+class StartOrder:
+    """A node's part of a generation; `peers` is where the other nodes' hosts answer."""
+
+    generation: int
+    workers: tuple[WorkerOrder, ...]
+    peers: tuple[tuple[str, int], ...] = ()
+
+
+def read_setup(told: Message) -> Setup:
+    return Setup(
+        python=str(told["python"]),
+        modules=tuple(told["modules"]),
+        script=str(told["script"]),
+        args=tuple(told["args"]),
+        module=bool(told["module"]),
+        is_python=bool(told["is_python"]),
+        cwd=str(told["cwd"]),
+        folder=str(told["folder"]),
+        store=bool(told["store"]),
+        env=dict(told["env"]),
+        stdin=bool(told.get("stdin")),
+        gone_s=float(told.get("gone_s", 0.0)),
+        absence_s=float(told.get("absence_s", ABSENCE_S)),
+        last_word=tuple(told.get("last_word") or ()),
+    )
+
+
+def read_start(told: Message) -> StartOrder:
+    peers = tuple((str(host), int(port)) for host, port in told.get("peers") or ())
+    return StartOrder(int(told["generation"]), tuple(_worker(each) for each in told["workers"]), peers)
+
+
+def _worker(told: Message) -> WorkerOrder:
+    return WorkerOrder(
+        int(told["rank"]), dict(told["env"]), tuple(told.get("args") or ()), dict(told.get("files") or {})
+    )
