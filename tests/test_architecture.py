@@ -67,6 +67,7 @@ MAY_START_PROCESSES = {
     "launch/agent/agent.py": "an agent that nobody leads any more ends as the command that queues its job again",
     "launch/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
     "launch/agent/script.py": "a worker that is not Python becomes its program",
+    "train/saving.py": "starts the saver where there is no warm parent to fork it from; `system/` may not be there",
     "launch/agent/stacks.py": "py-spy is asked on the node where the worker hangs",
 }
 
@@ -78,6 +79,7 @@ MAY_PRINT = {
     "cli/": "the one printer",
     "system/guest/": "the first process of a host: what it prints is the host's log",
     "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
+    "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "recovery/controller.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }

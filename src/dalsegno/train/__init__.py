@@ -1,1 +1,21 @@
 """The library inside a training script. Nothing here is loaded before it is asked for: `contract` costs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dalsegno.train.checkpointer import Checkpointer
+    from dalsegno.train.errors import CheckpointError
+
+__all__ = ["CheckpointError", "Checkpointer"]
+
+_HOMES = {"Checkpointer": "checkpointer", "CheckpointError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

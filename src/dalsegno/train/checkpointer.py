@@ -1,0 +1,246 @@
+"""The three lines of a training script: what to save, the loop, and the end of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, Union
+
+import torch
+
+from dalsegno.train import contract
+from dalsegno.train.agent import find_agent
+from dalsegno.train.board import open_board
+from dalsegno.train.clock import Clock
+from dalsegno.train.disk.aside import set_aside
+from dalsegno.train.disk.lock import lock_folder
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.exact import fix_layout
+from dalsegno.train.interval import parse_interval
+from dalsegno.train.keeping import Keeping
+from dalsegno.train.objects import Objects
+from dalsegno.train.own import Own
+from dalsegno.train.pace import READ_S, Leader, due, soon
+from dalsegno.train.request import Terms
+from dalsegno.train.resuming import Resumed, from_disk, from_memory
+from dalsegno.train.signals import Wish
+from dalsegno.train.state import State, take
+from dalsegno.train.telling import Teller
+from dalsegno.train.where import Where, find_where
+
+GRACE_S = 25.0  # Slurm kills 30 s after it has asked
+LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
+Every = Union[int, str, None]
+
+
+class Checkpointer:
+    """Keeps a training run from losing its work.
+
+    Give it what has to be saved, by name: anything with `state_dict` and `load_state_dict`. If there is something to
+    go on from, it is loaded here: build the model, the optimizer and the rest first.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        memory_every: Every = "auto",
+        disk_every: Every = "10m",
+        keep: int = 3,
+        keep_every: int | None = None,
+        sampler: Any = None,
+        grace_s: float = GRACE_S,
+        signals: tuple[int, ...] = (),
+        **objects: Any,
+    ) -> None:
+        self.folder = Path(folder).absolute()
+        self.memory_every = parse_interval(memory_every, "memory_every")
+        self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
+        self.step = 0
+        self._grace_s, self._signals = grace_s, signals
+        self._clock = Clock(began=time.monotonic())
+        self._agent = find_agent()
+        self._where = _found_where()
+        self._board = open_board(self._where.rank, self._where.world)
+        self._where = _named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
+        _fix_layouts(objects, self._warn)
+        self._objects, self._own = Objects(objects), Own(sampler)
+        self._open_folder()
+        self.resumed = self._resume()
+        self._keeping = self._start_keeping(keep, keep_every)
+        self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
+        self._teller = Teller(self._agent, self._where.generation)
+        self._words: dict[str, Any] = {}
+        self._looked_at = float("-inf")
+        self._wish = Wish()
+
+    # The loop
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps that are still to be done."""
+        self._begin()
+        try:
+            while self.step < total:
+                number = self.step
+                yield number
+                if self.step == number:
+                    raise CheckpointError(f"step {number} was not reported", hint=f"call done({number}) at its end")
+            self._finish()
+        finally:
+            self._end()
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the passes over the data that are not finished. They come from the sampler's place."""
+        place = self._own.place
+        if place is None:
+            raise CheckpointError("epochs() has to know the sampler", hint="Checkpointer(…, sampler=loader.sampler)")
+        self._begin()
+        try:
+            for epoch in range(place.epoch, total):
+                place.number(epoch)
+                yield epoch
+            self._finish()
+        finally:
+            self._end()
+
+    def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
+        """A step is done: everything that has to happen between two steps happens here."""
+        if step is not None and step != self.step:
+            raise CheckpointError(f"step {step} is done, but step {self.step} was under way", hint="one loop, one step")
+        self.step += 1
+        self._own.step_done(samples)
+        self._clock.step(time.monotonic())
+        self._keeping.settle(wait=False)
+        self._look()
+        now_due = due(self.step, self.memory_every, self.disk_every, self._words)
+        if now_due.memory or now_due.disk:
+            self._keeping.keep(self._state(), save=now_due.disk)
+            self._clock.stall(time.monotonic())
+        self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
+        if now_due.stop:
+            self._stop()
+
+    # Before the first step
+
+    def _open_folder(self) -> None:
+        """One rank makes it, and keeps other runs out of it."""
+        if self._where.rank == 0:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"cannot make {self.folder}: {error.strerror}") from None
+            lock_folder(self.folder, self._where.run, self._warn)
+            if self._where.fresh and self._where.generation <= 1:
+                set_aside(self.folder)
+
+    def _resume(self) -> Resumed | None:
+        rank = self._where.rank
+        found = from_memory(self._objects, self._agent, self._board, rank, self._warn) if self._agent else None
+        found = found or from_disk(self._objects, self.folder, self._board, rank, self._warn)
+        if found is not None:
+            self.step = found.step
+            self._own.load(found.own, found.world, self._where.world)
+            self._say(f"going on from step {found.step} ({found.source})")
+        return found
+
+    def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
+        where = self._where
+        terms = Terms(
+            str(self.folder), where.run, where.generation, where.rank, where.world,
+            keep, keep_every, sweep=self._agent is None,
+        )  # fmt: skip
+        if self._agent is None:
+            self._say("no run agent here: what is saved goes to disk only")
+        return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
+
+    def _begin(self) -> None:
+        self._own.give()
+        self._wish.listen(self._signals)
+        self._clock.begin(time.monotonic())
+
+    # Between steps
+
+    def _look(self) -> None:
+        """At the board now and then; what we know ourselves is written there first."""
+        now = time.monotonic()
+        ahead = soon(self.step, self._clock.mean_s)
+        if self._wish.heard is not None:
+            self._board.write("stop", ahead, replace=False)
+        elif now - self._looked_at < READ_S:
+            return
+        self._looked_at = now
+        if self._keeping.hear():
+            self._board.write("failed", self.step)
+        self._words = self._board.read()
+        if self._where.rank == 0:
+            stall_s, failed = self._clock.last_stall_s, self._words.get("failed")
+            for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed).items():
+                self._board.write(word, value)
+
+    def _state(self) -> State:
+        where = self._where
+        return take(self._objects.nested(), self._own.take(), self.step, where.rank, where.world)
+
+    # The end
+
+    def _stop(self) -> NoReturn:
+        """All ranks stop after the same step. The exit code tells whoever launched us to go on later."""
+        saved = self._all_saved(self._grace_s)
+        self._end()
+        if saved:
+            self._say(f"saved step {self.step}, stopping")
+        else:
+            self._warn(f"stopping; step {self.step} could not be saved in time")
+        if self._wish.heard == signal.SIGINT and self._agent is None:
+            raise KeyboardInterrupt
+        sys.exit(contract.SAVED if saved else contract.TERMINATED)
+
+    def _finish(self) -> None:
+        """All steps are done: the last one is saved, and waited for."""
+        self._keeping.keep(self._state(), save=True)
+        if not self._all_saved(LAST_SAVE_S):
+            raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
+
+    def _all_saved(self, timeout_s: float) -> bool:
+        """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
+        ours = self._keeping.wait(self.step, timeout_s)
+        return all(self._board.gather(f"saved/{self.step}", ours))
+
+    def _end(self) -> None:
+        self._wish.stop_listening()
+        self._keeping.close()
+
+    # Words to the user
+
+    def _say(self, text: str) -> None:
+        if self._where.rank == 0:
+            print(f"dalsegno: {text}", file=sys.stderr, flush=True)
+
+    def _warn(self, text: str) -> None:
+        print(f"dalsegno: warning (rank {self._where.rank}): {text}", file=sys.stderr, flush=True)
+
+
+def _found_where() -> Where:
+    where = find_where()
+    if where.world > 1 and not torch.distributed.is_initialized():
+        raise CheckpointError(
+            f"this is one of {where.world} ranks, but they do not know each other yet",
+            hint="call torch.distributed.init_process_group before Checkpointer",
+        )
+    return where
+
+
+def _named(where: Where, name: str) -> Where:
+    """A run that nobody named goes by the process of its first rank."""
+    return where if where.run else dataclasses.replace(where, run=name)
+
+
+def _fix_layouts(objects: dict[str, Any], warn: Any) -> None:
+    models = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
+    if not all([fix_layout(model) for model in models]):
+        warn("this torch does not let DDP's buckets be fixed: a resumed run may differ in the last bits")

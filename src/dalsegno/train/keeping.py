@@ -1,0 +1,122 @@
+"""What a run keeps: snapshots in memory, and their way to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dalsegno.train.agent import AgentLink
+from dalsegno.train.memory.draft import Draft
+from dalsegno.train.memory.segment import NoRoom
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.moving import Mover, Moving
+from dalsegno.train.request import Request, Terms
+from dalsegno.train.saver import save_here
+from dalsegno.train.saving import Result, Saver
+from dalsegno.train.state import State
+
+SLOTS = 3  # one is complete, one is being written, one may be on its way to disk
+
+
+class _Open(NamedTuple):
+    """A snapshot whose tensors are still being copied."""
+
+    draft: Draft
+    moving: Moving
+    save: bool
+
+
+@dataclass
+class Counted:
+    """What came of it all, for whoever wants to know."""
+
+    snapshots: int = 0
+    skipped: int = 0
+    saves: int = 0
+    save_s: float = 0.0
+
+
+class Keeping:
+    """Of one rank in one generation."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        agent: AgentLink | None,
+        resumed: int | None,
+        ranks_here: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.counted = Counted()
+        self.failed = False  # the last save did
+        self._terms, self._agent, self._warn = terms, agent, warn
+        self._saver = Saver(terms.rank, agent)
+        self._slots: Slots | None = Slots(
+            terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here
+        )
+        self._mover = Mover()
+        self._open: _Open | None = None
+
+    def keep(self, state: State, save: bool) -> None:
+        """Copy the state into memory, and have it saved from there; without room for it, save it here and now."""
+        self.settle(wait=True)
+        draft = self._begin(state)
+        if draft is not None:
+            self._open = _Open(draft, self._mover.move(draft), save)
+            self.settle(wait=False)
+        elif save:
+            self._note(Result(state.step, "", 0.0, save_here(Request(self._terms, state.step, ""), state)))
+
+    def settle(self, wait: bool) -> None:
+        """Commit a snapshot once all of it is there."""
+        if self._open is None or not (wait or self._open.moving.done()):
+            return
+        opened, self._open = self._open, None
+        opened.moving.wait()
+        record, path = opened.draft.commit(), str(opened.draft.slot.path)
+        self.counted.snapshots += 1
+        if self._agent is not None:
+            told = {"rank": record.rank, "step": record.step, "path": path}
+            self._agent.tell({"snapshot": told, "generation": record.generation})
+        if opened.save:
+            self._saver.ask(Request(self._terms, record.step, path))
+
+    def hear(self) -> bool:
+        """What came of earlier saves; says whether one has failed."""
+        results = self._saver.results()
+        for result in results:
+            self._note(result)
+        return any(result.why for result in results)
+
+    def wait(self, step: int, timeout_s: float) -> bool:
+        """Until the save of that step is done; says whether it is on disk."""
+        self.settle(wait=True)
+        if self._saver.busy:
+            self._note(self._saver.wait(step, timeout_s))
+        return not self.failed
+
+    def close(self) -> None:
+        self._saver.close()
+        if self._slots is not None:
+            self._slots.close()
+
+    def _begin(self, state: State) -> Draft | None:
+        if self._slots is None:
+            return None
+        try:
+            draft = self._slots.begin(state)
+        except NoRoom as error:
+            self._warn(f"{error}; every save now stops the training while it is written")
+            self._slots = None
+            return None
+        self.counted.skipped += draft is None
+        return draft
+
+    def _note(self, result: Result) -> None:
+        self.failed = bool(result.why)
+        if result.why:
+            self._warn(f"step {result.step} was not saved: {result.why}. The training goes on; it will be tried again")
+        else:
+            self.counted.saves += 1
+            self.counted.save_s = result.seconds

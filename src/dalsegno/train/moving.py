@@ -1,0 +1,49 @@
+"""Copies a snapshot's tensors into its slot: at once, or from a GPU beside the training."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from dalsegno.train.memory.cuda import Copier
+from dalsegno.train.memory.draft import Draft, copy_now
+
+
+class Moving(Protocol):
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+class Moved:
+    """Nothing to wait for."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class Mover:
+    """The device is that of the first tensor that is on one."""
+
+    def __init__(self) -> None:
+        self._copier: Copier | None = None
+
+    def move(self, draft: Draft) -> Moving:
+        device = next((source.device for _, source in draft.pairs if source.is_cuda), None)
+        if device is None:
+            copy_now(draft.pairs)
+            return Moved()
+        if self._copier is None:
+            self._copier = Copier(device)
+            torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_step)
+        self._copier.pin(draft.slot)
+        return self._copier.copy(draft.pairs)
+
+    def _before_step(self, *ignored: object) -> None:
+        """An optimizer is about to change what is being copied."""
+        if self._copier is not None:
+            self._copier.before_change()

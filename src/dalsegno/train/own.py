@@ -1,0 +1,47 @@
+"""What only this rank has: its random numbers, and its place in the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.randomness import give_randomness, take_randomness
+from dalsegno.train.sampling import Place
+
+
+class Own:
+    """`data`: a sampler of PyTorch, or anything that tells its own place (torchdata's StatefulDataLoader)."""
+
+    def __init__(self, data: Any) -> None:
+        self.place = Place(data) if isinstance(data, torch.utils.data.Sampler) else None
+        self._data = self.place if self.place is not None else data
+        self._randomness: dict[str, Any] | None = None
+        if data is not None and not hasattr(self._data, "state_dict"):
+            raise CheckpointError(
+                f"a {type(data).__name__} cannot tell its place in the data",
+                hint="give a sampler of torch.utils.data, or a loader with state_dict (torchdata's StatefulDataLoader)",
+            )
+
+    def take(self) -> dict[str, Any]:
+        return {"random": take_randomness(), "data": self._data.state_dict() if self._data is not None else None}
+
+    def load(self, own: dict[str, Any], world_then: int, world: int) -> None:
+        """With another number of ranks each has another share of the data, and new random numbers."""
+        data = own.get("data")
+        if self.place is not None and data is not None:
+            data = dict(data, samples=data["samples"] * world_then // world)
+        if self._data is not None and data is not None and (self.place is not None or world == world_then):
+            self._data.load_state_dict(data)
+        self._randomness = own.get("random") if world == world_then else None
+
+    def give(self) -> None:
+        """When the loop begins: what the script has drawn until then it drew in every life."""
+        if self._randomness is not None:
+            give_randomness(self._randomness)
+            self._randomness = None
+
+    def step_done(self, samples: int | None) -> None:
+        if self.place is not None:
+            self.place.step_done(samples)

@@ -1,0 +1,87 @@
+"""At which steps a run takes snapshots, saves, and stops. Pure: steps, times and the board's words in, decisions out.
+
+All ranks have to decide the same for the same step. What hangs on a clock or a measurement is therefore decided by the
+first rank alone and written on the board for a step to come; a wish to stop is written by whoever hears of it first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dalsegno.train.interval import Auto, Interval, Measured, Seconds, Steps, auto_steps
+
+READ_S = 0.5  # how often a rank looks at the board
+RETRY_S = 30.0  # until a save that failed is tried again
+RUN_AHEAD = 1  # steps a processor may be ahead of its GPU, and so one rank ahead of another
+
+
+class Due(NamedTuple):
+    """What to do after a step."""
+
+    memory: bool = False
+    disk: bool = False
+    stop: bool = False
+
+
+def due(step: int, memory: Interval, disk: Interval, words: Mapping[str, Any]) -> Due:
+    """The same on every rank that has read the same words."""
+    stop = "stop" in words and step >= words["stop"]
+    return Due(
+        memory=stop or _by_steps(step, memory) or _by_word(step, words.get("memory")),
+        disk=stop or _by_steps(step, disk) or step == words.get("disk"),
+        stop=stop,
+    )
+
+
+def _by_steps(step: int, every: Interval) -> bool:
+    return isinstance(every, Steps) and step % every.every == 0
+
+
+def _by_word(step: int, word: list[int] | None) -> bool:
+    """From a step on, every so many."""
+    return word is not None and step >= word[0] and (step - word[0]) % word[1] == 0
+
+
+def soon(step: int, step_s: float) -> int:
+    """The next step before which every rank will have looked at the board."""
+    return step + math.ceil(READ_S / max(step_s, 1e-6)) + RUN_AHEAD
+
+
+class Leader:
+    """The first rank's part: turns times and measurements into steps."""
+
+    def __init__(self, memory: Interval, disk: Interval, now: float) -> None:
+        self.memory, self.disk = memory, disk
+        self._every = 0
+        self._save_at = self._next_save(now)
+        self._failed: int | None = None
+
+    def words(
+        self, step: int, now: float, step_s: float, stall_s: float | None, failed: int | None = None
+    ) -> dict[str, Any]:
+        """What to write on the board now. `stall_s`: what a snapshot costs. `failed`: when a save last did."""
+        found: dict[str, Any] = {}
+        every = self._memory_steps(step_s, stall_s)
+        if every and not self._near(every):
+            self._every = every
+            found["memory"] = [soon(step, step_s), every]
+        if failed != self._failed:  # a full disk may have been emptied by then
+            self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
+        if now >= self._save_at:
+            self._save_at = self._next_save(now)
+            found["disk"] = soon(step, step_s)
+        return found
+
+    def _next_save(self, now: float) -> float:
+        return now + (self.disk.every if isinstance(self.disk, Seconds) else math.inf)
+
+    def _memory_steps(self, step_s: float, stall_s: float | None) -> int:
+        if isinstance(self.memory, Seconds):
+            return max(1, round(self.memory.every / max(step_s, 1e-6)))
+        return auto_steps(Measured(step_s, stall_s)) if isinstance(self.memory, Auto) else 0
+
+    def _near(self, every: int) -> bool:
+        """Measurements waver; the interval follows only what has really changed."""
+        return self._every > 0 and 0.8 <= every / self._every <= 1.25

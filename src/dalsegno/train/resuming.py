@@ -1,0 +1,105 @@
+"""Where a run goes on: from the newest snapshot in memory that all ranks have, else from the newest checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dalsegno.train.agent import AgentLink
+from dalsegno.train.board import Board
+from dalsegno.train.disk.load import Found, find_newest, open_checkpoint
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.checksum import Verdict, verify
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.objects import Objects, layout_for
+from dalsegno.train.shards import with_local
+from dalsegno.train.state import Piece, State
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What was loaded. `own`: of this rank, or of the first one if there were fewer ranks then."""
+
+    step: int
+    world: int
+    own: Any
+    source: str  # "memory" or "disk"
+
+
+def from_memory(objects: Objects, agent: AgentLink, board: Board, rank: int, warn: Warn) -> Resumed | None:
+    """All ranks or none: what one of them cannot load from memory, all load from disk."""
+    state = _found_in_memory(agent, rank, warn)
+    steps = board.gather("memory", None if state is None else [state.step, state.world])
+    if state is None or any(step != steps[0] for step in steps):
+        return None
+    layouts = objects.layouts()
+    objects.give(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
+    return Resumed(state.step, state.world, pickle.loads(state.own), "memory")
+
+
+def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:
+    """The agent knows the step, and has fetched from other nodes what this one did not have."""
+    told = agent.ask({"resume": rank})
+    if not told.get("own"):
+        return None
+    paths = [Path(told["shared"]), Path(told["own"])]
+    damaged = [path for path in paths if verify(path) in (Verdict.DAMAGED, Verdict.NOTHING)]
+    if damaged:
+        warn(f"the snapshot in {damaged[0]} is damaged; going back to the checkpoint on disk")
+        return None
+    shared, own = (open_snapshot(path) for path in paths)
+    if shared is None or own is None:
+        return None
+    with contextlib.suppress(CheckpointError):
+        state = state_of(shared, own)
+        return state if state.step == told["step"] else None
+    return None
+
+
+def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if piece.shared:
+        return piece.tensor
+    like = layout_for(piece.key, piece.size, layouts)
+    if like is None:
+        raise CheckpointError(f"{piece.key} was sharded, and is not any more", hint="save to disk and load it there")
+    return with_local(like, piece.tensor)
+
+
+def from_disk(objects: Objects, folder: Path, board: Board, rank: int, warn: Warn) -> Resumed | None:
+    """The first rank looks for it and checks every byte; the others open the one it has found."""
+    with contextlib.ExitStack() as held:
+        found = find_newest(folder, warn) if rank == 0 else None
+        if found is not None:
+            held.enter_context(found)
+        name = board.gather("disk", found.path.name if found else None)[0]
+        if name is None:
+            return None
+        if found is None:
+            found = held.enter_context(open_checkpoint(folder / name, every_byte=False))
+        objects.give(found.shell, _read(found, objects.layouts()))
+        resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
+        board.gather("loaded", True)  # the first rank's hold keeps it from being removed until all have read it
+    return resumed
+
+
+def _read(found: Found, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each tensor whole, or cut as the living one is."""
+    tensors = {}
+    for key, (size, dtype) in found.sizes.items():
+        like = layout_for(key, size, layouts)
+        tensors[key] = torch.empty(size, dtype=dtype) if like is None else torch.empty_like(like, dtype=dtype)
+    found.fill(tensors)
+    return tensors
+
+
+def _own(found: Found, rank: int) -> Any:
+    own = found.own(rank) or found.own(0)
+    return pickle.loads(own) if own else {}

@@ -1,0 +1,100 @@
+"""A sampler that knows its place: after a restart it leaves out what the run has seen already.
+
+A sampler of PyTorch has no place. A loader asks it for indices ahead of the training (its workers prefetch), so what
+it has handed out is not what was trained on; the place is counted in finished steps instead. Passes over the data that
+were finished before a restart are empty, the one that was interrupted lacks its beginning.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from dalsegno.train.errors import CheckpointError
+
+
+class Place:
+    """Where a run is in its data: which pass, and how many samples of it this rank has trained on."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.numbered = False  # the script numbers its passes itself, by set_epoch
+        self.epoch = 0
+        self.samples = 0
+        self.seed: Any = None  # torch's random state when the pass began: some samplers draw their order from it
+        self._resume: dict[str, Any] | None = None
+        self._begun = False
+        _teach(sampler, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "samples": self.samples, "seed": self.seed, "random": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.samples, self.seed = state["epoch"], state["samples"], state["seed"]
+        self._resume, self._begun = dict(state), False
+
+    def number(self, epoch: int) -> None:
+        """The next pass is this one."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def step_done(self, samples: int | None) -> None:
+        self.samples += self._batch() if samples is None else samples
+
+    def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """One pass over the data, or what is left of it."""
+        epoch = int(getattr(self.sampler, "epoch", 0)) if self.numbered else self.epoch + (1 if self._begun else 0)
+        if self._resume is not None and epoch < self._resume["epoch"]:
+            return iter(())
+        left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
+        self._resume, self._begun = None, True
+        self.epoch, self.samples = epoch, left["samples"] if left else 0
+        self.seed = left["seed"] if left else torch.get_rng_state()
+        return itertools.islice(_drawn_again(draw, left) if left else draw(), self.samples, None)
+
+    def _batch(self) -> int:
+        """Of whoever draws batches from our sampler."""
+        found = {each.batch_size for each in _owners(self.sampler) if isinstance(each, BatchSampler)}
+        if len(found) != 1:
+            raise CheckpointError(
+                "cannot tell how many samples a step takes from the sampler",
+                hint="say it: done(step, samples=len(batch)) counts the samples of this rank",
+            )
+        return int(found.pop())
+
+
+def _drawn_again(draw: Callable[[], Iterator[Any]], state: dict[str, Any]) -> Iterator[Any]:
+    """A sampler draws its order with its first index. What it and its loader draw now they drew already before the
+    restart: afterwards the random state is again that of the interrupted run."""
+    indices = draw()
+    if state["seed"] is not None:
+        torch.set_rng_state(state["seed"])
+    first = next(indices, None)
+    torch.set_rng_state(state["random"])
+    return indices if first is None else itertools.chain([first], indices)
+
+
+def _owners(sampler: Any) -> list[Any]:
+    holders = gc.get_referrers(sampler)
+    return holders + [owner for each in holders if isinstance(each, dict) for owner in gc.get_referrers(each)]
+
+
+def _teach(sampler: Any, place: Place) -> None:
+    """The sampler the script holds, and its loader with it, goes on to be the same object."""
+    kind = type(sampler)
+
+    class Placed(kind):  # type: ignore[misc,valid-type]
+        def __iter__(self) -> Iterator[Any]:
+            return place.pass_over(super().__iter__)
+
+        def set_epoch(self, epoch: int) -> None:
+            place.numbered = True
+            super().set_epoch(epoch)
+
+    Placed.__name__, Placed.__qualname__ = kind.__name__, kind.__qualname__
+    sampler.__class__ = Placed

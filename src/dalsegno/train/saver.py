@@ -1,0 +1,143 @@
+"""The saver: a process beside a worker, which writes the worker's snapshots to disk while the training goes on.
+
+It has its own Python, so that it does not slow the training down, and it outlives the worker: a save that has begun is
+finished when the worker is killed. Requests and results are lines of JSON on one socket; a request that waits while
+another is at work is replaced by a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dalsegno.train.agent import find_agent
+from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.write import write_share
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.names import sweep
+from dalsegno.train.memory.snapshot import held_snapshot, state_of
+from dalsegno.train.request import Request, parse
+from dalsegno.train.state import State
+
+NICE = 5  # the training comes first
+
+
+def serve(sock: socket.socket) -> None:
+    """Until the worker hangs up and nothing is left to do."""
+    os.nice(NICE)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for the worker, sent to the whole group
+    asked, terms = Asked(sock), None
+    while True:
+        request = asked.next()
+        if request is None:
+            break
+        terms, began = request.terms, time.monotonic()
+        why = save(request, asked.overtaken)
+        asked.tell({"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why})
+    if terms is not None and terms.sweep:
+        sweep(terms.run)
+
+
+def save(request: Request, overtaken: Callable[[], bool]) -> str:
+    """A snapshot that is in memory. Empty if it went well, else why not."""
+    with held_snapshot(Path(request.slot)) as snapshot:
+        if snapshot is None or snapshot.record.step != request.step:
+            return f"the snapshot of step {request.step} is gone"
+        why = write(request, state_of(snapshot))
+    return why or finish(request, overtaken)
+
+
+def save_here(request: Request, state: State) -> str:
+    """A state that is not in a slot, while the training waits."""
+    return write(request, state) or finish(request)
+
+
+def write(request: Request, state: State) -> str:
+    """This rank's share."""
+    terms = request.terms
+    try:
+        write_share(Path(terms.folder), state, terms.run, terms.generation)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def finish(request: Request, overtaken: Callable[[], bool] = lambda: False) -> str:
+    """The first rank makes a checkpoint of all shares."""
+    terms = request.terms
+    if terms.rank != 0:
+        return ""
+    grant = grant_for(terms.generation)
+    try:
+        commit(
+            Path(terms.folder), request.step, terms.world, terms.run, terms.generation, grant,
+            keep=terms.keep, every=terms.keep_every, abandoned=overtaken,
+        )  # fmt: skip
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def grant_for(generation: int) -> Callable[[], bool]:
+    """Under an agent only the coordinator may say that this generation still counts."""
+    agent = find_agent()
+    if agent is None:
+        return lambda: True
+    return lambda: bool(agent.ask({"grant": generation}).get("granted"))
+
+
+class Asked:
+    """What the worker has asked for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = b""
+        self._waiting: Request | None = None
+        self._over = False
+
+    def next(self) -> Request | None:
+        """Waits for it; None when the worker has hung up."""
+        while self._waiting is None and not self._over:
+            self._hear(timeout_s=None)
+        request, self._waiting = self._waiting, None
+        return request
+
+    def overtaken(self) -> bool:
+        """While a save waits for other ranks: a newer request means that they will not come."""
+        self._hear(timeout_s=0.0)
+        return self._waiting is not None
+
+    def tell(self, result: dict[str, object]) -> None:
+        try:
+            self._sock.sendall(json.dumps(result).encode() + b"\n")
+        except OSError:
+            self._over = True
+
+    def _hear(self, timeout_s: float | None) -> None:
+        if self._over or not select.select([self._sock], [], [], timeout_s)[0]:
+            return
+        try:
+            data = self._sock.recv(65536)
+        except ConnectionResetError:  # said once if the worker died with answers unread; what it asked is still to come
+            return
+        self._over = not data
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._waiting = parse(line)
+
+
+def main() -> None:
+    """`python -m dalsegno.train.saver FD`: where there is no warm parent to fork from."""
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A worker's hand on its saver: starts it, asks it to save, hears what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+from dalsegno.train.agent import AgentLink
+from dalsegno.train.request import Request, render
+
+
+class Result(NamedTuple):
+    """Of one save. `why` is empty if all went well."""
+
+    step: int
+    slot: str
+    seconds: float
+    why: str
+
+
+class Saver:
+    """Started when it is first needed. Its process outlives this one, to finish what it has begun."""
+
+    def __init__(self, rank: int, agent: AgentLink | None) -> None:
+        self._rank, self._agent = rank, agent
+        self._sock: socket.socket | None = None
+        self._buffer = b""
+        self.busy: set[str] = set()  # slots it was asked to read and has not answered for
+
+    def ask(self, request: Request) -> None:
+        if self._sock is None:
+            self._sock = self._from_agent() or _start()
+        self.busy = {request.slot}  # a request that waits is replaced by a newer one
+        with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
+            self._sock.sendall(render(request))
+
+    def results(self, timeout_s: float = 0.0) -> list[Result]:
+        """Those that have come in, after waiting for one no longer than that."""
+        if self._sock is None or not select.select([self._sock], [], [], timeout_s)[0]:
+            return []
+        try:
+            data = self._sock.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            return self._lost()
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        found = [_parse(line) for line in lines]
+        self.busy -= {each.slot for each in found}
+        return found
+
+    def wait(self, step: int, timeout_s: float) -> Result:
+        """For the save of that step."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            for result in self.results(until - time.monotonic()):
+                if result.step == step:
+                    return result
+        return Result(step, "", timeout_s, f"not done within {timeout_s:.0f} s")
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _from_agent(self) -> socket.socket | None:
+        """Forked from the agent's warm parent: it has torch already."""
+        name = self._agent.ask({"saver": self._rank}).get("saver") if self._agent else None
+        if not name:
+            return None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect("\0" + name)
+        except OSError:
+            sock.close()
+            return None
+        return sock
+
+    def _lost(self) -> list[Result]:
+        lost, self.busy = self.busy, set()
+        self.close()
+        return [Result(-1, slot, 0.0, "the saver has died") for slot in lost]
+
+
+def _start() -> socket.socket:
+    """In a session of its own: a Ctrl-C at the terminal is meant for the training, not for its last save."""
+    ours, its = socket.socketpair()
+    with its:
+        command = [sys.executable, "-m", "dalsegno.train.saver", str(its.fileno())]
+        subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True, stdin=subprocess.DEVNULL)
+    return ours
+
+
+def _parse(line: bytes) -> Result:
+    told: dict[str, Any] = json.loads(line)
+    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]))

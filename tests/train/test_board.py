@@ -1,0 +1,65 @@
+"""What one rank writes all can read; the first to write a word may keep it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.board import Board, OwnBoard, StoreBoard  # noqa: E402
+
+
+def ranks(world: int) -> list[Board]:
+    store = torch.distributed.HashStore()
+    return [StoreBoard(store, rank, world) for rank in range(world)]
+
+
+def at_once(calls: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_what_one_writes_the_others_read() -> None:
+    one, other = ranks(2)
+    one.write("disk", 12)
+    other.write("memory", [3, 1])
+    assert one.read() == other.read() == {"disk": 12, "memory": [3, 1]}
+
+
+def test_no_word_is_lost_when_all_write_at_once() -> None:
+    boards = ranks(8)
+    at_once([lambda board=board, n=n: board.write(f"word{n}", n) for n, board in enumerate(boards)])  # type: ignore[misc]
+    assert boards[0].read() == {f"word{n}": n for n in range(8)}
+
+
+def test_the_first_to_stop_says_where() -> None:
+    boards = ranks(8)
+    calls = [lambda board=board, n=n: board.write("stop", n, replace=False) for n, board in enumerate(boards)]  # type: ignore[misc]
+    at_once(calls)
+    stop = boards[0].read()["stop"]
+    boards[1].write("stop", 99, replace=False)
+    assert stop in range(8)
+    assert boards[2].read()["stop"] == stop
+
+
+def test_everyone_hears_everyone() -> None:
+    boards, heard = ranks(3), {}
+
+    def speak(rank: int) -> None:
+        heard[rank] = boards[rank].gather("subject", rank * 10)
+
+    at_once([lambda rank=rank: speak(rank) for rank in range(3)])  # type: ignore[misc]
+    assert heard == dict.fromkeys(range(3), [0, 10, 20])
+
+
+def test_a_single_rank_needs_no_store() -> None:
+    board = OwnBoard()
+    board.write("stop", 1)
+    board.write("stop", 2, replace=False)
+    assert (board.read(), board.gather("x", 5)) == ({"stop": 1}, [5])

@@ -1,0 +1,114 @@
+"""No sample twice and none left out, wherever a run is interrupted and however its loop is written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler  # noqa: E402
+
+from dalsegno.train.errors import CheckpointError  # noqa: E402
+from dalsegno.train.sampling import Place  # noqa: E402
+
+DATA = list(range(22))
+
+
+def random_loader() -> tuple[Any, Place]:
+    sampler = RandomSampler(DATA)
+    return DataLoader(DATA, batch_size=4, sampler=sampler), Place(sampler)
+
+
+def loader(workers: int = 0, drop_last: bool = False) -> tuple[Any, Place]:
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=1, shuffle=True, seed=5)
+    loaded = DataLoader(DATA, batch_size=4, sampler=sampler, num_workers=workers, drop_last=drop_last)
+    return loaded, Place(sampler)
+
+
+def numbered(batches: Any) -> Iterator[list[int]]:
+    """An endless loop over the data, as many scripts write it."""
+    for epoch in itertools.count():
+        batches.sampler.set_epoch(epoch)
+        for batch in batches:
+            yield batch.tolist()
+
+
+def unnumbered(batches: Any) -> Iterator[list[int]]:
+    while True:
+        for batch in batches:
+            yield batch.tolist()
+
+
+def train(stream: Iterator[list[int]], place: Place, steps: int) -> list[list[int]]:
+    seen = []
+    for _ in range(steps):
+        seen.append(next(stream))
+        place.step_done(len(seen[-1]))
+    return seen
+
+
+@pytest.mark.parametrize("loop", [numbered, unnumbered])
+@pytest.mark.parametrize("stop", range(9))
+def test_a_run_that_goes_on_sees_what_the_undisturbed_run_would_have_seen(loop: Any, stop: int) -> None:
+    batches, place = loader()
+    whole = train(loop(batches), place, 9)
+    batches, place = loader()
+    first = train(loop(batches), place, stop)
+    kept = place.state_dict()
+    batches, place = loader()
+    place.load_state_dict(kept)
+    assert first + train(loop(batches), place, 9 - stop) == whole
+
+
+@pytest.mark.parametrize("stop", [1, 5, 6, 7])
+def test_a_sampler_that_draws_its_order_from_torch_draws_the_same_again(stop: int) -> None:
+    torch.manual_seed(3)
+    batches, place = random_loader()
+    whole = train(unnumbered(batches), place, 9)
+    torch.manual_seed(3)
+    batches, place = random_loader()
+    first = train(unnumbered(batches), place, stop)
+    kept, drawn = place.state_dict(), torch.get_rng_state()
+    torch.manual_seed(99)
+    batches, place = random_loader()
+    place.load_state_dict(kept)
+    torch.set_rng_state(drawn)
+    assert first + train(unnumbered(batches), place, 9 - stop) == whole
+
+
+def test_what_workers_have_prefetched_does_not_count() -> None:
+    batches, place = loader(workers=2)
+    seen = train(numbered(batches), place, 1)
+    kept = place.state_dict()
+    batches, place = loader()
+    place.load_state_dict(kept)
+    again = train(numbered(batches), place, 2)
+    assert (kept["epoch"], kept["samples"]) == (0, 4)
+    samples = [sample for batch in seen + again for sample in batch]
+    assert len(samples) == len(set(samples))
+
+
+def test_the_batch_size_is_found_where_the_sampler_is_used() -> None:
+    batches, place = loader(drop_last=True)
+    stream = numbered(batches)
+    next(stream)
+    place.step_done(None)
+    assert place.samples == 4
+
+
+def test_a_sampler_nobody_draws_batches_from_needs_to_be_told() -> None:
+    place = Place(RandomSampler(DATA))
+    with pytest.raises(CheckpointError, match="samples="):
+        place.step_done(None)
+
+
+def test_the_sampler_stays_what_it_was_for_everyone_else() -> None:
+    batches, _place = loader()
+    assert isinstance(batches.sampler, DistributedSampler)
+    assert len(batches) == 3
+    assert type(batches.sampler).__name__ == "DistributedSampler"
