@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.nn import DataParallel
 
 from .rung import Rung
@@ -29,12 +28,8 @@ class TorchDataParallel(Rung):
         """Nothing: there is one model, and its gradient is that of the whole batch."""
 
 
-def why_not_measured() -> str:
-    """Why a time of DataParallel would mean nothing here; empty where it means something."""
-    if torch.cuda.device_count() > 1:
+def why_not_measured(gpus: int) -> str:
+    """Why a time of DataParallel would mean nothing with so many GPUs; empty where it means something."""
+    if gpus > 1:
         return ""
-    return f"DataParallel needs several GPUs in one process; here there {_are(torch.cuda.device_count())}"
-
-
-def _are(gpus: int) -> str:
-    return "is one" if gpus else "are none"
+    return f"DataParallel needs several GPUs in one process; here there {'is one' if gpus else 'are none'}"

@@ -87,7 +87,7 @@ def why_not(rung: str, place: Place) -> str:
         return ""
     if place.local_size != place.size:
         return "one process cannot use the GPUs of other machines"
-    return why_not_measured()
+    return why_not_measured(torch.cuda.device_count() if place.device.type == "cuda" else 0)
 
 
 def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: Place) -> Contestant:
