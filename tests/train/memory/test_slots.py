@@ -92,3 +92,10 @@ def test_slots_that_are_there_already_need_no_more_room(shm: Path) -> None:
     Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
     none = Room(shm=0, memory=0)
     assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_room=lambda folder: none).write(filled(2))
+
+
+def test_slots_of_an_earlier_life_are_mapped_before_the_first_step_waits_for_them(shm: Path) -> None:
+    Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
+    slots = Slots("a", rank=0, generation=2, resumed=1, folder=shm)
+    slots.prepare(filled(1))
+    assert all(len(slot.buffer) == slot.capacity for slot in slots.slots) and steps(slots) == [1, None]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from dalsegno.train.memory.draft import Pair, copy_now
+from dalsegno.train.memory.draft import Draft, Pair, copy_now
 from dalsegno.train.memory.layout import aligned
 from dalsegno.train.memory.slot import Slot
 
@@ -67,6 +67,7 @@ class Copier:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self._stream = torch.cuda.Stream(self.device)
         self._pinned: dict[int, torch.Tensor] = {}  # by address
+        self._refused = False
         self._staging: torch.Tensor | None = None
         self._last: Pending | None = None
 
@@ -74,15 +75,21 @@ class Copier:
         """Make the slot's memory known to the device; False if that is refused. Undone before the slot is unmapped."""
         memory = slot.bytes
         address = memory.data_ptr()
-        if address in self._pinned:
-            return True
+        if address in self._pinned or self._refused:
+            return not self._refused
         with torch.cuda.device(self.device):
             if int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), _PORTABLE)) != 0:
-                self._forget_the_refusal()
+                self._forget_the_error()
+                self._refused = True
                 return False
         self._pinned[address] = memory
         slot.on_release = lambda: self._unpin(address)
         return True
+
+    def start(self, draft: Draft) -> Pending:
+        """Copy a snapshot's tensors into its slot. Commit the draft when they are there."""
+        self.pin(draft.slot)
+        return self.copy(draft.pairs)
 
     def copy(self, pairs: Iterable[Pair]) -> Pending:
         """Start copying what the training stream has computed so far. Tensors in this machine's memory go at once."""
@@ -140,7 +147,7 @@ class Copier:
         if self._pinned.pop(address, None) is not None:
             torch.cuda.cudart().cudaHostUnregister(address)
 
-    def _forget_the_refusal(self) -> None:
+    def _forget_the_error(self) -> None:
         """The runtime hands a failed call's error to whoever asks next: that should be nobody else."""
         try:
             torch.zeros(1, device=self.device)

@@ -83,15 +83,16 @@ class Slots:
             slot.close()
 
     def _prepare(self, layout: Layout) -> None:
-        """Every slot that holds nothing is made to fit; one that holds a step stays until it is its turn."""
+        """Every slot is mapped, and made to fit if it holds nothing; one that holds a step stays until its turn."""
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:
             more = sum(capacity_for(layout.total) - slot.capacity for slot in unfit)
             check_room(self._ranks * max(0, more), self._read_room(self._folder), len(self.slots), self._ranks)
         empty = [slot for slot in self.slots if slot.record() is None]
         try:
-            for slot in empty:
-                slot.make_fit(layout.total)
+            for slot in self.slots:
+                if slot in empty or slot not in unfit:
+                    slot.make_fit(layout.total)
         except NoRoom:
             for slot in empty:
                 slot.discard()  # half of them are of no use to anybody

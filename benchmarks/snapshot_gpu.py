@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""What a snapshot of a GPU's state costs training, beside the copy engine's floor and torch's own ways.
+
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py              4 GiB of state, a minute or two
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py --gib 1      less of it
+    PYTHONPATH=src python benchmarks/snapshot_gpu.py --folder /fsx/tmp    where torch's own ways write
+
+Needs torch with CUDA and one GPU, nothing else. It tries the way without pinned slots too, and checks every byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from table import Row, render
+
+from dalsegno.train.memory.cuda import Copier
+from dalsegno.train.memory.names import sweep
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.state import State, take
+
+RUN = f"benchmark-{os.getpid()}"
+GIB = 1 << 30
+STALL_LIMIT_S = 0.12 / 4  # for each GiB
+OVERLAP_LIMIT = 0.05
+STEP_S = 0.5  # of compute, for the overlapped rows
+CUDA = torch.device("cuda", 0)
+
+
+def main() -> int:
+    options = parse_options()
+    torch.cuda.set_device(CUDA)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="dalsegno-benchmark-", dir=options.folder))
+    rows: list[Row] = []
+    try:
+        for one in measure(int(options.gib * GIB), options.runs, folder):
+            print(f"{one.what}: {', '.join(f'{value:.4f}' for value in one.times_s)} {one.verdict}", flush=True)
+            rows.append(one)
+    finally:
+        sweep(RUN)
+        shutil.rmtree(folder)
+    print(render(rows))
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=4.0, help="size of the state")
+    parser.add_argument("--runs", type=int, default=5, help="repetitions")
+    parser.add_argument("--folder", default=None, help="where torch.save and DCP write")
+    return parser.parse_args()
+
+
+def measure(size: int, runs: int, folder: Path) -> Iterator[Row]:
+    tensors = device_state(size)
+    yield from floor(tensors, runs)
+    yield from snapshots(tensors, runs, size / GIB)
+    yield from overlapped(tensors, runs * 4)
+    yield from guarded(tensors, "torch.save, to its end", lambda: torch_save(tensors, folder), 2)
+    yield from guarded(tensors, "DCP async_save: training stands still", lambda: async_save_stall(tensors, folder), 3)
+
+
+def device_state(size: int) -> dict[str, torch.Tensor]:
+    """Two thirds in float32, one in bfloat16; some small, one scalar, one that lies across memory."""
+    many = 96
+    tensors = {}
+    for n in range(many):
+        dtype = torch.bfloat16 if n % 3 == 0 else torch.float32
+        tensors[f"w{n}"] = torch.zeros(size // many // dtype.itemsize, dtype=dtype, device=CUDA)
+        tensors[f"b{n}"] = torch.zeros(768, dtype=dtype, device=CUDA)
+    tensors["turned"] = torch.zeros(64, 32, device=CUDA).t()
+    tensors["scalar"] = torch.zeros((), device=CUDA)
+    tensors["on the CPU"] = torch.zeros(10)
+    return tensors
+
+
+def state_at(tensors: dict[str, torch.Tensor], step: int) -> State:
+    return take({"model": tensors}, own=None, step=step, rank=0, world=1)
+
+
+# What is measured -------------------------------------------------------------------------------------------
+
+
+def floor(tensors: dict[str, torch.Tensor], runs: int) -> Iterator[Row]:
+    """The least there is: the same bytes into memory that torch has pinned."""
+    pinned = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in tensors.items()}
+
+    def copy() -> None:
+        for name, tensor in tensors.items():
+            pinned[name].copy_(tensor, non_blocking=True)
+
+    copy()
+    yield Row("floor: copies into pinned memory", None, tuple(synced(copy) for _ in range(runs)))
+
+
+def snapshots(tensors: dict[str, torch.Tensor], runs: int, gib: float) -> Iterator[Row]:
+    """Waited for: the time until the copy is complete is the most that training could stand still."""
+    for pins in (True, False):
+        slots, copier = Slots(RUN, 0, generation=1), Copier(CUDA)
+        started = time.perf_counter()
+        slots.prepare(state_at(tensors, 0))
+        pinned = pins and all([copier.pin(slot) for slot in slots.slots])
+        ready_s = time.perf_counter() - started
+        times, calls = [], []
+        for step in range(1, runs + 2):
+            fill(tensors, step)
+            took, call = one_snapshot(slots, copier, tensors, step)
+            times.append(took)
+            calls.append(call)
+        check(slots, runs + 1)
+        how = "pinned slots" if pinned else "a staging buffer" + (", pinning was REFUSED" if pins else "")
+        limit = STALL_LIMIT_S * gib if pins else None
+        yield Row(
+            f"snapshot by {how}, waited for", limit, tuple(times[1:]), note=f"made ready in {ready_s:.2f} s, once"
+        )
+        yield Row(f"snapshot by {how}, the call alone", None, tuple(calls[1:]))
+        slots.close()
+        sweep(RUN)
+
+
+def one_snapshot(slots: Slots, copier: Copier, tensors: dict[str, torch.Tensor], step: int) -> tuple[float, float]:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    draft = slots.begin(state_at(tensors, step))
+    if draft is None:
+        raise RuntimeError("no slot was free")
+    pending = copier.copy(draft.pairs)
+    called = time.perf_counter()
+    pending.wait()
+    draft.commit()
+    return time.perf_counter() - started, called - started
+
+
+def overlapped(tensors: dict[str, torch.Tensor], steps: int) -> Iterator[Row]:
+    """Steps of compute that end with a change of every tensor; with a snapshot of each one, and without."""
+    work, slots, copier = compute(STEP_S), Slots(RUN, 0, generation=2), Copier(CUDA)
+    slots.prepare(state_at(tensors, 0))
+    for slot in slots.slots:
+        copier.pin(slot)
+    without = [step_s for step_s, _ in train(tensors, work, steps, None, copier)]
+    told = list(train(tensors, work, steps, slots, copier))
+    for _ in train(tensors, work, 5, slots, copier, checked=True):
+        pass
+    slots.close()
+    beside, held_up = [step_s for step_s, _ in told], median(stall_s for _, stall_s in told)
+    note = f"{median(beside) / median(without) - 1:+.1%}; {held_up * 1000:.1f} ms of it seen as stall"
+    yield Row("a step of training, no snapshots", None, tuple(without))
+    limit_s = round(median(without) * (1 + OVERLAP_LIMIT), 4)
+    yield Row("a step with a snapshot beside it, every byte right", limit_s, tuple(beside), note=note)
+
+
+def train(
+    tensors: dict[str, torch.Tensor],
+    work: Callable[[], None],
+    steps: int,
+    slots: Slots | None,
+    copier: Copier,
+    checked: bool = False,
+) -> Iterator[tuple[float, float]]:
+    """Each step's seconds and its snapshot's stall, the first two left out. A snapshot is committed a step later."""
+    first = newest(slots) + 1
+    fill(tensors, first - 1)
+    draft = pending = None
+    for step in range(first, first + steps + 2):
+        started = time.perf_counter()
+        work()
+        copier.before_change()
+        change(tensors)
+        if draft and pending:
+            pending.wait()
+            draft.commit()
+        if slots:
+            if checked and draft:
+                check(slots, step - 1)
+            draft = slots.begin(state_at(tensors, step))
+            pending = copier.start(draft) if draft else None
+        torch.cuda.current_stream().synchronize()
+        if step >= first + 2:
+            yield time.perf_counter() - started, pending.stall_s() if pending else 0.0
+    if draft and pending:
+        pending.wait()
+        draft.commit()
+
+
+def newest(slots: Slots | None) -> int:
+    return max((record.step for record in slots.records() if record), default=0) if slots else 0
+
+
+def torch_save(tensors: dict[str, torch.Tensor], folder: Path) -> float:
+    took = synced(lambda: torch.save(tensors, folder / "whole.pt"))
+    (folder / "whole.pt").unlink()
+    return took
+
+
+def async_save_stall(tensors: dict[str, torch.Tensor], folder: Path) -> float:
+    from torch.distributed.checkpoint import async_save
+
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    saving = async_save(dict(tensors), checkpoint_id=folder / "dcp", no_dist=True)
+    stall = time.perf_counter() - started
+    getattr(saving, "upload_completion", saving).result()
+    shutil.rmtree(folder / "dcp")
+    return stall
+
+
+# How it is measured -----------------------------------------------------------------------------------------
+
+
+def guarded(tensors: dict[str, torch.Tensor], what: str, once: Callable[[], float], runs: int) -> Iterator[Row]:
+    """torch's own ways may fail, on a full disk say: then the row tells it, and the rest is still printed."""
+    try:
+        yield Row(what, None, tuple(once() for _ in range(runs)))
+    except Exception as error:  # whatever it is, it is theirs: the rows that matter are measured
+        yield Row(what, None, (), note=str(error).splitlines()[0])
+
+
+def compute(about_s: float) -> Callable[[], None]:
+    """Matrix products that keep the GPU busy for about that long."""
+    one = torch.randn(8192, 8192, dtype=torch.bfloat16, device=CUDA)
+    out = torch.empty_like(one)
+
+    def products(count: int) -> None:
+        for _ in range(count):
+            torch.mm(one, one, out=out)
+
+    products(20)
+    count = max(1, round(about_s / synced(lambda: products(50)) * 50))
+    return lambda: products(count)
+
+
+def fill(tensors: dict[str, torch.Tensor], step: int) -> None:
+    for tensor in tensors.values():
+        tensor.fill_(step)
+
+
+def change(tensors: dict[str, torch.Tensor]) -> None:
+    """As an optimizer's step does: in place. Small integers are exact in every type used here."""
+    for tensor in tensors.values():
+        tensor.add_(1)
+
+
+def check(slots: Slots, step: int) -> None:
+    """The newest snapshot is of this step, and every element of it says so."""
+    slot = next(slot for slot in slots.slots if (record := slot.record()) and record.step == step)
+    snapshot = open_snapshot(slot.path)
+    if snapshot is None:
+        raise RuntimeError(f"step {step} is not there")
+    for piece in state_of(snapshot).pieces:
+        if not bool((piece.tensor.to(CUDA) == step).all()):
+            raise RuntimeError(f"{piece.key} of step {step} holds something else")
+
+
+def synced(act: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    act()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())
