@@ -260,3 +260,20 @@ def test_an_elastic_run_goes_on_smaller_says_so_and_grows_back(cluster_for_runs:
     assert "nodes 4 of 4\n" in run.log(0) and run.restarts == 0
     assert run.finish() == 0
     run.no_trace()
+
+
+def test_a_run_whose_saved_state_is_damaged_gives_its_job_back_and_begins_anew_in_another(cluster_for_runs: Cli):
+    run = Run.start(cluster_for_runs, cluster_for_runs.home / "damaged", "-N", "2", "-J", "damaged")
+    run.wait_for_step(timeout_s=LONG_S)
+    at, (job,), coordinator = now(), run.status.jobs, run.coordinator()
+    assert coordinator is not None
+    os.kill(coordinator, signal.SIGSTOP)  # so that it writes nothing more
+    run.folder.state.write_text("{")
+    kill(coordinator)
+    run.wait_for(lambda: run.journal("granted", since=at), LONG_S)
+    (note,) = [each["text"] for each in run.journal("note", since=at) if "begins anew" in each["text"]]
+    assert f"scancel --name={run.id}" in note
+    run.wait_for_step(after=run.journal("granted")[-1]["at"], timeout_s=LONG_S)
+    assert job not in run.status.jobs and len(run.status.jobs) == 1
+    assert run.finish() == 0
+    run.no_trace()
