@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (\w+)")
 
 # Commands that need no cluster, and leave none.
-CHEAP = {"init", "validate", "schema"}
+CHEAP = {"init", "validate", "schema", "ckpt"}
 # Lines that no test can run, and why.
 NOT_RUN = {
     "./dalsegno demo": "tests/cluster plays the same scene",
@@ -98,6 +98,10 @@ def _dialogue(block: Block) -> Iterator[Command]:
         yield Command(block.where, typed, answer)
 
 
+def needs_torch(page: Path) -> bool:
+    return any("import torch" in block.text for block in blocks(page))
+
+
 def needs_cluster(page: Path) -> bool:
     return any(set(DALSEGNO.findall(command.text)) - CHEAP for command in commands(page))
 
@@ -123,13 +127,14 @@ def play(page: Path, folder: Path, env: Mapping[str, str]) -> list[str]:
 
 
 def _furnish(page: Path, folder: Path) -> None:
-    """The page's files, and `dalsegno` as a command in the folder."""
+    """The page's files, and `dalsegno` and `python` as commands in the folder."""
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(block.text)
-    script = folder / "dalsegno"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dalsegno "$@"\n')
-    script.chmod(0o755)
+    for name, words in {"dalsegno": "-m dalsegno", "python": ""}.items():
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        script.chmod(0o755)
 
 
 def matches(told: str, said: str) -> bool:

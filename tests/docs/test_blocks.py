@@ -9,7 +9,19 @@ import yaml
 from dalsegno.errors import SpecError
 from dalsegno.jobs import parse_job
 from dalsegno.spec import parse_spec, resolve
-from tests.docs.blocks import NOT_RUN, PAGES, ROOT, Block, blocks, every_block, lines, matches, needs_cluster, play
+from tests.docs.blocks import (
+    NOT_RUN,
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    every_block,
+    lines,
+    matches,
+    needs_cluster,
+    needs_torch,
+    play,
+)
 
 BASE = {"name": "name: demo", "target": "target: local", "partitions": "partitions: [{name: train, nodes: 2}]"}
 
@@ -48,6 +60,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not needs_cluster(page)], ids=lambda page: page.name)
 def test_commands_that_need_no_cluster_answer_as_the_page_says(page: Path, tmp_path: Path):
+    if needs_torch(page):
+        pytest.importorskip("torch")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
     assert play(page, tmp_path, env) == []
 

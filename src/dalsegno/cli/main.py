@@ -30,6 +30,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "runs": "List your runs.",
     "logs": "Print what the ranks of a run say.",
     "cancel": "End runs, with all their processes.",
+    "ckpt": "List, verify and convert checkpoints.",
     "inject": "Break a node or a worker on purpose.",
     "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",
     "down": "Take the cluster down and remove all of it.",

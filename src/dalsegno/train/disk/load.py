@@ -33,6 +33,11 @@ class Found:
         return {key: (tuple(item.size), item.properties.dtype) for key, item in items if hasattr(item, "chunks")}
 
     @property
+    def values(self) -> list[str]:
+        """The names of all that is not a tensor."""
+        return [key for key, item in self._metadata.state_dict_metadata.items() if not hasattr(item, "chunks")]
+
+    @property
     def shell(self) -> bytes:
         shell: bytes | None = self.value(SHELL)
         if shell is None:

@@ -1,0 +1,157 @@
+"""`dalsegno ckpt`: what checkpoints there are, whether they are whole, and the way to plain files and back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import ckpt_words, out
+from dalsegno.cli.options import json_option
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.train.disk.verify import Checked
+
+TORCH_FILES = (".pt", ".pth", ".bin")
+SAFETENSORS = ".safetensors"
+path_argument = click.argument("path", type=click.Path(path_type=Path))
+
+
+@click.group()
+def command() -> None:
+    """Look at checkpoints: a folder of them, or one."""
+
+
+@command.command()
+@path_argument
+@json_option
+def ls(path: Path, json_: bool) -> None:
+    """List the checkpoints in PATH, the newest first: by their manifests and sizes, without reading them."""
+    found = [_check(each, every_byte=False) for each in _checkpoints(path)]
+    if json_:
+        out.as_json([ckpt_words.as_json(each) for each in found])
+    elif not found:
+        out.talk(f"no checkpoints in {path}")
+    else:
+        out.table(ckpt_words.HEADERS, [ckpt_words.row(each) for each in found])
+
+
+@command.command()
+@path_argument
+@json_option
+def verify(path: Path, json_: bool) -> None:
+    """Read every byte of the checkpoints in PATH. Exits 1 if one is not whole, and names its files."""
+    found = _read_all(path)
+    if json_:
+        out.as_json([ckpt_words.as_json(each) for each in found])
+    else:
+        out.data("\n".join(ckpt_words.verdict(each) for each in found))
+    if any(each.faults for each in found):
+        raise SystemExit(1)
+
+
+@command.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option(
+    "--step", type=click.IntRange(min=0), help="The step a file becomes. Default: the one it came from, or 0."
+)
+@click.option("--under", default="", metavar="NAME", help="Put what a file holds under this name, e.g. `model`.")
+@click.option("--trust", is_flag=True, help="Load files that hold more than plain values; runs the code in them.")
+def convert(source: Path, target: Path, step: int | None, under: str, trust: bool) -> None:
+    """Turn a checkpoint into one file (.pt for torch.load, .safetensors), or such a file into a checkpoint.
+
+    \b
+    dalsegno ckpt convert /ckpt/gpt gpt.pt             # the newest one
+    dalsegno ckpt convert gpt.safetensors /ckpt/new
+    """
+    if _is_file_name(source) == _is_file_name(target):
+        raise UsageError(
+            f"one of {source} and {target} must be a file, the other a folder of checkpoints",
+            hint=f"files end in {', '.join((*TORCH_FILES, SAFETENSORS))}",
+        )
+    with _in_our_words():
+        if _is_file_name(target):
+            _to_file(source, target)
+        else:
+            out.data(str(_from_file(source, target, step, under, trust)))
+
+
+def _to_file(source: Path, target: Path) -> None:
+    from dalsegno.train.disk import convert as way
+    from dalsegno.train.disk.load import find_newest, open_checkpoint
+
+    if target.exists():
+        raise UsageError(f"{target} is there already", hint="remove it, or name another file")
+    found = open_checkpoint(source) if _is_checkpoint(source) else find_newest(source, out.warn)
+    if found is None:
+        raise NotThere(f"no checkpoints in {source}")
+    with found:
+        lost = way.to_safetensors(found, target) if target.suffix == SAFETENSORS else way.to_torch_file(found, target)
+    for each in lost:
+        out.talk(f"not kept: {each}")
+    out.data(str(target))
+
+
+def _from_file(source: Path, target: Path, step: int | None, under: str, trust: bool) -> Path:
+    from dalsegno.train.disk import convert as way
+
+    if not source.is_file():
+        raise NotThere(f"no file {source}")
+    if source.suffix == SAFETENSORS:
+        return way.from_safetensors(source, target, step, under)
+    return way.from_torch_file(source, target, step, under, trust)
+
+
+def _read_all(path: Path) -> list[Checked]:
+    found = []
+    with out.progress() as say:
+        for each in _checkpoints(path):
+            say(f"reading {each}")
+            found.append(_check(each, every_byte=True))
+    if not found:
+        raise NotThere(f"no checkpoints in {path}")
+    return found
+
+
+# Finding and judging --------------------------------------------------------------------------------------------
+
+
+def _checkpoints(path: Path) -> list[Path]:
+    from dalsegno.train.disk.verify import list_steps
+
+    if not path.exists():
+        raise NotThere(f"no folder {path}")
+    return [path.resolve()] if _is_checkpoint(path) else list_steps(path)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    from dalsegno.train.disk.names import MANIFEST, parse_step
+
+    return (path / MANIFEST).exists() or parse_step(path.name) is not None
+
+
+def _is_file_name(path: Path) -> bool:
+    return path.suffix in (*TORCH_FILES, SAFETENSORS)
+
+
+def _check(path: Path, every_byte: bool) -> Checked:
+    from dalsegno.train.disk.verify import check
+
+    return check(path, every_byte)
+
+
+@contextlib.contextmanager
+def _in_our_words() -> Iterator[None]:
+    from dalsegno.train.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError as error:
+        raise DalsegnoError(error.what, hint=error.hint) from error
+    except ModuleNotFoundError as error:
+        raise DalsegnoError(f"{error.name} is not installed", hint="pip install 'dalsegno[torch]'") from error

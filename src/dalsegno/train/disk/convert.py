@@ -1,0 +1,121 @@
+"""A checkpoint as one plain file, and such a file as a checkpoint. Says what the other form cannot hold."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.files import sync_folder, told
+from dalsegno.train.disk.load import Found
+from dalsegno.train.disk.write import write_share
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.state import put_together, take
+
+NOTE = "dalsegno"  # the entry of a plain file that keeps the step
+_OWN = "what each rank had of its own: random numbers, its place in the data"
+
+
+def to_torch_file(found: Found, target: Path) -> list[str]:
+    """A file for torch.load: the nested state dicts as they were. Gives what was not kept."""
+    try:
+        nested = put_together(found.shell, _tensors(found))
+    except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{found.path} holds objects of your own classes: {error}", "set PYTHONPATH") from error
+    _write_beside(target, lambda path: torch.save({**nested, NOTE: {"step": found.step}}, path))
+    return [_OWN]
+
+
+def to_safetensors(found: Found, target: Path) -> list[str]:
+    """All tensors by name. Gives what was not kept."""
+    save_file = _safetensors().save_file
+    tensors, about = _tensors(found), {"format": "pt", "step": str(found.step)}
+    _write_beside(target, lambda path: save_file(tensors, path, metadata=about))
+    values = [key for key in found.values if not key.startswith(f"{NOTE}.")]
+    return [*([f"{len(values)} values that are no tensors: {_few(values)}"] if values else []), _OWN]
+
+
+def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
+    """A checkpoint of what torch.load reads from the file."""
+    try:
+        nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=True)
+    except pickle.UnpicklingError as error:
+        hint = "--trust loads it all the same, and runs whatever code is in it"
+        raise CheckpointError(f"{source} holds more than tensors and plain values", hint) from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{source} is no file of torch.save: {str(error).splitlines()[0]}") from error
+    if not isinstance(nested, Mapping):
+        raise CheckpointError(f"{source} holds a {type(nested).__name__}", hint="it must be a dict of state dicts")
+    note = nested.get(NOTE, {})
+    state = {key: value for key, value in nested.items() if key != NOTE}
+    return _save(folder, {under: state} if under else state, note.get("step", 0) if step is None else step)
+
+
+def from_safetensors(source: Path, folder: Path, step: int | None, under: str) -> Path:
+    """A checkpoint with these tensors: `model.0.weight` becomes `0.weight` of `model`."""
+    with _safetensors_file(source) as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no mapping
+        noted = int((file.metadata() or {}).get("step", 0))
+    nested: dict[str, Any] = {under: tensors} if under else {}
+    for key, tensor in tensors.items() if not under else ():
+        name, _, rest = key.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = tensor
+        else:
+            nested[name] = tensor
+    return _save(folder, nested, noted if step is None else step)
+
+
+def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
+    with told("cannot write to", folder):
+        os.makedirs(folder, exist_ok=True)
+    run, generation = f"convert-{os.getpid()}", 1
+    write_share(folder, take(nested, None, step, 0, 1), run, generation)
+    return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)
+
+
+def _tensors(found: Found) -> dict[str, torch.Tensor]:
+    tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in found.sizes.items()}
+    found.fill(tensors)
+    return tensors
+
+
+def _write_beside(target: Path, write: Any) -> None:
+    """Whole or not at all, as everything here."""
+    beside = target.with_name(f".{target.name}.new")
+    try:
+        with told("cannot write", target):
+            write(beside)
+            with open(beside, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(beside, target)
+            sync_folder(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise CheckpointError("safetensors is not installed", hint="pip install safetensors") from error
+    return safetensors.torch
+
+
+def _safetensors_file(source: Path) -> Any:
+    _safetensors()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(source, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{source} is no safetensors file: {error}") from error
+
+
+def _few(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (" …" if len(keys) > 3 else "")

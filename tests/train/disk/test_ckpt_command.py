@@ -1,0 +1,197 @@
+"""`dalsegno ckpt`: what is there, is it whole, and the way to plain files and back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.cli.ckpt import command  # noqa: E402
+from dalsegno.cli.ckpt_words import _age, _size  # noqa: E402
+from dalsegno.errors import DalsegnoError  # noqa: E402
+from tests.train.disk.states import filled, save  # noqa: E402
+from tests.train.disk.test_round_trip import same, trained  # noqa: E402
+
+
+def ckpt(*args: object) -> Result:
+    return CliRunner().invoke(command, [str(arg) for arg in args])
+
+
+def refused(*args: object) -> str:
+    error = ckpt(*args).exception
+    assert isinstance(error, DalsegnoError)
+    return f"{error.what} | {error.hint}"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    for step in (10, 20):
+        save(tmp_path, filled(step), step, world=2)
+    return tmp_path
+
+
+def damage(folder: Path) -> None:
+    file = folder / "step-000000000010" / "__1_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+# ls and verify --------------------------------------------------------------------------------------------------
+
+
+def test_ls_shows_the_newest_first_and_which_is_the_latest(two: Path) -> None:
+    lines = ckpt("ls", two).stdout.splitlines()
+    assert lines[0].split() == ["STEP", "AGE", "SIZE", "RANKS", "RUN", "STATE"]
+    assert lines[1].split()[0] == "20" and lines[1].endswith("2      run-a  whole, latest")
+    assert lines[2].split()[0] == "10" and lines[2].endswith("2      run-a  whole")
+
+
+def test_ls_says_what_is_missing(two: Path) -> None:
+    (two / "step-000000000010" / "MANIFEST.json").unlink()
+    (two / "step-000000000020" / "__0_0.distcp").unlink()
+    _, newest, oldest = ckpt("ls", two).stdout.splitlines()
+    assert newest.endswith("damaged: __0_0.distcp cannot be read: No such file or directory")
+    assert oldest.startswith("step-000000000010") and "MANIFEST.json cannot be read" in oldest
+
+
+def test_ls_as_json(two: Path) -> None:
+    newest, oldest = json.loads(ckpt("ls", two, "--json").stdout)
+    assert newest["step"] == 20 and newest["latest"] and newest["whole"] and newest["faults"] == []
+    assert (oldest["world"], oldest["run"], oldest["generation"], oldest["latest"]) == (2, "run-a", 1, False)
+
+
+def test_verify_reads_every_byte_and_names_the_file(two: Path) -> None:
+    fine = ckpt("verify", two)
+    assert fine.exit_code == 0 and fine.stdout.count(": whole, 4 files, ") == 2
+    damage(two)
+    result = ckpt("verify", two)
+    assert result.exit_code == 1
+    assert "step-000000000010: damaged: __1_0.distcp has checksum" in result.stdout
+    assert ckpt("verify", two / "step-000000000020").exit_code == 0
+    assert ckpt("verify", two / "latest").exit_code == 0
+
+
+def test_verify_as_json(two: Path) -> None:
+    damage(two)
+    result = ckpt("verify", two, "--json")
+    assert result.exit_code == 1
+    assert [each["whole"] for each in json.loads(result.stdout)] == [True, False]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert ckpt("ls", tmp_path).exit_code == 0 and ckpt("ls", tmp_path).stdout == ""
+    assert "no checkpoints in" in refused("verify", tmp_path)
+    assert "no folder" in refused("ls", tmp_path / "nowhere")
+
+
+def test_looking_needs_no_torch(two: Path) -> None:
+    code = (
+        "import sys; from dalsegno.cli.ckpt import command; "
+        f"command(['verify', {str(two)!r}], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=50, capture_output=True).returncode == 0
+
+
+def test_sizes_and_ages_are_for_people() -> None:
+    assert [_size(size) for size in (0, 2048, 3 << 30, 5 << 40)] == ["0 B", "2.0 KiB", "3.0 GiB", "5.0 TiB"]
+    assert _age("2020-01-01T00:00:00+00:00").endswith(" d")
+    assert _age("2999-01-01T00:00:00+00:00") == "0 s", "a clock that was ahead"
+    assert _age("yesterday") == "?"
+
+
+# convert --------------------------------------------------------------------------------------------------------
+
+
+def training_state() -> dict[str, Any]:
+    model, opt = trained(seed=2)
+    return {"model": dict(model.state_dict()), "optimizer": opt.state_dict()}
+
+
+def test_to_a_torch_file_and_back(tmp_path: Path) -> None:
+    state = training_state()
+    save(tmp_path / _made(tmp_path, "old"), state, 7, world=3)
+    result = ckpt("convert", tmp_path / "old", tmp_path / "plain.pt")
+    assert result.stdout.strip() == str(tmp_path / "plain.pt")
+    assert "not kept: what each rank had of its own" in result.stderr
+    plain = torch.load(tmp_path / "plain.pt")
+    assert plain.pop("dalsegno") == {"step": 7} and same(plain, state)
+
+    made = ckpt("convert", tmp_path / "plain.pt", tmp_path / "new").stdout.strip()
+    assert made == str(tmp_path / "new" / "step-000000000007")
+    ckpt("convert", tmp_path / "new", tmp_path / "again.pt")
+    again = torch.load(tmp_path / "again.pt")
+    assert again.pop("dalsegno") == {"step": 7} and same(again, state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_bare_state_dict_goes_under_a_name(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    torch.save({"weight": torch.ones(3)}, tmp_path / "bare.pth")
+    made = ckpt("convert", tmp_path / "bare.pth", tmp_path / "new", "--under", "model", "--step", "5").stdout.strip()
+    assert made.endswith("step-000000000005")
+    state = {"model": {"weight": torch.zeros(3)}}
+    dcp.load(state, checkpoint_id=made)
+    assert state["model"]["weight"].tolist() == [1, 1, 1]
+
+
+def test_to_safetensors_and_back(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    state = training_state()
+    save(tmp_path / _made(tmp_path, "old"), state, 7)
+    result = ckpt("convert", tmp_path / "old" / "latest", tmp_path / "t.safetensors")
+    assert "values that are no tensors: optimizer.param_groups.0.lr, " in result.stderr
+    made = ckpt("convert", tmp_path / "t.safetensors", tmp_path / "new").stdout.strip()
+    assert made.endswith("step-000000000007")
+    ckpt("convert", tmp_path / "new", tmp_path / "again.pt")
+    assert same(torch.load(tmp_path / "again.pt")["model"], state["model"])
+
+
+def test_without_safetensors_the_error_says_how_to_get_it(two: Path) -> None:
+    if _has_safetensors():
+        pytest.skip("safetensors is installed")
+    assert "pip install safetensors" in refused("convert", two, two / "t.safetensors")
+
+
+def test_what_cannot_be_converted_is_refused(two: Path) -> None:
+    (two / "there.pt").write_text("mine")
+    assert "is there already" in refused("convert", two, two / "there.pt")
+    assert "is no file of torch.save" in refused("convert", two / "there.pt", two / "new")
+    assert "must be a file" in refused("convert", two, two / "elsewhere")
+    assert "must be a file" in refused("convert", two / "a.pt", two / "b.pt")
+    assert "no file" in refused("convert", two / "nowhere.pt", two / "new")
+    torch.save([1, 2], two / "list.pt")
+    assert "holds a list" in refused("convert", two / "list.pt", two / "new")
+    assert not (two / "new").exists()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(two: Path) -> None:
+    (two / "latest" / "__0_0.distcp").write_bytes(b"")
+    result = ckpt("convert", two, two / "plain.pt")
+    assert "is damaged and passed over" in result.stderr
+    assert torch.load(two / "plain.pt")["epoch"] == 10
+
+
+def test_a_file_with_code_in_it_is_loaded_only_on_request(tmp_path: Path) -> None:
+    torch.save({"path": Path("x"), "w": torch.ones(1)}, tmp_path / "code.pt")
+    assert "--trust" in refused("convert", tmp_path / "code.pt", tmp_path / "new")
+    assert ckpt("convert", tmp_path / "code.pt", tmp_path / "new", "--trust").exit_code == 0
+
+
+def _made(tmp_path: Path, name: str) -> str:
+    (tmp_path / name).mkdir()
+    return name
+
+
+def _has_safetensors() -> bool:
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        return False
+    return True
