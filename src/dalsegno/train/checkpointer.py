@@ -19,6 +19,7 @@ from dalsegno.train.board import open_board
 from dalsegno.train.clock import Clock
 from dalsegno.train.disk.aside import set_aside
 from dalsegno.train.disk.lock import lock_folder
+from dalsegno.train.disk.retention import remove_namesakes
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.exact import fix_layout
 from dalsegno.train.interval import parse_interval
@@ -135,6 +136,7 @@ class Checkpointer:
             except OSError as error:
                 raise CheckpointError(f"cannot make {self.folder}: {error.strerror}") from None
             lock_folder(self.folder, self._where.run, self._warn)
+            remove_namesakes(self.folder, self._where.run, self._where.generation)
             if self._where.fresh and self._where.generation <= 1:
                 set_aside(self.folder)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.train.disk.names import Temporary, step_name, trash_name
-from dalsegno.train.disk.retention import Keep, left_behind, to_remove
-from tests.train.disk.states import filled, names, save
+from dalsegno.train.disk.retention import Keep, left_behind, namesakes, remove_namesakes, to_remove
+from tests.train.disk.states import filled, names, save, share_of, write_share
 
 
 def test_the_last_k_stay() -> None:
@@ -33,6 +33,19 @@ def test_what_killed_savers_left_is_known_by_its_age() -> None:
     trash = trash_name(5, "ab")
     everything = [each.name for each in (*older, *living)] + [trash, "latest", step_name(10), ".step-mine.tmp", "notes"]
     assert left_behind(everything, ours) == sorted([*(each.name for each in older), trash])
+
+
+def test_shares_of_an_earlier_life_with_the_same_name_are_removed_before_the_first_save(tmp_path: Path) -> None:
+    """torchrun counts its restarts from 0 each time it is called: rank 1's old share must not meet rank 0's new one."""
+    write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-a", 0)
+    write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-b", 0)
+    remove_namesakes(tmp_path, "run-a", generation=0)
+    assert names(tmp_path) == [Temporary(7, "run-b", 0).name]
+
+
+def test_older_generations_are_no_namesakes_their_savers_may_be_at_work_still() -> None:
+    older, same, newer = (Temporary(7, "run-a", generation).name for generation in (2, 3, 4))
+    assert namesakes([older, same, newer, "latest"], "run-a", generation=3) == [same, newer]
 
 
 def test_old_checkpoints_go_after_a_commit_and_foreign_things_stay(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from dalsegno.train.disk.files import remove_tree
+from dalsegno.train.disk.files import remove_tree, told
 from dalsegno.train.disk.names import LATEST, Temporary, is_trash, parse_step, parse_temporary, trash_name
 from dalsegno.train.disk.reading import removing
 from dalsegno.train.disk.verify import faults_of, list_steps
@@ -37,6 +37,19 @@ def left_behind(names: Collection[str], ours: Temporary) -> list[str]:
     found = {name: temporary for name in names if (temporary := parse_temporary(name))}
     dead = [name for name, each in found.items() if each.run != ours.run or _age(each) < _age(ours)]
     return sorted([*dead, *(name for name in names if is_trash(name))])
+
+
+def namesakes(names: Collection[str], run: str, generation: int) -> list[str]:
+    """What an earlier life of the run left under the names of this one: torchrun counts from 0 each time."""
+    found = {name: temporary for name in names if (temporary := parse_temporary(name))}
+    return sorted(name for name, each in found.items() if each.run == run and each.generation >= generation)
+
+
+def remove_namesakes(folder: Path, run: str, generation: int) -> None:
+    """Before the first save, by who holds the lock: or shares of two lives could be put together as one checkpoint."""
+    with told("cannot clear", folder):
+        for name in namesakes(os.listdir(folder), run, generation):
+            remove_tree(folder / name)
 
 
 def tidy(folder: Path, ours: Temporary, keep: Keep, warn: Callable[[str], None]) -> None:
