@@ -30,6 +30,10 @@ NOT_RUN = {
     "sudo apt-get remove slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server"
     " && sudo apt-get autoremove": "removes Slurm from the machine",
     ".venv/bin/python docs/field_tables.py": "writes into the repository; tests/docs/test_pages.py",
+    "srun --nodes 2 --ntasks-per-node 8 dalsegno bench ddp --model-mb 512": "wants sixteen GPUs; tests/bench",
+    "torchrun --nproc-per-node 8 --no-python dalsegno bench ddp --model-mb 512": "wants eight GPUs; tests/bench",
+    "dalsegno run --nodes 2 --nproc-per-node 8 --no-preload dalsegno bench ddp --model-mb 512": "wants sixteen GPUs",
+    "cd examples && torchrun --nproc-per-node 2 -m ladder ring": "from the root of a clone; tests/ladder",
     "sudo benchmarks/up.py": "takes minutes",
     "sudo benchmarks/up.py --quick": "takes a minute",
     "sudo benchmarks/up.py --write": "takes minutes, and writes into the repository",
