@@ -28,7 +28,7 @@ from table import Row, render
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from dalsegno.train.memory.checksum import Verdict, checksum, verify  # noqa: E402
+from dalsegno.train.memory.checksum import Verdict, checksum, judge  # noqa: E402
 from dalsegno.train.memory.names import sweep  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
@@ -146,11 +146,9 @@ def copy(to: Nested, nested: Nested) -> None:
 
 
 def restore(path: Path, living: dict[str, torch.Tensor], check: bool) -> None:
-    if check and verify(path) != Verdict.WHOLE:
-        raise RuntimeError("the snapshot is damaged")
     snapshot = open_snapshot(path)
-    if snapshot is None:
-        raise RuntimeError("there is no snapshot")
+    if snapshot is None or (check and judge(snapshot) != Verdict.WHOLE):
+        raise RuntimeError("the snapshot is not whole")
     for piece in state_of(snapshot).pieces:
         living[piece.key].copy_(piece.tensor)
 

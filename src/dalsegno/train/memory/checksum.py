@@ -49,26 +49,29 @@ def checksum(path: Path, threads: int = 2) -> Sums | None:
 
 def verify(path: Path, threads: int = 2) -> Verdict:
     """Whether every byte is as it was when the checksums were made."""
-    header = read_header(path)
-    record = parse_record(header)
-    if record is None:
-        return Verdict.DAMAGED if any(header) else Verdict.NOTHING
     snapshot = open_snapshot(path)
-    if snapshot is None or snapshot.record != record or sums_are_damaged(header):
+    if snapshot is not None:
+        return judge(snapshot, threads)
+    return Verdict.DAMAGED if any(read_header(path)) else Verdict.NOTHING
+
+
+def judge(snapshot: Snapshot, threads: int = 2) -> Verdict:
+    """The same of one that is open already: what was read here need not be mapped again to be loaded."""
+    header = read_header(snapshot.path)
+    if parse_record(header) != snapshot.record:
+        return Verdict.NOTHING  # overwritten since
+    if sums_are_damaged(header):
         return Verdict.DAMAGED
-    return _judge(snapshot, parse_sums(header), threads)
+    sums = parse_sums(header)
+    if sums is None or sums.seq != snapshot.record.seq:
+        return Verdict.UNCHECKED
+    return Verdict.WHOLE if sums_of(snapshot, threads) == sums else Verdict.DAMAGED
 
 
 def sums_of(snapshot: Snapshot, threads: int = 2) -> Sums:
     record: Record = snapshot.record
     shared, own = (_sum(snapshot.part(extent), threads) for extent in (record.shared, record.own))
     return Sums(record.seq, shared, own)
-
-
-def _judge(snapshot: Snapshot, sums: Sums | None, threads: int) -> Verdict:
-    if sums is None or sums.seq != snapshot.record.seq:
-        return Verdict.UNCHECKED
-    return Verdict.WHOLE if sums_of(snapshot, threads) == sums else Verdict.DAMAGED
 
 
 def _sum(part: memoryview, threads: int) -> int:
