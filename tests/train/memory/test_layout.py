@@ -22,7 +22,7 @@ from tests.train.memory.states import piece, same, state, states  # noqa: E402
 
 
 def ranges(part: Part) -> list[tuple[int, int]]:
-    inside = [(blob.at, blob.length) for blob, _ in part.blobs] + [(one.at, one.length) for one in part.pieces]
+    inside = [(one.at, one.length) for one in part.pieces] + [(blob.at, blob.length) for blob, _ in part.blobs]
     return [(0, len(part.head)), *((part.body_at + at, length) for at, length in inside)]
 
 

@@ -73,7 +73,7 @@ class Copier:
 
     def pin(self, slot: Slot) -> bool:
         """Make the slot's memory known to the device; False if that is refused. Undone before the slot is unmapped."""
-        memory = slot.bytes
+        memory = slot.views.whole
         address = memory.data_ptr()
         if address in self._pinned or self._refused:
             return not self._refused

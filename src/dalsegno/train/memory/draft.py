@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from dalsegno.train.memory.layout import Layout, Part, Placed, lay_out
+from dalsegno.train.memory.layout import Layout, Part, lay_out
 from dalsegno.train.memory.record import ABSENT, HEADER, Extent, Record
 from dalsegno.train.memory.slot import Slot
 from dalsegno.train.state import State
@@ -63,12 +63,6 @@ def record_of(state: State, layout: Layout, generation: int) -> Record:
     return Record(time.monotonic_ns(), state.step, generation, state.rank, state.world, shared, own)
 
 
-def view(body: torch.Tensor, piece: Placed) -> torch.Tensor:
-    """The piece's bytes as the tensor they are."""
-    raw = body[piece.at : piece.at + piece.length]
-    return raw.view(getattr(torch, piece.dtype)).view(piece.shape)
-
-
 def _extent(part: Part, at: int) -> Extent:
     return Extent(at, part.length, len(part.head), zlib.crc32(part.head))
 
@@ -78,5 +72,5 @@ def _put(slot: Slot, part: Part, at: int, state: State) -> list[Pair]:
     buffer[at : at + len(part.head)] = part.head
     for blob, content in part.blobs:
         buffer[body_at + blob.at : body_at + blob.at + blob.length] = content
-    body = slot.bytes[body_at : at + part.length]
-    return [(view(body, piece), state.pieces[piece.order].tensor) for piece in part.pieces]
+    sources = [state.pieces[piece.order].tensor for piece in part.pieces]
+    return list(zip(slot.views.of(part.pieces, body_at), sources))

@@ -3,7 +3,7 @@
 A snapshot has two parts, each a run of bytes that can be moved on its own: what every rank has, and what only this
 rank has. A buddy is sent the second alone; any rank's first part and a lost rank's second make its state again.
 
-    part = head (what is in it, JSON) | blobs (pickles) | tensors          every range starts at a multiple of 64
+    part = head (what is in it, JSON) | tensors | blobs (pickles)          every range starts at a multiple of 64
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dalsegno.train.errors import CheckpointError
@@ -32,12 +33,12 @@ class Placed:
 
     order: int  # its place among all pieces of the state
     key: str
-    dtype: str
+    shared: bool
+    writes: bool
     shape: tuple[int, ...]
     size: tuple[int, ...]
     offsets: tuple[int, ...]
-    shared: bool
-    writes: bool
+    dtype: str
     at: int
     length: int
 
@@ -97,35 +98,46 @@ def lay_out(state: State, with_shared: bool = True) -> Layout:
 def parse_head(head: bytes) -> Contents:
     """The reverse of a part's head."""
     told = json.loads(head)
-    pieces = tuple(_placed_again(*fields) for fields in told["pieces"])
+    pieces = tuple(_placed(*fields) for fields in told["pieces"])
     return Contents(tuple(Blob(*blob) for blob in told["blobs"]), pieces)
 
 
 def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]]) -> Part:
-    at, blobs, placed = 0, [], []
+    placed = _place(tuple(_told(order, piece) for order, piece in pieces))
+    at, blobs = placed.end, []
     for name, blob in named:
         blobs.append((Blob(name, at, len(blob)), blob))
         at = aligned(at + len(blob))
-    for order, piece in pieces:
-        placed.append(_placed(order, piece, at))
-        at = aligned(at + placed[-1].length)
-    head = json.dumps({"blobs": [_fields(blob) for blob, _ in blobs], "pieces": [_fields(piece) for piece in placed]})
-    return Part(head.encode(), tuple(blobs), tuple(placed), aligned(len(head.encode())) + at)
+    told = json.dumps([list(vars(blob).values()) for blob, _ in blobs])
+    head = f'{{"blobs": {told}, "pieces": {placed.told}}}'.encode()
+    return Part(head, tuple(blobs), placed.pieces, aligned(len(head)) + at)
 
 
-def _placed(order: int, piece: Piece, at: int) -> Placed:
+@dataclass(frozen=True)
+class _Places:
+    pieces: tuple[Placed, ...]
+    told: str  # the same in JSON
+    end: int
+
+
+@lru_cache(maxsize=8)
+def _place(pieces: tuple[tuple[Any, ...], ...]) -> _Places:
+    """Remembered, because most states look like the one before: then nothing is computed while training waits."""
+    at, placed = 0, []
+    for *about, dtype, length in pieces:
+        placed.append(_placed(*about, str(dtype).replace("torch.", ""), at, length))
+        at = aligned(at + length)
+    return _Places(tuple(placed), json.dumps([list(vars(piece).values()) for piece in placed]), at)
+
+
+def _told(order: int, piece: Piece) -> tuple[Any, ...]:
     tensor = piece.tensor
     if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
         raise CheckpointError(f"{piece.key} is no dense tensor", "only dense tensors can be kept")
-    dtype, length = str(tensor.dtype).replace("torch.", ""), tensor.numel() * tensor.element_size()
-    shape, size, offsets = tuple(tensor.shape), tuple(piece.size), tuple(piece.offsets)
-    return Placed(order, piece.key, dtype, shape, size, offsets, piece.shared, piece.writes, at, length)
+    about = (order, piece.key, piece.shared, piece.writes, tensor.shape, tuple(piece.size), tuple(piece.offsets))
+    return (*about, tensor.dtype, tensor.nbytes)
 
 
-def _fields(value: Placed | Blob) -> list[object]:
-    return list(vars(value).values())
-
-
-def _placed_again(order: int, key: str, dtype: str, *fields: Any) -> Placed:
+def _placed(order: int, key: str, shared: bool, writes: bool, *fields: Any) -> Placed:
     shape, size, offsets, *rest = fields
-    return Placed(order, key, dtype, tuple(shape), tuple(size), tuple(offsets), *rest)
+    return Placed(order, key, shared, writes, tuple(shape), tuple(size), tuple(offsets), *rest)

@@ -16,6 +16,7 @@ import torch
 from dalsegno.train.memory import segment
 from dalsegno.train.memory.layout import aligned
 from dalsegno.train.memory.record import COMMIT_AT, HEADER, NOTHING, SUMS_AT, Record, Sums, parse_record
+from dalsegno.train.memory.views import Views
 
 _SPARE = 64 << 10
 _PAGE = 4096
@@ -33,6 +34,7 @@ class Slot:
         self.path = path
         self._fd = segment.adopt(path)
         self._mapping: mmap.mmap | None = None
+        self._views: Views | None = None
         self.on_release: Callable[[], None] | None = None  # told before the mapping goes
 
     @property
@@ -51,6 +53,7 @@ class Slot:
             self._fd = segment.create(self.path, capacity_for(total))
         if self._mapping is None:
             self._mapping = segment.map_to_write(self._file)
+            self._views = Views(torch.frombuffer(self._mapping, dtype=torch.uint8))
 
     @property
     def buffer(self) -> memoryview:
@@ -60,9 +63,11 @@ class Slot:
         return memoryview(self._mapping)
 
     @property
-    def bytes(self) -> torch.Tensor:
-        """The whole file, as a tensor."""
-        return torch.frombuffer(self.buffer, dtype=torch.uint8)
+    def views(self) -> Views:
+        """The same, for tensors."""
+        if self._views is None:
+            raise RuntimeError(f"{self.path} is not mapped; call make_fit first")
+        return self._views
 
     def record(self) -> Record | None:
         """What it holds."""
@@ -95,7 +100,7 @@ class Slot:
         """Let go of it; the file stays."""
         if self.on_release:
             self.on_release()
-        self._mapping = None  # it goes with the last tensor that looks into it
+        self._mapping = self._views = None  # it goes with the last tensor that looks into it
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

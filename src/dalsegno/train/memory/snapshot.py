@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.draft import view
 from dalsegno.train.memory.layout import OWN, SHELL, VALUES, Placed, aligned, parse_head
 from dalsegno.train.memory.record import ABSENT, HEADER, Extent, Record, parse_record
 from dalsegno.train.memory.segment import map_to_read
+from dalsegno.train.memory.views import view
 from dalsegno.train.state import Piece, State
 
 

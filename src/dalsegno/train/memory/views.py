@@ -1,0 +1,32 @@
+"""Bytes of a slot as the tensors they are."""
+
+from __future__ import annotations
+
+import torch
+
+from dalsegno.train.memory.layout import Placed
+
+_PARTS = 2  # of a snapshot
+
+
+def view(body: torch.Tensor, piece: Placed) -> torch.Tensor:
+    """One piece; `body`: the bytes of its part after the head."""
+    raw = body[piece.at : piece.at + piece.length]
+    return raw.view(getattr(torch, piece.dtype)).view(piece.shape)
+
+
+class Views:
+    """The views of one mapping, remembered: a thousand of them take milliseconds to make, and rarely change."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.whole = whole
+        self._known: dict[int, tuple[tuple[Placed, ...], list[torch.Tensor]]] = {}
+
+    def of(self, pieces: tuple[Placed, ...], body_at: int) -> list[torch.Tensor]:
+        known = self._known.get(body_at)
+        if known is None or known[0] is not pieces:
+            if len(self._known) >= _PARTS:
+                self._known.clear()
+            body = self.whole[body_at:]
+            known = self._known[body_at] = (pieces, [view(body, piece) for piece in pieces])
+        return known[1]
