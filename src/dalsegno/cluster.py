@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
-from dalsegno.system.files import locked, owner_name
+from dalsegno.system.files import locked, owner_name, read_text
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -168,6 +168,22 @@ def slurm_of(saved: Mapping[str, str], env: Mapping[str, str] = os.environ) -> S
     """The Slurm of a run, from the environment that was saved with it; whatever shell we are in now."""
     kept = {key: value for key, value in env.items() if key not in _SAYS_WHICH}
     return _ambient({**kept, **{key: saved[key] for key in _SAYS_WHICH if key in saved}})
+
+
+def cluster_id(env: Mapping[str, str]) -> str:
+    """What was drawn when the cluster of this environment was made; "" for one that is not ours."""
+    from dalsegno.targets.local.folder import IDENTITY
+
+    conf = env.get("SLURM_CONF")
+    return (read_text(Path(conf).with_name(IDENTITY)) or "").strip() if conf else ""
+
+
+def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
+    """Whether the cluster of a run, of this id, has been taken down, though there may be another of its name.
+
+    Of one that is not ours, whose settings may be kept elsewhere by now, nobody can say.
+    """
+    return bool(cluster) and cluster_id(saved) != cluster
 
 
 _SAYS_WHICH = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")

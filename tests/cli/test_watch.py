@@ -113,6 +113,17 @@ def test_a_folder_that_is_gone_is_a_run_that_is_lost(tmp_path: Path) -> None:
         watch.look(101.0)
 
 
+def test_a_run_whose_cluster_was_taken_down_is_lost_unless_its_end_is_written_down(tmp_path: Path) -> None:
+    run = make_run(tmp_path, on_head=True)
+    watch = Watch(run, Answers([]), on_head=True, answers=lambda: True, no_cluster=lambda: True)
+    tell(run, coordinator_pid=7, updated=200.0)
+    watch.look(200.5)
+    with pytest.raises(RunLost, match="run train-k3f9x is lost: its cluster is gone"):
+        watch.look(203.0)
+    end(run, 143)
+    assert is_over(watch.look(204.0))
+
+
 def test_jobs_are_those_in_the_status_else_those_handed_over(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert job_ids(run, status()) == []

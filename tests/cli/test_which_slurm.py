@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cluster import find_slurm, runs_home, slurm_of
+from dalsegno.cluster import find_slurm, is_gone, runs_home, slurm_of
 from dalsegno.errors import NotThere
 
 
@@ -34,6 +34,16 @@ def test_a_run_keeps_its_slurm_whatever_shell_asks_for_it() -> None:
     found = slurm_of({"SLURM_CONF": "/there", "PATH": "/there/bin", "TOKEN": "secret"}, here)
     assert found.env == {"SLURM_CONF": "/there", "PATH": "/there/bin", "HOME": "/root"}
     assert found.controller is None
+
+
+def test_a_cluster_is_known_by_what_was_drawn_when_it_was_made(tmp_path: Path) -> None:
+    saved = {"SLURM_CONF": str(tmp_path / "etc" / "slurm.conf")}
+    assert is_gone(saved, "a1b2"), "taken down"
+    assert not is_gone(saved, ""), "not one of ours: nobody can say"
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "cluster-id").write_text("a1b2")
+    assert not is_gone(saved, "a1b2")
+    assert is_gone(saved, "c3d4"), "made anew under the same name"
 
 
 def test_runs_are_kept_where_the_user_says_else_beside_the_clusters(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.watch import CANCELLED, is_over, job_ids, jobs_of
+from dalsegno.cli.watch import CANCELLED, cluster_is_gone, is_over, jobs_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.train.contract import TERMINATED
 
@@ -71,22 +71,23 @@ def _end(run: RunFolder, status: Status, say: Say) -> None:
         say(f"asks {run.run} to end")
         if _ends_by_itself(run):
             return
-    ids = {*job_ids(run, status), *_jobs_left(run, slurm)}
-    say(f"cancels job {', '.join(map(str, sorted(ids)))}" if ids else f"cancels {run.run}")
+    ids = _jobs_left(run, slurm)  # by name, not by the ids it has had: those may be another's by now
+    say(f"cancels job {', '.join(map(str, ids))}" if ids else f"cancels {run.run}")
     if slurm:
-        slurm.cancel(*sorted(ids))
+        slurm.cancel(*ids)
     if not _wait(run, slurm):
         _write_end(run, slurm)
 
 
 def _slurm(run: RunFolder) -> SlurmClient | None:
-    """None if its cluster has been taken down, and all its jobs with it."""
+    """None if its cluster has been taken down, and all its jobs with it; another of that name is not its own."""
     from dalsegno.cluster import slurm_of
     from dalsegno.jobs import read_environment
 
     here = slurm_of(read_environment(run))
     settings = here.env.get("SLURM_CONF")
-    return here.client if not settings or Path(settings).exists() else None
+    there = (not settings or Path(settings).exists()) and not cluster_is_gone(run)
+    return here.client if there else None
 
 
 def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:

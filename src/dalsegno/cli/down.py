@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,10 +17,14 @@ from dalsegno.cli.options import cluster_option
 @click.command()
 @click.argument("cluster", required=False, metavar="[NAME]")
 @cluster_option
-def command(cluster: str | None, name: str | None) -> None:
+@click.option("--yes", "-y", is_flag=True, help="Do not ask, whatever goes with it.")
+def command(cluster: str | None, name: str | None, yes: bool) -> None:
     """End the cluster's daemons and jobs and remove all that belongs to it: processes, namespaces, links, files.
-    A cluster that is half-made or gone already is fine."""
+    Runs and jobs under way end with it, and the home folders of users that exist only there are deleted: it says so
+    and, in a terminal, asks first. A cluster that is half-made or gone already is fine."""
+    from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
     from dalsegno.cluster import find_place, may_change, open_local, place_named, places
+    from dalsegno.recovery.client import controller_answers
 
     wanted = cluster or name or os.environ.get("DALSEGNO_CLUSTER") or _name_in_this_folder()
     if wanted is None and not places():
@@ -27,13 +32,29 @@ def command(cluster: str | None, name: str | None) -> None:
         return
     place = place_named(wanted) if wanted else find_place()
     may_change(place)
-    started = time.monotonic()
-    with place.lock(), interruptible(), out.progress() as say:
-        found = open_local(place).destroy(say)
+    with place.lock(), interruptible():
+        target, runs = open_local(place), runs_on(place)
+        if not _agreed(place.name, target.removal().sentences([run.run for run in runs]), yes):
+            out.talk(f"{place.name} stays as it is")
+            raise SystemExit(1)
+        started = time.monotonic()
+        with out.progress() as say:
+            if controller_answers(target.controller_socket):
+                end_in_order(runs)
+            found = target.destroy(say)
+            write_ends(runs)
     if found:
         out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; nothing of it is left")
     else:
         out.talk(f"there was no cluster {place.name}: nothing to take down")
+
+
+def _agreed(name: str, consequences: list[str], yes: bool) -> bool:
+    """Who can be asked is asked; a script is told, and means it."""
+    for line in consequences:
+        out.talk(line)
+    asked = consequences and not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    return not asked or click.confirm(f"take {name} down?", err=True)
 
 
 def _name_in_this_folder() -> str | None:

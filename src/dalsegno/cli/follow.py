@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -134,7 +135,7 @@ def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
     from dalsegno.jobs import read_plan
 
     plan = read_plan(run)
-    watch, screen = watch_of(run, slurm, plan.on_head), Screen(ranks_of(plan), story=run.journal)
+    watch, screen = watch_of(run, slurm, plan), Screen(ranks_of(plan), story=run.journal)
     return Follower(run.run, RunLogs(run), watch, screen, lambda: cancel_run(run))
 
 
@@ -143,9 +144,11 @@ def ranks_of(plan: RunPlan) -> int:
     return plan.shape.max_nodes * plan.shape.nproc_per_node
 
 
-def watch_of(run: RunFolder, slurm: SlurmHere, on_head: bool) -> Watch:
+def watch_of(run: RunFolder, slurm: SlurmHere, plan: RunPlan) -> Watch:
+    from dalsegno.cluster import is_gone
     from dalsegno.recovery.client import controller_answers
 
     controller = slurm.controller
     answers = (lambda: controller_answers(controller)) if controller else (lambda: False)
-    return Watch(run, slurm.client, on_head=on_head, answers=answers)
+    no_cluster = partial(is_gone, slurm.env, plan.cluster)
+    return Watch(run, slurm.client, on_head=plan.on_head, answers=answers, no_cluster=no_cluster)

@@ -48,6 +48,7 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
     """What Slurm tells of the cluster, and what is ours on it."""
+    from dalsegno.cluster import cluster_id
     from dalsegno.jobs import ClusterFacts, find_python, partitions_seen
     from dalsegno.programs import launcher
 
@@ -56,6 +57,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     except CommandFailed as fault:
         raise _no_cluster(fault) if "SLURM_CONF" not in slurm.env else fault from None
     return ClusterFacts(
+        id=cluster_id(slurm.env),
         controller=slurm.controller is not None and _answers(slurm.controller),
         partitions=partitions,
         launcher=launcher(),

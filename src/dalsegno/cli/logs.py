@@ -67,7 +67,7 @@ def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> Non
     from dalsegno.cluster import slurm_of
     from dalsegno.jobs import read_environment
 
-    watch = watch_of(run, slurm_of(read_environment(run)), plan.on_head)
+    watch = watch_of(run, slurm_of(read_environment(run)), plan)
     while not is_over(status := watch.look(time.time())):
         screen.lines(logs.lines(time.time()))
         time.sleep(pause_s(logs))

@@ -26,7 +26,7 @@ def command(json_: bool, everything: bool) -> None:
     """List your runs: those under way first, then the newest.
 
     \b
-    STATE  waiting, starting, running, restarting, ending; done, failed, cancelled
+    STATE  waiting, starting, running, restarting, ending; done, failed, cancelled, lost (with its cluster)
     NODES  those that take part, of those asked for
     GEN    how often its workers were started
     """
@@ -69,10 +69,13 @@ def row(run: RunFolder, status: Status, now: float) -> list[str]:
 
 def state_of(status: Status, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
-    from dalsegno.cli.watch import CANCELLED, coordinator_is_dead, is_over, silent_s
+    from dalsegno.cli.watch import CANCELLED, LOST, coordinator_is_dead, is_over, silent_s
 
     if is_over(status):
-        return "done" if status.exit_code == 0 else "cancelled" if status.message == CANCELLED else "failed"
+        if status.exit_code == 0:
+            return "done"
+        known = {CANCELLED: CANCELLED, LOST: "lost"}
+        return next((word for start, word in known.items() if status.message.startswith(start)), "failed")
     phase = "ending" if status.over else status.phase
     if coordinator_is_dead(status):
         return f"{status.phase}, no coordinator"
@@ -97,12 +100,14 @@ def _facts(run: RunFolder, status: Status) -> dict[str, Any]:
 
 
 def _status(run: RunFolder) -> Status | None:
-    """One that cannot be read must not hide the others."""
+    """One that cannot be read must not hide the others; one whose cluster is gone does not go on."""
+    from dalsegno.cli.watch import cluster_is_gone, lost
     from dalsegno.errors import DalsegnoError
     from dalsegno.launch.status import read_status
 
     try:
-        return read_status(run.status)
+        status = read_status(run.status)
+        return lost(status) if status and not status.over and cluster_is_gone(run) else status
     except (DalsegnoError, OSError) as error:
         out.warn(f"run {run.run} cannot be read: {error}")
         return None

@@ -12,14 +12,17 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import STARTING, WAITING, Status, read_status
+from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.slurm import JobInfo
 
-CANCELLED = "cancelled"  # the last message of such a run, whoever writes it
+CANCELLED = "cancelled"  # the last message of such a run, whoever writes it, or how it begins
+LOST = "lost: its cluster is gone"
 SILENT_S = 30.0  # a coordinator that has told nothing for so long may be gone: then Slurm is asked
 LOST_S = 120.0  # one that lives says so every ten seconds
 GONE_S = 5.0  # the last word of a coordinator may come a moment after its job has left the queue
+TAKEN_DOWN_S = 2.0  # a `down` that is under way has a last word on each run itself
 NOT_STARTED_S = 60.0  # a controller starts a coordinator at once
 
 
@@ -36,11 +39,21 @@ class RunLost(DalsegnoError):
 class Watch:
     """Looks at one run again and again. Raises RunLost where nobody will ever end it."""
 
-    def __init__(self, run: RunFolder, queue: Queue, *, on_head: bool, answers: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        queue: Queue,
+        *,
+        on_head: bool,
+        answers: Callable[[], bool],
+        no_cluster: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._run = run
         self._queue = queue
         self._on_head = on_head
         self._answers = answers  # whether the controller does
+        self._no_cluster = no_cluster  # whether that of the run has been taken down
+        self._no_cluster_since: float | None = None
         self._next_question = 0.0
         self._gone_since: float | None = None
         self._heard: tuple[str, str] | None = None  # phase and message, as the queue has it
@@ -50,12 +63,20 @@ class Watch:
         if status is None:
             hint = f"was it removed? `squeue --name {self._run.run}` shows whether a job of it is left"
             raise RunLost(f"the folder of run {self._run.run} is gone", where=str(self._run.root), hint=hint)
+        if not is_over(status):
+            self._look_for_cluster(now)
         speaks = status.coordinator_pid != 0 and now - status.updated < SILENT_S
         if is_over(status) or (speaks and status.phase != WAITING):
             self._gone_since, self._heard = None, None
             return status
         self._ask(status, now)
         return self._with_what_was_heard(status)
+
+    def _look_for_cluster(self, now: float) -> None:
+        self._no_cluster_since = (self._no_cluster_since or now) if self._no_cluster() else None
+        if self._no_cluster_since is not None and now - self._no_cluster_since >= TAKEN_DOWN_S:
+            hint = f"what it said is kept: `dalsegno logs {self._run.run}`"
+            raise RunLost(f"run {self._run.run} is {LOST}", hint=hint)
 
     def _with_what_was_heard(self, status: Status) -> Status:
         """A coordinator knows best; but of a job that waits, only Slurm knows why."""
@@ -107,6 +128,23 @@ class Watch:
 def is_over(status: Status) -> bool:
     """Whether all of it is gone. A coordinator tells that a run ends before it has cleared up, and then its code."""
     return status.over and status.exit_code is not None
+
+
+def lost(status: Status) -> Status:
+    """The end of a run that nobody wrote down: its cluster is gone, and with it whoever could have."""
+    from dalsegno.jobs import given_up
+
+    return status if is_over(status) else given_up(status, status.updated, TERMINATED, LOST)
+
+
+def cluster_is_gone(run: RunFolder) -> bool:
+    """Whether a run's cluster has been taken down. Somebody else's run tells us nothing."""
+    from dalsegno.cluster import is_gone
+    from dalsegno.jobs import read_environment, read_plan
+
+    with contextlib.suppress(DalsegnoError, OSError):
+        return is_gone(read_environment(run), read_plan(run).cluster)
+    return False
 
 
 def silent_s(status: Status, now: float) -> float | None:

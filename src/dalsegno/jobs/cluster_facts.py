@@ -31,6 +31,7 @@ class PartitionFacts:
 class ClusterFacts:
     """A cluster as far as a run goes. `launcher` starts `dalsegno` on any node of it."""
 
+    id: str = ""  # drawn when it was made; "" for one that is not ours
     controller: bool = False  # ours, on the head node: it starts coordinators
     partitions: tuple[PartitionFacts, ...] = ()  # none: not known
     launcher: tuple[str, ...] = ("dalsegno",)

@@ -28,6 +28,7 @@ class RunPlan:
     shape: Shape
     job: JobAsk
     folder: str
+    cluster: str = ""  # its id: job ids of a run mean nothing on another cluster of the same name
     on_head: bool = False  # the coordinator runs on the head node and holds an allocation; else in a batch step
     launcher: tuple[str, ...] = ("dalsegno",)
     python: str = "python3"
@@ -50,6 +51,7 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         request=request,
         shape=Shape(request.nodes.min, request.nodes.max, request.processes_per_node),
         job=job,
+        cluster=cluster.id,
         folder=join(request.chdir, request.output or cluster.runs_folder, run),
         on_head=cluster.controller,
         launcher=cluster.launcher,

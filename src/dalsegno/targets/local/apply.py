@@ -81,6 +81,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
 def _put_files(site: Site, plan: LocalPlan) -> None:
     furnish.make_devices(site.folder, plan)
     furnish.make_key(site.folder)
+    furnish.make_identity(site.folder)
     furnish.make_homes(site.folder, plan)
     furnish.write_files(site.folder, plan)
     if plan.cluster.slurm.accounting and not site.folder.database.exists():

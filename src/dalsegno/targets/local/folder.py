@@ -11,6 +11,7 @@ from pathlib import Path
 from dalsegno.errors import TargetError
 
 STRANGE = ',#%"\\:=[]'  # each seen to break munge's socket, MariaDB's folder, slurmd's spool folder or gres.conf
+IDENTITY = "cluster-id"  # beside slurm.conf, which is all that a run knows of its cluster
 SOCKET_PATH_MAX = 107  # a unix socket's name, less the closing zero
 
 
@@ -46,6 +47,11 @@ class Folder:
     @property
     def slurm_conf(self) -> Path:
         return self.etc / "slurm.conf"
+
+    @property
+    def identity(self) -> Path:
+        """Drawn when the cluster is made: another of the same name, whose jobs count from 1 again, has another."""
+        return self.slurm_conf.with_name(IDENTITY)
 
     @property
     def run(self) -> Path:

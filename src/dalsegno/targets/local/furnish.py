@@ -43,6 +43,11 @@ def make_key(folder: Folder) -> None:
         write_atomic(folder.munge_key, secrets.token_hex(64), 0o600)
 
 
+def make_identity(folder: Folder) -> None:
+    if not folder.identity.exists():
+        write_atomic(folder.identity, secrets.token_hex(8))
+
+
 def make_homes(folder: Folder, plan: LocalPlan) -> None:
     """Home folders of the users that exist only inside the cluster."""
     for name, uid in plan.placement.uids.items():

@@ -206,12 +206,12 @@ def _changes(plan: LocalPlan) -> list[str]:
     dead = [f"{name} on {host}" for host, name in plan.start]
     lines = [
         (plan.unfinished, "finishes what an earlier `up` began"),
-        (plan.add_nodes, f"adds {_named('node', plan.add_nodes)}"),
-        (plan.remove_nodes, f"drains and removes {_named('node', plan.remove_nodes)}"),
-        (plan.remove_partitions, f"removes {_named('partition', plan.remove_partitions)}"),
-        (other_hosts, f"removes {_named('host', other_hosts)}"),
-        (back, f"boots {_named('host', back)}"),
-        (plan.mend, f"puts {_named('host', plan.mend)} back on the network"),
+        (plan.add_nodes, f"adds {named('node', plan.add_nodes)}"),
+        (plan.remove_nodes, f"drains and removes {named('node', plan.remove_nodes)}"),
+        (plan.remove_partitions, f"removes {named('partition', plan.remove_partitions)}"),
+        (other_hosts, f"removes {named('host', other_hosts)}"),
+        (back, f"boots {named('host', back)}"),
+        (plan.mend, f"puts {named('host', plan.mend)} back on the network"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (plan.accounting, "updates accounts, users and QOS"),
@@ -230,13 +230,14 @@ def _jobs(plan: LocalPlan) -> str:
     if plan.wait_for is None and (plan.remove_nodes or plan.remove_partitions):
         return "slurmctld does not answer: which jobs this would hurt is not known"
     if plan.blocked:
-        return f"cannot: {_named('job', plan.blocked)} waits in a partition that is to go; cancel or move it first"
+        return f"cannot: {named('job', plan.blocked)} waits in a partition that is to go; cancel or move it first"
     if plan.wait_for:
-        return f"waits for {_named('job', plan.wait_for)} to end first; ends no job"
+        return f"waits for {named('job', plan.wait_for)} to end first; ends no job"
     return "ends no job"
 
 
-def _named(noun: str, names: Iterable[str]) -> str:
+def named(noun: str, names: Iterable[str]) -> str:
+    """`2 nodes (n1, n2)`, and of many the first."""
     names = list(names)
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     return f"{_count(len(names), noun)} ({shown})"

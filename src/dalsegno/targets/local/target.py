@@ -24,6 +24,7 @@ from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
+from dalsegno.targets.local.removal import Removal, look_at
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
@@ -118,6 +119,10 @@ class LocalTarget:
             where=error.where,
             hint=error.hint or "mend what it complains about, then `dalsegno up` again",
         ) from error
+
+    def removal(self) -> Removal:
+        """What `destroy` would take along."""
+        return look_at(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
 
     def destroy(self, say: Say) -> bool:
         state = read_state_leniently(self.folder)

@@ -1,0 +1,90 @@
+"""A cluster that is taken down under its runs: they end with it, read so afterwards, and harm no cluster after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+
+from tests.cluster.conftest import Cli, eventually
+from tests.cluster.runs import Run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(150)]
+
+CLUSTER = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 2, cpus: 4, memory: 2G}
+users:
+  - {name: ada}
+slurm: {accounting: false}
+"""
+WAITS = "import time\nprint('begins', flush=True)\ntime.sleep(1000)\n"
+QUICK = ("--framework", "jax", "--preload", "json", "-N", "2")  # forked workers as with torch, without its imports
+
+
+@pytest.fixture
+def run(cli: Cli) -> Run:
+    """Under way on two nodes."""
+    cli.ok("up", cli.file(CLUSTER))
+    run = Run.start(cli, cli.home / "work", *QUICK, script=WAITS, args=())
+    run.wait_for(lambda: run.status.phase == "running" and run.log(1))
+    return run
+
+
+def told(run: Run) -> dict[str, object]:
+    """By `dalsegno runs --json`."""
+    return next(each for each in json.loads(run.cli.ok("runs", "--json")) if each["run"] == run.id)
+
+
+def follow(run: Run) -> Popen[str]:
+    argv = run.cli.argv("logs", "-f", run.id)
+    follower = Popen(argv, env=run.cli.env, stdout=PIPE, stderr=PIPE, text=True)
+    assert follower.stdout is not None and follower.stdout.readline()
+    return follower
+
+
+def test_down_names_what_it_ends_and_deletes_and_its_runs_are_cancelled(run: Run):
+    (run.cli.home / "clusters/one/home/ada/checkpoint").write_text("weeks of work")
+    run.cli.ok("shell", "--", "sbatch", "-o", "/dev/null", "--wrap", "sleep 1000")
+    follower = follow(run)
+    said = run.cli.run("down", "one").err
+    assert f"ends 1 run ({run.id})\nends 1 job (2 of root)\n" in said
+    assert "deletes 1 home folder (ada), with all runs and checkpoints in them" in said
+    _, last = follower.communicate(timeout=20)
+    assert (follower.returncode, "is over: cancelled" in last) == (0, True), last
+    found = told(run)
+    assert (found["state"], found["exit_code"]) == ("cancelled", 143)
+    assert found["message"] == "cancelled: its cluster was taken down"
+
+
+def test_a_run_that_lost_its_cluster_is_over_and_cancelling_it_touches_no_other_job(run: Run):
+    """As one reads whose end nobody could write down: another user's, say."""
+    before = run.folder.status.read_text()
+    run.cli.ok("down", "one")
+    forget_the_end(run, before)
+    found = told(run)
+    assert (found["state"], found["message"], found["ended"]) == (
+        "lost", "lost: its cluster is gone", found["updated"],
+    )  # fmt: skip
+    run.cli.ok("up")
+    other = run.cli.ok("shell", "--", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1000").strip()
+    assert other == str(run.status.jobs[0]), "the new cluster counts its jobs from 1 again"
+    again = run.cli.run("logs", "-f", run.id)
+    assert (again.code, f"error: run {run.id} is lost: its cluster is gone" in again.err) == (1, True), again.err
+    run.cli.ok("cancel", run.id)
+    eventually(lambda: job_states(run.cli) == {other: "RUNNING"})
+    assert told(run)["state"] == "cancelled"
+
+
+def forget_the_end(run: Run, status: str) -> None:
+    Path(run.folder.status).write_text(status)
+    run.folder.cancel.unlink()
+
+
+def job_states(cli: Cli) -> dict[str, str]:
+    lines = cli.ok("shell", "--", "squeue", "-h", "-o", "%i %T").splitlines()
+    return {job: state for job, state in (line.split() for line in lines)}

@@ -1,0 +1,21 @@
+"""What `down` says beforehand: runs, the jobs of others, the homes that go with the cluster."""
+
+from dalsegno.slurm import JobInfo, JobState
+from dalsegno.targets.local.removal import Removal
+
+
+def job(number: int, name: str, user: str = "ada") -> JobInfo:
+    return JobInfo(number, name, user, JobState.RUNNING)
+
+
+def test_an_idle_cluster_costs_nothing():
+    assert Removal().sentences([]) == []
+
+
+def test_runs_are_named_and_their_jobs_not_told_of_again():
+    removal = Removal((job(1, "train-k3f9x"), job(2, "sleep", "bob")), ("ada", "bob"))
+    assert removal.sentences(["train-k3f9x"]) == [
+        "ends 1 run (train-k3f9x)",
+        "ends 1 job (2 of bob)",
+        "deletes 2 home folders (ada, bob), with all runs and checkpoints in them",
+    ]
