@@ -26,6 +26,11 @@ def test_an_ask_survives_the_way_to_its_ranks():
     assert LadderAsk.from_json(ask.to_json()) == ask
 
 
+def test_progress_is_told_four_times_however_many_steps_there_are():
+    assert [number for number in range(40) if LadderAsk(steps=40).progress(number)] == [0, 10, 20, 30]
+    assert LadderAsk(steps=2).progress(1) == "step 2 of 2, all rungs in turn"
+
+
 def test_caps_are_sizes_with_commas_each_once():
     assert parse_caps("1,0.5,1") == (1.0, 0.5)
 

@@ -25,6 +25,10 @@ def test_what_was_not_measured_has_no_figures_but_a_reason():
     assert why_nots(only) == ["data-parallel is not measured: here there are no GPUs"]
 
 
+def test_the_headline_says_what_was_measured():
+    assert report(DDP).headline == "2 processes, gloo on cpu, 16.00 MiB of gradients"
+
+
 def test_without_ddp_there_is_no_ratio():
     assert report(RING).ratio(RING) is None
     assert report(DDP, DATA_PARALLEL).ratio(DATA_PARALLEL) is None

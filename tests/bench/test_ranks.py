@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dalsegno.cli.bench_ddp import command
 from dalsegno.cli.bench_ranks import Rank, run_ranks
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import DalsegnoError, UsageError
 
 
 def shell(script: str) -> Rank:
@@ -30,3 +32,9 @@ def test_the_first_that_fails_ends_the_others_and_its_last_words_are_shown(tmp_p
     os.waitpid(pid, 0)  # killed, or this would wait for ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path):
+    asked = CliRunner().invoke(command, ["--timeline", str(tmp_path / "not there" / "step.svg")])
+    assert isinstance(asked.exception, UsageError)
+    assert asked.exception.where == "--timeline"

@@ -19,6 +19,10 @@ class LadderAsk:
     device: str = "auto"  # auto, cpu or cuda
     bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
 
+    def progress(self, number: int) -> str:
+        """What to say before a step; empty where it is too soon to say something again."""
+        return "" if number % max(1, self.steps // 4) else f"step {number + 1} of {self.steps}, all rungs in turn"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

@@ -13,28 +13,27 @@ from dalsegno.bench.contest import Contestant, Watched, enter, make_countable, n
 from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult, Traffic
 from dalsegno.bench.place import Place
 
-Tell = Callable[[str], None]
+EachRound = Callable[[int], None]  # told the number of the step to come
 WARM_UP_ROUNDS = 2  # DDP makes its buckets anew after the first step
 WATCHED_ROUNDS = 3
 
 
-def measure(ask: LadderAsk, meeting: str, tell: Tell) -> LadderReport | None:
+def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
     """Take part as the rank that the environment says. Rank 0 gets the report."""
     place = Place(ask.device, meeting)
     try:
-        return _measure(ask, place, tell)
+        return _measure(ask, place, each_round)
     finally:
         place.leave()
 
 
-def _measure(ask: LadderAsk, place: Place, tell: Tell) -> LadderReport | None:
+def _measure(ask: LadderAsk, place: Place, each_round: EachRound) -> LadderReport | None:
     rows = [(*row, why_not(row[1], place)) for row in names(ask)]
     contestants = [enter(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
     for contestant in contestants * WARM_UP_ROUNDS:
         contestant.step(place)
     for number in range(ask.steps):
-        if number % max(1, ask.steps // 4) == 0:
-            tell(f"step {number + 1} of {ask.steps}, {len(contestants)} rungs in turn")
+        each_round(number)
         for contestant in _turned(contestants, number):
             contestant.timed_step(place)
     for contestant in contestants:

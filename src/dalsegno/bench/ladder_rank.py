@@ -22,13 +22,15 @@ def main(folder: Path) -> None:
 
     who_started_us = os.getppid()
 
-    def tell(text: str) -> None:
+    ask = LadderAsk.from_json((folder / ASK).read_text())
+
+    def each_round(number: int) -> None:
         if os.getppid() != who_started_us:
             sys.exit("whoever started this benchmark is gone")
-        if os.environ["RANK"] == "0":
-            (folder / PROGRESS).write_text(text)
+        if os.environ["RANK"] == "0" and ask.progress(number):
+            (folder / PROGRESS).write_text(ask.progress(number))
 
-    report = measure(LadderAsk.from_json((folder / ASK).read_text()), f"file://{folder / MEETING}", tell)
+    report = measure(ask, f"file://{folder / MEETING}", each_round)
     if report:
         (folder / REPORT).write_text(json.dumps(report.to_dict()))
 

@@ -65,6 +65,11 @@ class LadderReport:
     gradient_bytes: int
     rungs: tuple[RungResult, ...] = field(default=())
 
+    @property
+    def headline(self) -> str:
+        where = f"{count_processes(self.processes)}, {self.backend} on {self.device}"
+        return f"{where}, {self.gradient_bytes / 2**20:.2f} MiB of gradients"
+
     def ratio(self, rung: RungResult) -> float | None:
         """Its time in times of DDP's; None where either is missing."""
         ddp = next((each for each in self.rungs if each.name == BASELINE), None)
@@ -76,6 +81,10 @@ class LadderReport:
             for each in self.rungs
         ]
         return {**asdict(self), "rungs": rungs}
+
+
+def count_processes(number: int) -> str:
+    return f"{number} process{'es' * (number != 1)}"
 
 
 def read_report(text: str) -> LadderReport:

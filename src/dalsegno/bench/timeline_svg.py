@@ -17,13 +17,12 @@ def render_svg(report: LadderReport) -> str:
     last_s = max((mark.end_s for each in shown for mark in each.marks), default=1e-3)
     blocks, bottom = _blocks(shown, last_s)
     width, height = _LEFT + _WIDTH + 30, bottom + 30
-    head = f"{report.processes} processes, {report.backend} on {report.device}, {report.gradient_bytes / 2**20:.1f} MiB"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
         "<!-- made by dalsegno bench ddp -->",
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="10" y="18" font-size="14">One training step: {escape(head)} of gradients</text>',
+        f'<text x="10" y="18" font-size="14">One training step: {escape(report.headline)}</text>',
         *_legend(),
         *_scale(last_s, bottom),
         *blocks,

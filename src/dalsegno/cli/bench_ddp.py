@@ -10,6 +10,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.options import json_option
+from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
     from dalsegno.bench.ask import LadderAsk
@@ -41,6 +42,7 @@ def command(
 
     ask = LadderAsk(model_mb, layers, steps, batch, device, parse_caps(caps))
     check_torch()
+    _check_folder(timeline)
     report = _measure(ask, nproc)
     if report is None:
         return
@@ -56,6 +58,15 @@ def command(
         out.talk(f"the timeline is in {timeline}")
 
 
+def _check_folder(timeline: str | None) -> None:
+    """Before measuring: a picture that cannot be written would cost the whole result."""
+    folder = Path(timeline or ".").parent
+    if not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"`{timeline}` cannot be written", where="--timeline", hint=f"make the folder `{folder}` first"
+        )
+
+
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
     """None where another rank has the report."""
     from dalsegno.bench.world import world_env
@@ -68,7 +79,7 @@ def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
 
             return measure_here(ask, nproc, say)
         os.environ.update(world)
-        return _take_part(ask, say if os.environ["RANK"] == "0" else lambda _: None)
+        return _take_part(ask, say)
 
 
 def _take_part(ask: LadderAsk, say: Say) -> LadderReport | None:
@@ -77,14 +88,17 @@ def _take_part(ask: LadderAsk, say: Say) -> LadderReport | None:
     make_importable()
     from dalsegno.bench.ladder_measure import measure
 
-    return measure(ask, "env://", say)
+    def each_round(number: int) -> None:
+        if os.environ["RANK"] == "0" and ask.progress(number):
+            say(ask.progress(number))
+
+    return measure(ask, "env://", each_round)
 
 
 def _show(report: LadderReport) -> None:
     from dalsegno.bench import ladder_table, timeline_text
 
-    size = ladder_table.mib(report.gradient_bytes)
-    out.data(f"{report.processes} processes, {report.backend} on {report.device}, {size} of gradients\n")
+    out.data(f"{report.headline}\n")
     out.table(ladder_table.HEADERS, ladder_table.rows(report))
     for line in (*ladder_table.NOTES, *ladder_table.why_nots(report)):
         out.talk(line)

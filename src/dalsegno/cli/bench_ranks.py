@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dalsegno.bench.ask import LadderAsk
 from dalsegno.bench.ladder_rank import ASK, PROGRESS, REPORT
-from dalsegno.bench.ladder_report import LadderReport, read_report
+from dalsegno.bench.ladder_report import LadderReport, count_processes, read_report
 from dalsegno.bench.world import local_env
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.errors import DalsegnoError
@@ -24,7 +24,7 @@ _LAST_LINES = 12
 
 
 def measure_here(ask: LadderAsk, processes: int, say: Say) -> LadderReport:
-    say(f"starting {processes} processes")
+    say(f"starting {count_processes(processes)}")
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-") as name, interruptible():
         folder = Path(name)
         (folder / ASK).write_text(ask.to_json())
