@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 300
+
+settings.register_profile("suite", deadline=None)  # other tests are at work beside: no example is judged by its time
+settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -85,6 +85,7 @@ def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: 
     assert idle_nodes(two) == 2 and reaches(two, "train-2")
 
 
+@pytest.mark.alone
 def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
     assert reaches(two, "train-2")
     two.ok("inject", "net-cut", "train-2", "--for", "1.5s")

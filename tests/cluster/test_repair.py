@@ -42,7 +42,8 @@ def test_without_slurmctld_the_queue_is_unknown_and_not_empty(cli: Cli):
 def test_a_job_of_a_young_cluster_survives_a_killed_slurmctld(cli: Cli):
     """Backfill does not have its starts saved: the main scheduler must be the one that starts jobs."""
     cli.ok("up", cli.file(small(1)))
-    cli.ok("shell", "--", "sbatch", "-o", str(cli.home / "out"), "--wrap", "sleep 12; echo done $SLURM_RESTART_COUNT")
+    script = f"until [ -e {cli.home}/last ]; do sleep 0.1; done; echo done $SLURM_RESTART_COUNT"
+    cli.ok("shell", "--", "sbatch", "-o", str(cli.home / "out"), "--wrap", script)
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     running_since, saved = time.time(), cli.home / "clusters/one/slurmctld/job_state"
     eventually(lambda: saved.stat().st_mtime > running_since, timeout_s=10)
@@ -50,6 +51,7 @@ def test_a_job_of_a_young_cluster_survives_a_killed_slurmctld(cli: Cli):
     eventually(lambda: cli.status("one")["phase"] == "degraded")
     cli.ok("up")
     assert "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T")
+    (cli.home / "last").touch()
     eventually(lambda: (cli.home / "out").read_text() == "done\n")
 
 

@@ -1,12 +1,36 @@
-"""Three researchers share four GPUs: the scene that `dalsegno demo` plays, on the shared cluster."""
+"""Three researchers share four GPUs: the scene that `dalsegno demo` plays, on the shared cluster and by itself.
+
+Slurm works fair share out once a minute: both are played at once, so that this minute is waited for once.
+"""
 
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from dalsegno.demo.researchers import Lab, play
 from dalsegno.targets.local import LocalTarget
-from tests.cluster.conftest import Cli
+from tests.cluster.conftest import Cli, at_home, taken_down
 
 
+@pytest.fixture(scope="module")
+def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
+    """Without virtual hosts and users: as one who may not make namespaces would see it."""
+    with taken_down(at_home(cache)) as cli:
+        process = subprocess.Popen(
+            ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *cli.argv("demo")],
+            env={**cli.env, "PYTHONIOENCODING": "ascii"}, cwd=cli.home, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.terminate()  # if it still plays
+            process.communicate()
+
+
+@pytest.mark.usefixtures("demo")
 def test_three_researchers_share_four_gpus(shared: Cli):
     target = LocalTarget(shared.home / "clusters/shared", cache=shared.home / "cache")
     told: list[str] = []
@@ -27,15 +51,11 @@ def test_three_researchers_share_four_gpus(shared: Cli):
     assert outcome.priorities["ada"] < outcome.priorities["cem"]  # fair share: she used more
 
 
-def test_the_demo_tells_the_story_in_a_plain_pipe_and_leaves_nothing(cli: Cli):
-    """Without virtual hosts and users: as one who may not make namespaces would see it."""
-    done = subprocess.run(
-        ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *cli.argv("demo")],
-        env={**cli.env, "PYTHONIOENCODING": "ascii"}, cwd=cli.home, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "lab*         up   infinite      1   idle lab-1" in done.stdout
-    assert "dee was refused: Batch job submission failed: Requested node configuration is not available" in done.stdout
-    assert "bob  " in done.stdout and "####" in done.stdout
-    assert "fair share: the next job of ada has priority" in done.stdout
-    assert "nothing of it is left" in done.stderr and "\x1b" not in done.stdout + done.stderr
+def test_the_demo_tells_the_story_in_a_plain_pipe_and_leaves_nothing(demo: subprocess.Popen[str]):
+    out, err = demo.communicate(timeout=240)
+    assert demo.returncode == 0, err
+    assert "lab*         up   infinite      1   idle lab-1" in out
+    assert "dee was refused: Batch job submission failed: Requested node configuration is not available" in out
+    assert "bob  " in out and "####" in out
+    assert "fair share: the next job of ada has priority" in out
+    assert "nothing of it is left" in err and "\x1b" not in out + err

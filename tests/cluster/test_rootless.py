@@ -1,6 +1,7 @@
 """A cluster run wholly by a user without root: processes on loopback ports."""
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -13,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.hosts import host_process
-from dalsegno.system.network import first_free_run
 from dalsegno.system.procfs import end
-from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT
 from tests.cluster.conftest import SOURCE, Cli, eventually, leftovers, make_home, taken_down
 
 NOBODY = 65534
@@ -105,7 +104,9 @@ def test_nodes_are_added(user: Rootless):
 
 def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
     user.ok("up", user.file(FILE.format(name="two", accounting="true")))
-    user.ok("shell", "--", "sbatch", "-N2", "-o", str(user.home / "out"), "--wrap", "srun sleep 6; echo done")
+    last = user.home / "last"
+    script = f"srun sh -c 'until [ -e {last} ]; do sleep 0.1; done'; echo done"
+    user.ok("shell", "--", "sbatch", "-N2", "-o", str(user.home / "out"), "--wrap", script)
     eventually(lambda: "RUNNING" in user.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     head = host_process(user.home / "clusters/two/hosts/head")
     assert head is not None
@@ -113,21 +114,31 @@ def test_the_supervisor_of_the_daemons_may_die_and_jobs_go_on(user: Rootless):
     assert user.status("two")["phase"] == "degraded"
     user.ok("up")
     assert user.status("two")["phase"] == "up"
+    last.touch()
     eventually(lambda: (user.home / "out").read_text() == "done\n")
     user.ok("down", "two")
     assert leftovers(user.home) == []
 
 
 def test_a_taken_port_is_avoided(user: Rootless):
+    file = user.file(FILE.format(name="one", accounting="false"))
+    user.ok("up", file)
+    port = ports(user)["train-2"]  # in the middle of what the same cluster would take again
+    user.ok("down", "one")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        first = first_free_run(8, FIRST_PORT, LAST_PORT)
-        assert first is not None
-        sock.bind(("0.0.0.0", first + 2))  # in the middle of what would be taken
+        sock.bind(("0.0.0.0", port))
         sock.listen()
-        user.ok("up", user.file(FILE.format(name="one", accounting="false")))
+        user.ok("up", file)
         assert user.status("one")["phase"] == "up"
+        assert port not in ports(user).values()
         user.ok("down", "one")
+
+
+def ports(user: Rootless) -> dict[str, int]:
+    state = json.loads((user.home / "clusters/one/state.json").read_text())
+    chosen: dict[str, int] = state["placement"]["ports"]
+    return chosen
 
 
 def test_virtual_hosts_without_root_are_refused_in_words(user: Rootless):

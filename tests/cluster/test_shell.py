@@ -170,6 +170,7 @@ def test_status_tells_nodes_daemons_and_queue(shared: Cli):
     shared.ok("shell", "--", "scancel", job)
 
 
+@pytest.mark.alone
 def test_reading_commands_start_quickly(shared: Cli):
     """A coarse guard against a heavy import; benchmarks/up.py measures."""
     best = {}

@@ -91,18 +91,19 @@ def test_a_worker_that_is_killed_is_started_again(shared: Cli, folder: Path) -> 
 def test_scancel_leaves_nothing_behind(shared: Cli, folder: Path) -> None:
     job, output = submit(shared, folder, "waits", WAITS)
     eventually(lambda: said(output).count("up\n") == 4, 120)
-    assert len(of_job(job)) > 4
+    assert len(of_job(job, folder)) > 4
     shared.ok("shell", "--", "scancel", job)
-    eventually(lambda: of_job(job) == [], 60)
+    eventually(lambda: of_job(job, folder) == [], 60)
 
 
-def of_job(job: str) -> list[str]:
-    """Processes anywhere on this machine, so on all the hosts, that were started for it."""
-    mark, found = f"SLURM_JOB_ID={job}".encode(), []
+def of_job(job: str, folder: Path) -> list[str]:
+    """Processes anywhere on this machine, so on all the hosts, that were started for it. Other clusters have jobs of
+    the same number, but from other folders."""
+    marks, found = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_SUBMIT_DIR={folder}".encode()}, []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if mark in variables:
+            if marks <= set(variables):
                 found.append(subprocess.list2cmdline(Path(f"/proc/{pid}/cmdline").read_text().split("\0")))
         except (OSError, UnicodeDecodeError):
             continue

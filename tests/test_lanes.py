@@ -1,0 +1,41 @@
+"""Two lanes run every test once, and what fails in either has failed."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+from tests.lanes import taken
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Item:
+    path: Path
+    name: str
+
+
+def test_each_file_is_taken_once_and_whole(tmp_path: Path):
+    items = [Item(Path(f"/tests/{folder}/test_{file}.py"), name) for folder in "ab" for file in "xyz" for name in "12"]
+    in_turn = list(zip_longest(taken(items, tmp_path), taken(items, tmp_path)))
+    first, second = ([each for each in lane if each] for lane in zip(*in_turn, strict=True))
+    assert sorted([*first, *second], key=items.index) == items
+    assert first and second and not {item.path for item in first} & {item.path for item in second}
+
+
+@pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])
+def test_every_test_is_run_once_and_told_and_a_failure_is_the_end_s(tmp_path: Path, word: str, code: int):
+    for name in "abcd":
+        text = f"def test_it():\n    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"
+        (tmp_path / f"test_{name}.py").write_text(text)
+    argv = [sys.executable, "-m", "tests.lanes", "-v", "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which take longer than these tests
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout
+    assert all((tmp_path / name).exists() for name in "abcd")
+    assert (done.stdout.count(" PASSED"), done.stdout.count("::test_it FAILED")) == (4 - code, code), done.stdout
