@@ -99,7 +99,7 @@ class Site:
         return self.ask("squeue", "-h", "-j", job, "-o", field)
 
     def comes_to(self, job: str, state: str) -> None:
-        eventually(lambda: self.job(job, "%T") == state, timeout_s=20)
+        eventually(lambda: self.job(job, "%T") == state, timeout_s=60)
 
     def setting(self, name: str) -> str:
         lines = self.ask("scontrol", "show", "config").splitlines()
