@@ -61,7 +61,7 @@ def take(mark: Path) -> bool:
 def run(*args: str) -> int:
     """One lane is to be seen while it runs, the other when both have ended. 0 if all was well in both."""
     with tempfile.TemporaryDirectory(prefix="dalsegno-lanes-") as folder:
-        argv = [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--lane", folder, *args]
+        argv = [sys.executable, "-m", "pytest", "-p", "tests.lanes", f"--lane={folder}", *args]  # =: it is no test path
         told = Path(folder) / "told"
         with told.open("w") as file:
             lanes = [subprocess.Popen(argv), subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT)]

@@ -30,12 +30,13 @@ def test_each_file_is_taken_once_and_whole(tmp_path: Path):
 
 @pytest.mark.parametrize(("word", "code"), [("True", 0), ("False", 1)])
 def test_every_test_is_run_once_and_told_and_a_failure_is_the_end_s(tmp_path: Path, word: str, code: int):
+    (tmp_path / "pytest.ini").write_text("[pytest]\npython_functions = try_*\n")  # the settings are the tests' own
     for name in "abcd":
-        text = f"def test_it():\n    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"
+        text = f"def try_it():\n    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"
         (tmp_path / f"test_{name}.py").write_text(text)
-    argv = [sys.executable, "-m", "tests.lanes", "-v", "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
-    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which take longer than these tests
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", "tests.lanes", "-v"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to load
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
     assert all((tmp_path / name).exists() for name in "abcd")
-    assert (done.stdout.count(" PASSED"), done.stdout.count("::test_it FAILED")) == (4 - code, code), done.stdout
+    assert (done.stdout.count(" PASSED"), done.stdout.count("::try_it FAILED")) == (4 - code, code), done.stdout
