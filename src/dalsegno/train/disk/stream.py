@@ -1,10 +1,12 @@
-"""A new file, written once from start to end. Its checksum is computed while the system writes, on another core."""
+"""A new file, written once from start to end. While one thread writes, others compute the checksum and have the disk
+take what is there already, so that little is left to wait for at the end.
+"""
 
 from __future__ import annotations
 
 import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -12,6 +14,8 @@ from dalsegno.train.disk.files import write_all
 from dalsegno.train.disk.manifest import FileMark
 
 _GATHER = 1 << 20  # bytes: smaller writes are gathered, torch.save makes forty for each tensor
+_SLICE = 32 << 20  # bytes that are written and summed side by side
+_AHEAD = 128 << 20  # bytes after which the disk is asked to take them
 
 
 class ChecksummedFile:
@@ -22,7 +26,9 @@ class ChecksummedFile:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._beside = ThreadPoolExecutor(1)
+        self._beside = ThreadPoolExecutor(2)
+        self._syncing: Future[None] | None = None
+        self._unsynced = 0
         self._gathered = bytearray()
         self._crc = 0
         self._error: OSError | None = None
@@ -36,7 +42,8 @@ class ChecksummedFile:
         if len(self._gathered) >= _GATHER or view.nbytes >= _GATHER:
             self.flush()
         if view.nbytes >= _GATHER:
-            self._put(view)
+            for start in range(0, view.nbytes, _SLICE):
+                self._put(view[start : start + _SLICE])
         return view.nbytes
 
     def flush(self) -> None:
@@ -50,6 +57,7 @@ class ChecksummedFile:
     def finish(self) -> FileMark:
         """On the disk, not only on its way there."""
         self.flush()
+        self._settle()
         self.check()
         os.fsync(self._fd)
         return FileMark(self.position, self._crc)
@@ -63,6 +71,21 @@ class ChecksummedFile:
         except OSError as error:
             self._error = error
         self._crc = summed.result()  # nobody may look at the caller's memory after this
+        self._sync_ahead(view.nbytes)
+
+    def _sync_ahead(self, written: int) -> None:
+        self._unsynced += written
+        if self._unsynced >= _AHEAD and (self._syncing is None or self._syncing.done()):
+            self._settle()
+            self._syncing, self._unsynced = self._beside.submit(os.fsync, self._fd), 0
+
+    def _settle(self) -> None:
+        """The system tells of a failed write once, to whoever syncs first: that must not be lost."""
+        try:
+            if self._syncing:
+                self._syncing.result()
+        except OSError as error:
+            self._error = self._error or error
 
     def __enter__(self) -> ChecksummedFile:
         return self

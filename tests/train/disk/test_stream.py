@@ -1,0 +1,33 @@
+"""A file whose size and checksum are known when it is written."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dalsegno.train.disk.manifest import FileMark
+from dalsegno.train.disk.stream import ChecksummedFile
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3], [1 << 20, 5], [5, (33 << 20) + 1, 5, 1 << 20], [700_000] * 7])
+def test_the_mark_is_that_of_the_file(tmp_path: Path, sizes: list[int]) -> None:
+    chance = random.Random(1)
+    pieces = [chance.randbytes(size) for size in sizes]
+    with ChecksummedFile(tmp_path / "file") as file:
+        for piece in pieces:
+            file.write(piece)
+        mark = file.finish()
+    written = (tmp_path / "file").read_bytes()
+    assert written == b"".join(pieces)
+    assert mark == FileMark(len(written), zlib.crc32(written))
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError):
+        ChecksummedFile(tmp_path / "file")
