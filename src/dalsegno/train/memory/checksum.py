@@ -70,11 +70,11 @@ def judge(snapshot: Snapshot, threads: int = 2) -> Verdict:
 
 def sums_of(snapshot: Snapshot, threads: int = 2) -> Sums:
     record: Record = snapshot.record
-    shared, own = (_sum(snapshot.part(extent), threads) for extent in (record.shared, record.own))
+    shared, own = (sum_of(snapshot.part(extent), threads) for extent in (record.shared, record.own))
     return Sums(record.seq, shared, own)
 
 
-def _sum(part: memoryview, threads: int) -> int:
+def sum_of(part: memoryview, threads: int = 2) -> int:
     """The checksum of the chunks' checksums: those can be made side by side."""
     chunks = [part[at : at + _CHUNK] for at in range(0, len(part), _CHUNK)]
     if len(chunks) < 2 or threads < 2:

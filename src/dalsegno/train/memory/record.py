@@ -94,6 +94,11 @@ def of_own_part(record: Record) -> Record:
     return replace(record, shared=ABSENT, own=replace(record.own, at=HEADER))
 
 
+def of_shared_part(record: Record) -> Record:
+    """The same for what every rank has."""
+    return replace(record, shared=replace(record.shared, at=HEADER), own=ABSENT)
+
+
 def _packed(extent: Extent) -> bytes:
     return _EXTENT.pack(extent.at, extent.length, extent.head, extent.head_crc)
 

@@ -1,0 +1,82 @@
+"""What the threads of a keeper share: the orders, what was sent, and how the agent is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from dalsegno.train.frames import Message
+from dalsegno.train.keeper.holdings import Held, holdings
+from dalsegno.train.keeper.orders import Address, Keep
+from dalsegno.train.keeper.plan import Sent, key_of, spent
+from dalsegno.train.memory.names import SlotName, safe_name, slots_of
+from dalsegno.train.memory.safe import Safe, read_safe
+
+Tell = Callable[[Message], None]
+
+
+class Books:
+    """What is held is read from the folder each time: it alone knows, and outlives us."""
+
+    def __init__(self, folder: Path, tell: Tell) -> None:
+        self.folder, self.tell = folder, tell
+        self.changed = threading.Condition(threading.RLock())
+        self.keep: Keep | None = None
+        self._sent: dict[Sent, Address] = {}
+        self._told: list[Message] | None = None
+
+    def order(self, keep: Keep) -> None:
+        with self.changed:
+            self.keep = keep
+            self.look()
+
+    def look(self) -> None:
+        """Something has changed: whoever waits looks again, and the agent is told what there is now."""
+        with self.changed:
+            self.remove(one.name for one in spent(self.held(), self.safe()))
+            self.changed.notify_all()
+            kept = [one.told(not one.copy and key_of(one) in self.sent()) for one in self.held()]
+            if kept != self._told:
+                self.tell({"kept": kept})
+                self._told = kept
+
+    def held(self) -> list[Held]:
+        return holdings(self.keep.run, self.folder) if self.keep else []
+
+    def sent(self) -> set[Sent]:
+        """What the present buddy has."""
+        buddy = self.keep.buddy if self.keep else None
+        return {key for key, address in self._sent.items() if address == buddy}
+
+    def note_sent(self, one: Held, buddy: Address) -> None:
+        with self.changed:
+            here = {key_of(held) for held in self.held()}
+            self._sent = {key: address for key, address in self._sent.items() if key in here}
+            self._sent[key_of(one)] = buddy
+            self.look()
+
+    def safe(self) -> Safe | None:
+        return read_safe(self.folder / safe_name(os.getuid(), self.keep.run)) if self.keep else None
+
+    def path(self, rank: int, slot: int) -> Path:
+        """Where a copy goes. Its name is made of numbers and the agent's own word: nothing that a caller said."""
+        assert self.keep is not None
+        return self.folder / str(SlotName(os.getuid(), self.keep.run, rank, slot, copy=True))
+
+    def path_of(self, one: Held) -> Path:
+        return self.folder / str(one.name)
+
+    def remove(self, names: Iterable[SlotName]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / str(name)).unlink()
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """All copies of these ranks, half-made ones too."""
+        if self.keep is not None:
+            with self.changed:
+                self.remove(name for name in slots_of(self.keep.run, self.folder) if name.copy and name.rank in ranks)
+                self.look()

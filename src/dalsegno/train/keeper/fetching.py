@@ -1,0 +1,86 @@
+"""What a rank that comes to live here needs, from whoever holds it. A holder that dies is followed by the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.frames import BadFrame
+from dalsegno.train.keeper.arriving import Arriving, Wanted
+from dalsegno.train.keeper.books import Books
+from dalsegno.train.keeper.orders import Address, Fetch, Keep
+from dalsegno.train.keeper.plan import OWN, SHARED, find_own, find_shared
+from dalsegno.train.keeper.wire import Stranger, dial
+
+_ROUNDS = 2  # a holder whose connection broke may be there again
+
+
+class Fetching:
+    """Several at a time; what several ranks need is fetched once."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._lock = threading.Lock()
+        self._turns: dict[Wanted, threading.Lock] = {}
+
+    def start(self, fetch: Fetch) -> None:
+        threading.Thread(target=self.fetch, args=(fetch,), daemon=True, name=f"fetch {fetch.number}").start()
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Do it, and tell the agent what came of it."""
+        own, shared, why = "", "", ""
+        try:
+            own = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, False), fetch.own))
+            shared = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
+        except CheckpointError as error:
+            why = str(error)
+        self._books.look()
+        self._books.tell({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
+
+    def _part(self, wanted: Wanted, holders: Sequence[Address]) -> Path:
+        with self._turn(wanted):
+            return self._here(wanted) or self._fetched(wanted, holders)
+
+    def _here(self, wanted: Wanted) -> Path | None:
+        held = self._books.held()
+        if wanted.shared:
+            one = find_shared(held, wanted.generation, wanted.step)
+        else:
+            one = find_own(held, wanted.rank, wanted.generation, wanted.step)
+        return self._books.path_of(one) if one else None
+
+    def _fetched(self, wanted: Wanted, holders: Sequence[Address]) -> Path:
+        keep = self._books.keep
+        if keep is None:
+            raise CheckpointError("nobody has said whose snapshots these are")
+        path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
+        arriving, why = Arriving(path, wanted), ["nobody is known to hold it"] if not holders else []
+        for holder in list(holders) * _ROUNDS:
+            failed = _take(arriving, holder, keep)
+            if not failed:
+                return path
+            why.append(f"{holder[0]}:{holder[1]}: {failed}")
+        arriving.give_up()
+        raise CheckpointError(f"{_words(wanted)} could not be fetched: {'; '.join(why)}")
+
+    def _turn(self, wanted: Wanted) -> threading.Lock:
+        key = Wanted(0, wanted.generation, wanted.step, True) if wanted.shared else wanted
+        with self._lock:
+            return self._turns.setdefault(key, threading.Lock())
+
+
+def _take(arriving: Arriving, holder: Address, keep: Keep) -> str:
+    """Why it did not work."""
+    try:
+        with dial(holder, keep.run, keep.secret) as sock:
+            arriving.take_from(sock)
+    except (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _words(wanted: Wanted) -> str:
+    part = "what all ranks have" if wanted.shared else f"what only rank {wanted.rank} has"
+    return f"{part} of step {wanted.step}"

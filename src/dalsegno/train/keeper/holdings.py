@@ -1,0 +1,68 @@
+"""What this node holds of a run, as it lies in shared memory. Costs no torch: the agent asks before all else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.train.memory.names import FOLDER, SlotName, slots_of
+from dalsegno.train.memory.record import ABSENT, HEADER, Record, parse_record, parse_sums
+
+
+@dataclass(frozen=True)
+class Held:
+    """A committed snapshot, or a part of one: whose it is, of which step, and which of its two parts are here."""
+
+    name: SlotName
+    record: Record
+    summed: bool  # its checksums are made
+
+    @property
+    def rank(self) -> int:
+        return self.name.rank
+
+    @property
+    def copy(self) -> bool:
+        """Not written by a rank of this node."""
+        return self.name.copy
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """When it was made, in the run's history."""
+        return self.record.generation, self.record.step
+
+    @property
+    def own(self) -> bool:
+        return self.record.own != ABSENT
+
+    @property
+    def shared(self) -> bool:
+        return self.record.shared != ABSENT
+
+    def told(self, sent: bool = False) -> dict[str, object]:
+        """As the agent hears of it. `sent`: a buddy has it too."""
+        return {
+            "rank": self.rank, "step": self.record.step, "generation": self.record.generation,
+            "world": self.record.world, "copy": self.copy, "own": self.own, "shared": self.shared,
+            "summed": self.summed, "sent": sent,
+        }  # fmt: skip
+
+
+def holdings(run: str, folder: Path = FOLDER) -> list[Held]:
+    """All that is committed; what is being written, or is visibly damaged, is not there."""
+    found = (_held(name, folder / str(name)) for name in slots_of(run, folder))
+    return [held for held in found if held is not None]
+
+
+def _held(name: SlotName, path: Path) -> Held | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            header, size = file.read(HEADER) or b"", file.seek(0, 2)
+    except FileNotFoundError:
+        return None
+    record, sums = parse_record(header), parse_sums(header)
+    if record is None or record.end > size:
+        return None
+    if record.rank != name.rank and record.own != ABSENT:
+        return None  # what all ranks have may come from any of them; the rest may not
+    return Held(name, record, sums is not None and sums.seq == record.seq)

@@ -1,0 +1,88 @@
+"""What to do next, given what is held, what was sent, and what was ordered. Pure.
+
+A copy may be overwritten only by the rule for the slots of a rank itself: when something newer is safe for all ranks.
+So there is a third slot for copies, which is made only if the second holds a step that is not safe yet: nodes that
+each sent another step first would otherwise wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.orders import UNTOLD, Keep
+from dalsegno.train.memory.choice import free_slots
+from dalsegno.train.memory.record import Record
+from dalsegno.train.memory.safe import Safe
+
+COPIES = 3  # slots for what a buddy sends of one rank
+OWN, SHARED = 3, 4  # and those for the parts that were fetched for it
+
+Sent = tuple[int, int]  # rank, and the number of its snapshot
+
+
+def to_sum(held: Iterable[Held]) -> Held | None:
+    """The newest snapshot of this node that has no checksums."""
+    return max((one for one in held if not one.copy and not one.summed), key=lambda one: one.place, default=None)
+
+
+def to_send(held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe | None = None) -> Held | None:
+    """The newest snapshot that the buddy lacks, of the rank whose turn it is. `safe`: send what was skipped, too."""
+    mine = [one for one in held if not one.copy and one.summed and _counts(one, keep)]
+    waiting = [one for one in mine if key_of(one) not in sent]
+    reached = {one.rank: one.place for one in sorted(mine, key=_place) if key_of(one) in sent}
+    nothing = (-1, -1)
+    ahead = [one for one in waiting if one.place > reached.get(one.rank, nothing)]
+    skipped = [one for one in waiting if safe and one.record.generation == safe.generation and one.place > _of(safe)]
+    fit = ahead or skipped
+    turn = min((reached.get(one.rank, nothing), one.rank) for one in fit)[1] if fit else None
+    return max((one for one in fit if one.rank == turn), key=_place, default=None)
+
+
+def key_of(one: Held) -> Sent:
+    return one.rank, one.record.seq
+
+
+def slot_for(copies: Sequence[Record | None], made: Sequence[bool], keep: Keep, safe: Safe | None) -> int | None:
+    """Where the next copy of a rank goes; None while all are needed. No file is made before those that are there."""
+    free = free_slots(copies, keep.generation, _resumed(copies, keep), safe)
+    return min(free, key=lambda number: (not made[number], free.index(number)), default=None)
+
+
+def find_own(held: Iterable[Held], rank: int, generation: int, step: int) -> Held | None:
+    fit = [one for one in held if one.own and one.rank == rank and one.place == (generation, step)]
+    return min(fit, key=lambda one: one.copy, default=None)
+
+
+def find_shared(held: Iterable[Held], generation: int, step: int) -> Held | None:
+    """Of any rank: all have the same."""
+    fit = [one for one in held if one.shared and one.place == (generation, step)]
+    return min(fit, key=lambda one: one.copy, default=None)
+
+
+def spent(held: Iterable[Held], safe: Safe | None) -> list[Held]:
+    """What was fetched to start from, once the run has come further."""
+    if safe is None or safe.step < 0:
+        return []
+    fetched = [one for one in held if one.copy and one.name.slot in (OWN, SHARED)]
+    return [one for one in fetched if one.record.generation <= safe.generation and one.record.step < safe.step]
+
+
+def _counts(one: Held, keep: Keep) -> bool:
+    """Whether anyone may ever go on from it: not from steps that were given up."""
+    return one.record.generation == keep.generation or keep.resumed in (UNTOLD, one.record.step)
+
+
+def _resumed(copies: Iterable[Record | None], keep: Keep) -> int | None:
+    """Untold: it may be the newest one, so that is kept."""
+    if keep.resumed != UNTOLD:
+        return keep.resumed
+    return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)
+
+
+def _of(safe: Safe) -> tuple[int, int]:
+    return safe.generation, safe.step
+
+
+def _place(one: Held) -> tuple[int, int]:
+    return one.place

@@ -1,0 +1,122 @@
+"""To the buddy: what only a rank of this node has, the newest first.
+
+{"offer": GENERATION, "header": HEX}      one of these is the answer:
+    {"go": true}        the bytes may come; then {"kept": true}, or {"damaged": true}
+    {"have": true}      it is there already
+    {"later": true}     no slot is free before a newer step is safe
+    {"refused": WHY}
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from enum import Enum
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.frames import BadFrame, send
+from dalsegno.train.keeper.books import Books
+from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.orders import Address, Keep
+from dalsegno.train.keeper.pace import Pace
+from dalsegno.train.keeper.plan import Sent, key_of, to_send
+from dalsegno.train.keeper.wire import Stranger, dial, receive, send_part
+from dalsegno.train.memory.copies import outgoing
+from dalsegno.train.memory.record import Sums, parse_sums
+from dalsegno.train.memory.snapshot import held_snapshot, read_header
+
+_SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others
+
+
+class Outcome(Enum):
+    SENT = "the buddy has it"
+    GONE = "it was overwritten"
+    LATER = "no slot was free there"
+    REFUSED = "refused, or damaged on its way"
+    BROKEN = "no connection"
+
+
+# How long to wait before the same is tried again. A slot becomes free within a step or so.
+_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.BROKEN: 0.2, Outcome.GONE: 0.0}
+
+
+class Sending:
+    """One connection to one buddy at a time, kept while it is good."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._sock: socket.socket | None = None
+        self._buddy: Address | None = None
+        self._pace = Pace(1.0)
+        self._moved = time.monotonic()
+        self._aside: dict[Sent, float] = {}  # until when others come first
+
+    def send_for_ever(self) -> None:
+        while True:
+            keep, buddy, one = self._next()
+            outcome = self._send(keep, buddy, one)
+            if outcome is Outcome.SENT:
+                self._moved = time.monotonic()
+                self._books.note_sent(one, buddy)
+            elif outcome is Outcome.BROKEN:
+                self._rest(_REST_S[outcome])
+            else:
+                self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
+
+    def _next(self) -> tuple[Keep, Address, Held]:
+        with self._books.changed:
+            while True:
+                keep = self._books.keep
+                one = self._choose(keep) if keep else None
+                if keep and keep.buddy and one:
+                    return keep, keep.buddy, one
+                self._books.changed.wait(_REST_S[Outcome.LATER] if self._aside else _SKIPPED_S)
+
+    def _choose(self, keep: Keep) -> Held | None:
+        now = time.monotonic()
+        self._aside = {key: until for key, until in self._aside.items() if until > now}
+        safe = self._books.safe() if now - self._moved > _SKIPPED_S else None
+        return to_send(self._books.held(), keep, self._books.sent() | self._aside.keys(), safe)
+
+    def _rest(self, seconds: float) -> None:
+        """A new order or a newer snapshot is reason to try again at once."""
+        with self._books.changed:
+            self._books.changed.wait(seconds)
+
+    def _send(self, keep: Keep, buddy: Address, one: Held) -> Outcome:
+        path = self._books.path_of(one)
+        with held_snapshot(path) as snapshot:
+            if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
+                return Outcome.GONE
+            header, _ = outgoing(snapshot, _sums(read_header(path), snapshot.record.seq))
+            try:
+                sock = self._connect(keep, buddy)
+                send(sock, {"offer": keep.generation, "header": header.hex()})
+                answer = receive(sock)
+                if answer.get("go"):
+                    send_part(sock, path, snapshot.record.own, 0, self._pace)
+                    answer = receive(sock)
+            except (OSError, BadFrame, Stranger, CheckpointError):
+                self._close()
+                return Outcome.BROKEN
+        if answer.get("later"):
+            return Outcome.LATER
+        return Outcome.SENT if answer.get("kept") or answer.get("have") else Outcome.REFUSED
+
+    def _connect(self, keep: Keep, buddy: Address) -> socket.socket:
+        if self._sock is None or self._buddy != buddy:
+            self._close()
+            self._sock, self._buddy = dial(buddy, keep.run, keep.secret), buddy
+        if self._pace.rate != keep.rate:
+            self._pace = Pace(keep.rate)
+        return self._sock
+
+    def _close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def _sums(header: bytes, seq: int) -> Sums | None:
+    sums = parse_sums(header)
+    return sums if sums and sums.seq == seq else None

@@ -1,0 +1,82 @@
+"""The door of a keeper for other keepers of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.frames import BadFrame
+from dalsegno.train.keeper.books import Books
+from dalsegno.train.keeper.giving import give
+from dalsegno.train.keeper.receiving import Receiving
+from dalsegno.train.keeper.wire import IDLE_S, STALL_S, Stranger, prove_as_called, receive
+
+_MOST_CALLS = 256
+_MOST_UNPROVEN = 32
+
+
+class Server:
+    """A thread for each call. Strangers are few at a time, and gone within seconds."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._receiving = Receiving(books)
+        self._unproven = threading.BoundedSemaphore(_MOST_UNPROVEN)
+        self._calls = threading.BoundedSemaphore(_MOST_CALLS)
+        self._listener = listen()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def accept_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(ConnectionAbortedError):
+                sock, _ = self._listener.accept()
+                if self._unproven.acquire(blocking=False):
+                    threading.Thread(target=self._hear, args=(sock,), daemon=True, name="call").start()
+                else:
+                    sock.close()
+
+    def _hear(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                proven = self._is_ours(sock)
+            finally:
+                self._unproven.release()
+            if proven and self._calls.acquire(blocking=False):
+                try:
+                    self._serve(sock)
+                finally:
+                    self._calls.release()
+
+    def _is_ours(self, sock: socket.socket) -> bool:
+        keep = self._books.keep
+        try:
+            if keep is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                prove_as_called(sock, keep.run, keep.secret)
+        except (OSError, BadFrame, Stranger):
+            return False
+        return keep is not None
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Until the caller hangs up, or what it says makes no sense."""
+        with contextlib.suppress(OSError, BadFrame, CheckpointError, KeyError, TypeError, ValueError):
+            while True:
+                sock.settimeout(IDLE_S)
+                message = receive(sock)
+                sock.settimeout(STALL_S)
+                if "offer" in message:
+                    self._receiving.take(sock, message)
+                else:
+                    give(sock, message, self._books)
+
+
+def listen() -> socket.socket:
+    """On all addresses: which one another node knows us by is not ours to know."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))

@@ -1,0 +1,97 @@
+"""The process: hears the agent's orders, and has each kind of work done by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dalsegno.train.frames import BadFrame, Message, Reader, send
+from dalsegno.train.keeper.books import Books
+from dalsegno.train.keeper.fetching import Fetching
+from dalsegno.train.keeper.orders import Drop, Fetch, Keep, Order, parse_order
+from dalsegno.train.keeper.sending import Sending
+from dalsegno.train.keeper.server import Server
+from dalsegno.train.keeper.summing import sum_for_ever
+from dalsegno.train.memory.names import FOLDER
+
+NICE = 10  # the training comes first
+
+
+def serve(agent: str, folder: Path = FOLDER) -> None:
+    """Until the agent goes: then the process ends at once, whatever its threads are doing."""
+    _be_modest()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect("\0" + agent)
+        keeper = Keeper(folder, sock)
+        keeper.start()
+        with contextlib.suppress(OSError, BadFrame):
+            keeper.hear()
+    os._exit(0)
+
+
+def _be_modest() -> None:
+    os.nice(NICE)
+    torch.set_num_threads(1)  # and those of a process that this one was forked from did not come along
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for workers, sent to the whole group
+    threading.excepthook = _end
+
+
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """A keeper without one of its threads would only seem to keep: the agent starts another."""
+    sys.excepthook(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    os._exit(1)
+
+
+class Keeper:
+    """The threads and what they share."""
+
+    def __init__(self, folder: Path, agent: socket.socket) -> None:
+        self._agent, self._telling = agent, threading.Lock()
+        self._books = Books(folder, self._tell)
+        self._server, self._fetching = Server(self._books), Fetching(self._books)
+
+    def start(self) -> None:
+        self._tell({"keeper": self._server.port})
+        works: list[Callable[[], None]] = [
+            self._server.accept_for_ever,
+            Sending(self._books).send_for_ever,
+            lambda: sum_for_ever(self._books),
+        ]
+        for work in works:
+            threading.Thread(target=work, daemon=True).start()
+
+    def hear(self) -> None:
+        """Do what the agent says, until it says no more."""
+        reader = Reader()
+        while True:
+            data = self._agent.recv(65536)
+            if not data:
+                return
+            for message in reader.feed(data):
+                self._do(parse_order(message))
+
+    def _do(self, order: Order | None) -> None:
+        if isinstance(order, Keep):
+            self._books.order(order)
+        elif isinstance(order, Fetch):
+            self._fetching.start(order)
+        elif isinstance(order, Drop):
+            self._books.drop(order.ranks)
+        elif order is not None:
+            self._books.look()
+
+    def _tell(self, message: Message) -> None:
+        try:
+            with self._telling:
+                send(self._agent, message)
+        except OSError:
+            os._exit(0)  # the agent is gone

@@ -1,0 +1,30 @@
+"""Nodes with a keeper each, on loopback, gone after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.train.keeper.nodes import Node
+from tests.train.memory.conftest import shm  # noqa: F401
+
+NewNode = Callable[[str], Node]
+
+
+@pytest.fixture
+def node(shm: Path) -> Iterator[NewNode]:  # noqa: F811
+    nodes: list[Node] = []
+
+    def make(name: str) -> Node:
+        (shm / name).mkdir()
+        nodes.append(Node(shm / name))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield make
+    for one in nodes:
+        one.close()

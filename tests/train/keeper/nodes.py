@@ -1,0 +1,132 @@
+"""A node as its agent sees it: a folder for shared memory, and a keeper in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dalsegno.train.frames import Message, Reader, send
+from dalsegno.train.keeper.holdings import Held, holdings
+from dalsegno.train.keeper.orders import Address
+from dalsegno.train.keeper.service import serve
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.state import State
+from tests.train.memory.processes import fork
+
+RUN = "a"
+SECRET = "5e" * 32
+WAIT_S = 20.0
+
+
+class Node:
+    """Starts the keeper, gives orders, and listens: all in one thread, when `until` is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pid, self.kept, self.heard = folder, 0, [], []  # type: ignore[var-annotated]
+        self.all_kept: list[list[Message]] = []
+        self._slots: dict[tuple[int, int], Slots] = {}
+
+    def start(self) -> None:
+        name = f"dalsegno-test-{secrets.token_hex(8)}"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("\0" + name)
+            listener.listen(1)
+            listener.settimeout(WAIT_S)
+            self.pid = fork(lambda: _be_keeper(name, self.folder))
+            self._sock, _ = listener.accept()
+        self._reader, self.kept, self.port = Reader(), [], 0
+        self.until(lambda: self.port)
+
+    @property
+    def address(self) -> Address:
+        return "127.0.0.1", self.port
+
+    def order(self, message: Message) -> None:
+        send(self._sock, message)
+
+    def keep(self, buddy: Address | None = None, generation: int = 1, secret: str = SECRET, **more: Any) -> None:
+        self.order({"keep": {"run": RUN, "secret": secret, "buddy": buddy, "generation": generation, **more}})
+
+    def commit(self, state: State, generation: int = 1, slots: int = 2, **more: Any) -> None:
+        """As a worker does, and its agent."""
+        key = (state.rank, generation)
+        if key not in self._slots:
+            self._slots[key] = Slots(RUN, state.rank, generation, count=slots, folder=self.folder, **more)
+        record = self._slots[key].write(state)
+        if record is not None:
+            self.order({"snapshot": {"path": "", "rank": state.rank, "step": state.step}, "generation": generation})
+
+    def fetch(self, rank: int, step: int, own: Any = (), shared: Any = (), generation: int = 1) -> Message:
+        number = len(self.heard)
+        what = {"number": number, "rank": rank, "generation": generation, "step": step}
+        self.order({"fetch": {**what, "own": [*own], "shared": [*shared]}})
+        return self.until(lambda: next((one for one in self.heard if one.get("fetched") == number), None))
+
+    def until(self, found: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+        """Listen until it holds; what it gave."""
+        end = time.monotonic() + timeout_s
+        while not (result := found()):
+            left = end - time.monotonic()
+            assert left > 0, f"waited in vain; last kept: {self.kept}"
+            self.listen(left)
+        return result
+
+    def listen(self, seconds: float = 0.0) -> None:
+        self._sock.settimeout(max(seconds, 0.001))
+        try:
+            data = self._sock.recv(1 << 20)
+        except TimeoutError:
+            return
+        assert data, "the keeper has ended"
+        for message in self._reader.feed(data):
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        self.heard.append(message)
+        self.port = message.get("keeper", self.port)
+        if "kept" in message:
+            self.kept = message["kept"]
+            self.all_kept.append(self.kept)
+
+    def sent(self) -> list[int]:
+        """Steps that the buddy has acknowledged, of those that are here."""
+        return sorted(one["step"] for one in self.kept if one["sent"])
+
+    def copies(self) -> list[Held]:
+        return [one for one in self.held() if one.copy]
+
+    def held(self) -> list[Held]:
+        return holdings(RUN, self.folder)
+
+    def path(self, one: Held) -> Path:
+        return self.folder / str(one.name)
+
+    def kill(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+            self._sock.close()
+
+    def hang_up(self) -> int:
+        """As an agent that dies. How the keeper ended."""
+        self._sock.close()
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        self.kill()
+        for slots in self._slots.values():
+            slots.close()
+
+
+def _be_keeper(name: str, folder: Path) -> None:
+    os.closerange(3, 1024)  # what the test has open: a connection is closed only when nobody holds it any more
+    serve(name, folder)

@@ -1,0 +1,182 @@
+"""What only one rank has goes to a buddy node, and counts there when it is whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from dalsegno.train.memory.checksum import Verdict, verify
+from dalsegno.train.memory.names import safe_name
+from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from tests.train.keeper.conftest import NewNode
+from tests.train.keeper.nodes import RUN, Node
+from tests.train.keeper.relay import flip_at, relay
+from tests.train.memory.states import filled, same
+
+
+def pair(node: NewNode, **more: object) -> tuple[Node, Node]:
+    """Two nodes; the second is the first one's buddy."""
+    one, other = node("one"), node("other")
+    other.keep()
+    one.keep(other.address, **more)
+    return one, other
+
+
+def set_safe(node: Node, generation: int, step: int) -> None:
+    write_safe(node.folder / safe_name(os.getuid(), RUN), Safe(generation, step))
+
+
+def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
+    one, other = pair(node)
+    state = filled(7, rank=3, world=8)
+    one.commit(state)
+    one.until(one.sent)
+    assert one.kept == [
+        {"rank": 3, "step": 7, "generation": 1, "world": 8, "copy": False, "own": True, "shared": True,
+         "summed": True, "sent": True}
+    ]  # fmt: skip
+    other.until(lambda: other.kept)
+    assert other.kept == [{**one.kept[0], "copy": True, "shared": False, "sent": False}]
+    (copy,), (whole,) = other.copies(), one.held()
+    assert verify(other.path(copy)) == verify(one.path(whole)) == Verdict.WHOLE
+    shared, own = open_snapshot(one.path(whole)), open_snapshot(other.path(copy))
+    assert shared and own and same(state_of(shared, own), state)
+
+
+def test_ranks_take_turns_and_each_has_its_copy(node: NewNode) -> None:
+    one, other = pair(node)
+    for step in (1, 2):
+        for rank in range(4):
+            one.commit(filled(step, rank=rank, world=8))
+    one.until(lambda: one.sent().count(2) == 4)
+    assert {copy.rank for copy in other.copies() if copy.record.step == 2} == {0, 1, 2, 3}
+
+
+def test_without_a_buddy_snapshots_are_checksummed(node: NewNode) -> None:
+    one = node("one")
+    one.keep()
+    one.commit(filled(1))
+    one.until(lambda: [kept for kept in one.kept if kept["summed"]])
+    assert [verify(one.path(held)) for held in one.held()] == [Verdict.WHOLE] and one.sent() == []
+
+
+def test_what_comes_faster_than_it_can_be_sent_is_skipped(node: NewNode) -> None:
+    one, other = pair(node, rate=4e6)
+    for step in range(1, 6):
+        one.commit(filled(step, elements=250_000), slots=5)
+    one.until(lambda: 5 in one.sent())
+    other.until(lambda: [copy for copy in other.kept if copy["step"] == 5])
+    arrived = {copy["step"] for kept in other.all_kept for copy in kept}
+    assert 5 in arrived and len(arrived) <= 3
+    assert len(os.listdir(other.folder)) == 2
+
+
+def test_a_new_buddy_gets_the_newest(node: NewNode) -> None:
+    one, _other = pair(node)
+    for step in (1, 2):
+        one.commit(filled(step))
+        one.until(lambda step=step: step in one.sent())  # type: ignore[misc]
+    third = node("third")
+    third.keep(generation=2)
+    one.keep(third.address, generation=2, resumed=2)
+    one.until(lambda: one.kept and one.sent() == [2] and third.copies())
+    assert [copy.record.step for copy in third.copies()] == [2]
+
+
+def test_a_keeper_that_starts_anew_tells_what_is_there_and_sends_only_what_is_missing(node: NewNode) -> None:
+    one, other = pair(node)
+    one.commit(filled(1))
+    one.until(one.sent)
+    (before,) = [other.path(copy).stat().st_mtime_ns for copy in other.copies()]
+    for each in (one, other):
+        each.kill()
+        each.start()
+    other.keep()
+    other.until(lambda: other.kept)
+    one.keep(other.address)
+    one.until(one.sent)
+    assert [other.path(copy).stat().st_mtime_ns for copy in other.copies()] == [before]
+
+
+def test_a_byte_damaged_on_its_way_is_found_and_the_copy_before_stays(node: NewNode) -> None:
+    one, other = pair(node)
+    one.commit(filled(1, elements=100_000))
+    one.until(one.sent)
+    with relay(other.address, forth=flip_at(500_000)) as spoiled:
+        one.keep(spoiled)
+        one.commit(filled(2, elements=100_000))
+        one.until(lambda: [kept for kept in one.kept if kept["summed"] and kept["step"] == 2])
+        _until_a_file_is_made(other.folder, 2)
+        time.sleep(0.2)  # time to do it wrong
+        assert one.sent() == [1] or one.sent() == []
+        assert [(copy.record.step, verify(other.path(copy))) for copy in other.copies()] == [(1, Verdict.WHOLE)]
+    one.keep(other.address)
+    one.until(lambda: 2 in one.sent())
+
+
+def _until_a_file_is_made(folder: Path, count: int) -> None:
+    end = time.monotonic() + 10
+    while len(os.listdir(folder)) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(os.listdir(folder)) == count
+
+
+def test_copies_that_are_not_safe_yet_are_not_overwritten(node: NewNode) -> None:
+    one, other = pair(node)
+    set_safe(other, 1, -1)
+    set_safe(one, 1, -1)
+    for step in (1, 2, 3):
+        one.commit(filled(step), slots=4)
+        one.until(lambda step=step: step in one.sent())  # type: ignore[misc]
+    one.commit(filled(4), slots=4)
+    time.sleep(0.3)
+    one.listen()
+    assert one.sent() == [1, 2, 3] == sorted(copy.record.step for copy in other.copies())
+    set_safe(other, 1, 2)
+    one.until(lambda: 4 in one.sent())
+    assert sorted(copy.record.step for copy in other.copies()) == [2, 3, 4]
+
+
+def test_a_rank_that_has_to_wait_does_not_hold_up_another(node: NewNode) -> None:
+    one, other = pair(node)
+    set_safe(other, 1, -1)
+    set_safe(one, 1, -1)
+    for step in (1, 2, 3, 4):
+        one.commit(filled(step, rank=0, world=2), slots=4)
+        one.until(lambda step=step: step == 4 or step in one.sent())  # type: ignore[misc]
+    one.commit(filled(4, rank=1, world=2), slots=4)
+    one.until(lambda: [kept for kept in one.kept if kept["rank"] == 1 and kept["sent"]])
+
+
+def test_a_generation_that_was_given_up_can_send_no_more(node: NewNode) -> None:
+    one, other = pair(node)
+    other.keep(generation=2)
+    one.commit(filled(1))
+    one.until(lambda: [kept for kept in one.kept if kept["summed"]])
+    time.sleep(0.2)  # time to do it wrong
+    one.listen()
+    assert one.sent() == [] and other.copies() == []
+    one.keep(other.address, generation=2, resumed=1)
+    one.until(one.sent)
+
+
+def test_copies_that_are_of_no_use_are_dropped(node: NewNode) -> None:
+    one, other = pair(node)
+    for rank in (0, 1):
+        one.commit(filled(1, rank=rank, world=2))
+    one.until(lambda: one.sent() == [1, 1])
+    other.order({"drop": [{"rank": 0}]})
+    other.until(lambda: [kept["rank"] for kept in other.kept] == [1])
+    assert [copy.rank for copy in other.copies()] == [1] and len(os.listdir(other.folder)) == 1
+
+
+def test_the_keeper_ends_with_its_agent(node: NewNode) -> None:
+    one, other = pair(node, rate=1e6)
+    one.commit(filled(1, elements=500_000))
+    _until_a_file_is_made(other.folder, 1)
+    began = time.monotonic()
+    assert one.hang_up() == 0 and other.hang_up() == 0
+    assert time.monotonic() - began < 2
+    assert other.copies() == []
