@@ -55,7 +55,7 @@ def test_everyone_hears_everyone() -> None:
         heard[rank] = boards[rank].gather("subject", rank * 10)
 
     at_once([lambda rank=rank: speak(rank) for rank in range(3)])  # type: ignore[misc]
-    assert heard == dict.fromkeys(range(3), [0, 10, 20])
+    assert heard == {rank: [0, 10, 20] for rank in range(3)}
 
 
 def test_a_single_rank_needs_no_store() -> None:

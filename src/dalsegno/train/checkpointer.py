@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import signal
@@ -22,8 +23,9 @@ from dalsegno.train.disk.lock import lock_folder
 from dalsegno.train.disk.retention import remove_namesakes
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.exact import fix_layout
-from dalsegno.train.interval import parse_interval
+from dalsegno.train.interval import Never, parse_interval
 from dalsegno.train.keeping import Keeping
+from dalsegno.train.memory.names import sweep_rank
 from dalsegno.train.objects import Objects
 from dalsegno.train.own import Own
 from dalsegno.train.pace import READ_S, Leader, due, soon
@@ -60,12 +62,13 @@ class Checkpointer:
         **objects: Any,
     ) -> None:
         self.folder = Path(folder).absolute()
-        self.memory_every = parse_interval(memory_every, "memory_every")
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
         self._clock = Clock(began=time.monotonic())
         self._agent = find_agent()
+        # Without an agent nobody would find a snapshot again.
+        self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = _found_where()
         self._board = open_board(self._where.rank, self._where.world)
         self._where = _named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
@@ -158,6 +161,7 @@ class Checkpointer:
         )  # fmt: skip
         if self._agent is None:
             self._say("no run agent here: what is saved goes to disk only")
+            atexit.register(sweep_rank, where.run, where.rank)
         return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
 
     def _begin(self) -> None:

@@ -105,7 +105,7 @@ class Keeping:
         if self._slots is None:
             return None
         try:
-            draft = self._slots.begin(state)
+            draft = self._slots.begin(state, spare=self._saver.busy)
         except NoRoom as error:
             self._warn(f"{error}; every save now stops the training while it is written")
             self._slots = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.draft import Draft, copy_now
@@ -39,7 +39,7 @@ class Mover:
             return Moved()
         if self._copier is None:
             self._copier = Copier(device)
-            torch.optim.optimizer.register_optimizer_step_pre_hook(self._before_step)
+            register_optimizer_step_pre_hook(self._before_step)
         self._copier.pin(draft.slot)
         return self._copier.copy(draft.pairs)
 

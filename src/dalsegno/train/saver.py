@@ -21,7 +21,7 @@ from dalsegno.train.agent import find_agent
 from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.names import sweep
+from dalsegno.train.memory.names import sweep_rank
 from dalsegno.train.memory.snapshot import held_snapshot, state_of
 from dalsegno.train.request import Request, parse
 from dalsegno.train.state import State
@@ -43,7 +43,7 @@ def serve(sock: socket.socket) -> None:
         why = save(request, asked.overtaken)
         asked.tell({"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why})
     if terms is not None and terms.sweep:
-        sweep(terms.run)
+        sweep_rank(terms.run, terms.rank)
 
 
 def save(request: Request, overtaken: Callable[[], bool]) -> str:

@@ -47,7 +47,7 @@ class Teller:
 def _number(value: Any) -> float | None:
     """A loss on a GPU is read only when it is told, not at every step: reading it waits for the GPU."""
     try:
-        number = float(value)
+        number = float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
         return None
     return number if math.isfinite(number) else None

@@ -40,5 +40,5 @@ def find_where(environ: Mapping[str, str] = os.environ) -> Where:
 
 def _run(environ: Mapping[str, str]) -> str:
     """torchrun calls a run that nobody named `none`: every such run."""
-    name = environ.get(contract.RUN) or environ.get("TORCHELASTIC_RUN_ID") or ""
-    return "" if name == "none" else _NOT_IN_NAMES.sub("-", name)[:100]
+    name = environ.get("TORCHELASTIC_RUN_ID") or ""
+    return environ.get(contract.RUN) or ("" if name == "none" else _NOT_IN_NAMES.sub("-", name)[:100])

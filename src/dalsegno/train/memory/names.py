@@ -75,7 +75,15 @@ def left_by(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[Pat
 
 def sweep(run: str, folder: Path = FOLDER, uid: int | None = None) -> int:
     """Remove what the run left; how many files that were. What is gone already is fine."""
-    paths = left_by(run, folder, uid)
+    return _remove(left_by(run, folder, uid))
+
+
+def sweep_rank(run: str, rank: int, folder: Path = FOLDER) -> int:
+    """Only what one rank left: others may still need theirs."""
+    return _remove([folder / str(slot) for slot in slots_of(run, folder) if slot.rank == rank and not slot.copy])
+
+
+def _remove(paths: list[Path]) -> int:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dalsegno.train.memory import draft as drafts
@@ -56,12 +56,13 @@ class Slots:
         """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""
         self._prepare(lay_out(state, self._with_shared))
 
-    def begin(self, state: State) -> Draft | None:
-        """Open a slot for this state; None, and counted, if none may be overwritten yet."""
+    def begin(self, state: State, spare: Collection[str] = ()) -> Draft | None:
+        """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: not these paths."""
         layout = lay_out(state, self._with_shared)
         self._prepare(layout)
         for number in free_slots(self.records(), self._generation, self._resumed, read_safe(self._safe)):
-            draft = drafts.begin(self.slots[number], state, self._generation, layout)
+            slot = self.slots[number]
+            draft = drafts.begin(slot, state, self._generation, layout) if str(slot.path) not in spare else None
             if draft is not None:
                 return draft
         self.skipped += 1
