@@ -23,10 +23,10 @@ from dalsegno.train.state import take
 
 def trained(seed: int) -> tuple[Any, Any]:
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(7, 11), torch.nn.Linear(11, 3))
+    model = torch.nn.Sequential(torch.nn.Linear(900, 1101), torch.nn.Linear(1101, 3))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     opt = torch.optim.AdamW(model.parameters(), lr=0.01 * seed)
-    model(torch.ones(2, 7)).sum().backward()
+    model(torch.ones(2, 900)).sum().backward()
     opt.step()
     return model, opt
 

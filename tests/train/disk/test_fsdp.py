@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 def test_shards_of_two_ranks_are_loaded_by_two_and_by_one_and_from_three_unsharded(tmp_path: Path) -> None:
     sharded, unsharded = tmp_path / "sharded", tmp_path / "unsharded"
     sharded.mkdir(), unsharded.mkdir()
-    sizes = {"0.weight": (11, 7), "0.bias": (11,), "1.weight": (3, 11), "1.bias": (3,)}
+    sizes = {"0.weight": (1101, 900), "0.bias": (1101,), "1.weight": (3, 1101), "1.bias": (3,)}
     save(unsharded, {"model": {key: torch.full(size, 9.0) for key, size in sizes.items()}}, 1, world=3)
     program = [sys.executable, "-m", "tests.train.disk.fsdp_pair"]
     env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}

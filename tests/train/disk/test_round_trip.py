@@ -122,6 +122,24 @@ def test_tensors_of_every_kind(tmp_path: Path, world: int) -> None:
     assert all(torch.equal(fresh[key].float(), ODD[key].float()) for key in ("half", "tiny", "window", "wide"))
 
 
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_large_tensors_of_which_only_the_needed_part_is_read(tmp_path: Path, world: int, dtype: Any) -> None:
+    large = torch.arange(1200 * 1300).reshape(1200, 1300).to(dtype)
+    save(tmp_path, {"large": large, "flat": large.flatten()}, 1, world)
+    with _newest(tmp_path) as found:
+        again = load(found)
+    assert torch.equal(again["large"], large) and torch.equal(again["flat"], large.flatten())
+
+
+def test_a_file_that_goes_while_it_is_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    path = save(tmp_path, {"w": torch.ones(1 << 20)}, 1)
+    with _newest(tmp_path) as found:
+        (path / "__0_0.distcp").unlink()
+        with pytest.raises(CheckpointError, match=r"cannot read .*No such file"):
+            found.fill({"w": torch.zeros(1 << 20)})
+
+
 def test_a_view_is_written_without_what_lies_around_it(tmp_path: Path) -> None:
     path = save(tmp_path, {"window": torch.zeros(10 << 20)[5:10]}, 1)
     assert (path / "__0_0.distcp").stat().st_size < 100_000

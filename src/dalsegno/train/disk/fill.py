@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,25 @@ def fill(checkpoint: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) -
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+    from dalsegno.train.disk.mapped import MappedReader
+
     _refuse_misfits(metadata.state_dict_metadata, tensors)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _in_our_words(checkpoint):
         warnings.filterwarnings("ignore", message="torch.distributed is")  # that it reads alone is what we want
-        dcp.load(dict(tensors), checkpoint_id=checkpoint, planner=planner, no_dist=True)
+        dcp.load(dict(tensors), storage_reader=MappedReader(checkpoint, metadata), planner=planner, no_dist=True)
+
+
+@contextlib.contextmanager
+def _in_our_words(checkpoint: Path) -> Iterator[None]:
+    """torch packs whatever fails into an error of its own, a BaseException at that."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        why = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+        raise CheckpointError(f"cannot read {checkpoint}: {why}") from error
 
 
 def _refuse_misfits(items: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
