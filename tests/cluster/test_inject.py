@@ -121,6 +121,8 @@ def test_a_later_cut_is_not_ended_by_the_timer_of_an_earlier_one(two: Cli):
 def test_a_host_that_is_booted_again_is_not_cut_off(two: Cli):
     two.ok("inject", "net-cut", "train-2")
     two.ok("inject", "power-off", "train-2")
+    (state,) = (line.split()[1] for line in two.ok("status").splitlines() if line.startswith("train-2"))
+    assert state == "off", "whatever Slurm still believes"
     two.ok("up")
     assert idle_nodes(two) == 2 and reaches(two, "train-2")
     assert two.run("up").err.startswith("nothing to do")

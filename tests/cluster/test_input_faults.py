@@ -162,6 +162,7 @@ def test_a_home_with_blanks_and_other_odd_letters_works(cli: Cli):
         script = "hostname; echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L"
         out = odd.ok("shell", "--", "srun", "--gpus=2", "sh", "-c", script)
         assert out.splitlines()[:2] == ["train-1", "0,1"] and out.count("simulated") == 2
+        assert odd.ok("shell", "-u", "ada", "--", "srun", "dalsegno", "--version").startswith("dalsegno")
         odd.ok("shell", "-u", "ada", "--", "sbatch", "-o", f"{at_home}/out", "--wrap", "cd; pwd")
         eventually(lambda: Path(at_home, "out").exists() and Path(at_home, "out").read_text().strip() == at_home)
         sourced = ["bash", "-c", 'eval "$1"; srun hostname', "bash", odd.ok("env")]

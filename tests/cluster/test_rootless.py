@@ -88,6 +88,7 @@ def test_up_work_and_down_without_root(user: Rootless):
     )
     assert sorted(out.splitlines()) == ["train-1 0,1", "train-2 0,1", "train-3 0,1"]
     assert user.ok("shell", "--", "srun", "nvidia-smi", "-L").count("simulated") == 4
+    assert user.ok("shell", "--", "srun", "-N3", "dalsegno", "--version").count("dalsegno") == 3
     eventually(lambda: "COMPLETED" in user.ok("shell", "--", "sacct", "-n", "-X", "-o", "state"))
     user.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sh -c 'setsid sleep 987 & sleep 987'")
     eventually(lambda: "RUNNING" in user.ok("shell", "--", "squeue", "-h", "-o", "%T"))

@@ -41,6 +41,21 @@ def test_a_job_sees_distinct_hosts_with_their_own_names_and_addresses(shared: Cl
     assert len({row[1] for row in rows}) == 3
 
 
+def test_dalsegno_itself_is_one_of_the_cluster_s_commands_for_its_users_and_in_steps(shared: Cli):
+    own = str(shared.home / "clusters/shared/bin/dalsegno")
+    assert shared.ok("shell", "--", "which", "dalsegno").strip() == own
+    assert shared.ok("shell", "-u", "ada", "--", "srun", "-N2", "dalsegno", "--version").count("dalsegno") == 2
+    exported = subprocess.run(["bash", "-c", f"{shared.ok('env')}\ntype -P dalsegno"], capture_output=True, text=True)
+    assert exported.stdout.strip() == own
+
+
+def test_hosts_know_each_other_s_names_also_where_an_address_comes_in_the_longer_form(shared: Cli):
+    """torch's store listens on both protocols, asks so, and warns of every caller without a name."""
+    words = shared.ok("shell", "--", "getent", "hosts", "train-2").split()
+    assert words[1:] == ["train-2"] and words[0].count(".") == 3
+    assert shared.ok("shell", "--", "getent", "hosts", f"::ffff:{words[0]}").split()[1] == "train-2.ipv4"
+
+
 def test_gpus_are_dealt_out_as_slurm_does(shared: Cli):
     out = shared.ok("shell", "--", "srun", "-N1", "-n4", "--gpus-per-task=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert sorted(out.split()) == ["0,1", "2,3", "4,5", "6,7"]

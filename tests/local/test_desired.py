@@ -367,7 +367,9 @@ def test_a_file_that_someone_changed_is_put_right():
 
 def test_files_are_those_that_the_cluster_needs():
     plainest = want(cluster(1, shape={"gpus": 0}, slurm=Slurm(accounting=False)), USER).files
-    assert set(plainest) == {"etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "hosts/train-1/telemetry.json"}
+    assert set(plainest) == {
+        "etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "hosts/train-1/telemetry.json", "bin/dalsegno",
+    }  # fmt: skip
     full = want(cluster(1, slurm=Slurm(topology=(Switch("leaf", ("train-1",)),)))).files
     assert set(full) - set(plainest) == {
         "etc/slurmdbd.conf", "etc/database.sql", "etc/topology.conf", "etc/hosts", "etc/passwd", "etc/group",
@@ -384,10 +386,11 @@ def test_files_that_hosts_have_mounted_are_changed_in_place():
 def test_every_host_finds_every_other_by_name():
     there = cluster(2, logins=("login-1",), slurm=Slurm(backup_controller=True))
     placed = put(there)
-    assert hosts_file(there, placed).splitlines() == [
-        "127.0.0.1 localhost",
-        *(f"{placed.addresses[name]} {name}" for name in ("head", "head-backup", "login-1", "train-1", "train-2")),
-    ]
+    lines = hosts_file(there, placed).splitlines()
+    at = [("127.0.0.1", "localhost")]
+    at += [(placed.addresses[name], name) for name in ("head", "head-backup", "login-1", "train-1", "train-2")]
+    assert lines[0::2] == [f"{address} {name}" for address, name in at]
+    assert lines[1::2] == [f"::ffff:{address} {name}.ipv4" for address, name in at], "as a two-protocol listener asks"
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])

@@ -45,7 +45,8 @@ def test_runs_that_share_a_node_are_told_apart():
 def test_workers_are_known_by_their_name_or_their_environment():
     assert rank_of(b"ds:w12\n", {}) == 12
     assert rank_of(b"python\n", {b"DALSEGNO_RUN": b"r1", b"RANK": b"3"}) == 3
-    assert rank_of(b"python\n", {b"RANK": b"3"}) is None  # torchrun's own
+    assert rank_of(b"python\n", {b"TORCHELASTIC_RUN_ID": b"7", b"RANK": b"2"}) == 2, "of `dalsegno torchrun`"
+    assert rank_of(b"python\n", {b"RANK": b"3"}) is None, "anybody's variable"
     assert rank_of(b"ds:wx\n", {b"DALSEGNO_RUN": b"r1"}) is None
 
 

@@ -35,7 +35,7 @@ class DaemonStatus:
 @dataclass(frozen=True)
 class NodeStatus:
     name: str
-    state: str  # sinfo's word: "idle", "drained", "down*"; "unknown" where Slurm cannot say
+    state: str  # sinfo's word: "idle", "drained", "down*"; "off" where its host is; "unknown" where Slurm cannot say
     reason: str = ""
     partitions: tuple[str, ...] = ()
     gpus: int = 0

@@ -22,6 +22,7 @@ from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.hostplans import host_plans
 from dalsegno.targets.local.layout import slurm_layout
+from dalsegno.targets.local.own_command import own_command
 from dalsegno.targets.local.people import People, group_file, passwd_file
 from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
@@ -94,6 +95,7 @@ def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: 
         f"hosts/{node.name}/telemetry.json": File(telemetry(node, placement), stamp=_gpu_stamp(node, placement))
         for node in cluster.nodes
     }
+    files["bin/dalsegno"] = File(own_command(), 0o755)
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
         stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
@@ -105,8 +107,11 @@ def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: 
 
 
 def hosts_file(cluster: Cluster, placement: Placement) -> str:
-    lines = [f"{placement.addresses[name]} {name}" for name in host_names(cluster)]
-    return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
+    """The second line of each host is for programs that listen on both protocols, as torch's store does: they ask for
+    the names of their callers in that form. Its name is another, so that who asks for a host gets its plain address."""
+    names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
+    lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]
+    return "\n".join(lines) + "\n"
 
 
 def _gpu_stamp(node: Node, placement: Placement) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
@@ -32,7 +34,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
         folder.name,
         "local",
         _phase(state, problems, applied),
-        nodes=_nodes(applied, nodes, state.placement),
+        nodes=_nodes(applied, nodes, state.placement, _off(folder, state.placement)),
         daemons=daemons,
         jobs=None if jobs is None else tuple(_job(job) for job in jobs),
         problems=tuple(problems),
@@ -121,13 +123,22 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
     return [f"not running: {', '.join(dead[:4])}{more}; `dalsegno up` starts what is missing"]
 
 
-def _nodes(applied: Cluster | None, seen: list[NodeInfo], placement: Placement) -> tuple[NodeStatus, ...]:
+def _off(folder: Folder, placement: Placement) -> frozenset[str]:
+    """Hosts that are not running, of which Slurm learns only after a while."""
+    names = () if placement.hosts == LOOPBACK else placement.addresses
+    return frozenset(name for name in names if not _is_alive(folder, name))
+
+
+def _nodes(
+    applied: Cluster | None, seen: list[NodeInfo], placement: Placement, off: frozenset[str]
+) -> tuple[NodeStatus, ...]:
     """The nodes of the file, with what Slurm says of each; also those that only one of the two knows."""
     known = {node.name: node for node in applied.nodes} if applied else {}
     info = {node.name: node for node in seen}
-    return tuple(
+    nodes = [
         _node(name, known.get(name), info.get(name), applied, placement) for name in dict.fromkeys([*known, *info])
-    )
+    ]
+    return tuple(replace(node, state="off") if node.name in off else node for node in nodes)
 
 
 def _node(

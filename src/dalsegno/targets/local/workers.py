@@ -16,6 +16,7 @@ from dalsegno.targets.local.faults import check_node
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
 
 
@@ -89,14 +90,15 @@ def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
     named = FORKED.fullmatch(name)
     if named:
         return int(named[1])
-    rank = env.get(b"RANK", b"") if b"DALSEGNO_RUN" in env else b""
+    rank = env.get(b"RANK", b"") if any(name in env for name in RUN_NAMES) else b""
     return int(rank) if rank.isdigit() else None
 
 
 def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
     """As its environment tells, or the agent above it, whose arguments name its run."""
-    if b"DALSEGNO_RUN" in env:
-        return env[b"DALSEGNO_RUN"].decode(errors="replace")
+    named = [env[name] for name in RUN_NAMES if name in env]
+    if named:
+        return named[0].decode(errors="replace")
     with contextlib.suppress(OSError, ValueError):
         while pid > 1:
             *_, program, run = ["", "", *arguments(pid)]
