@@ -17,6 +17,8 @@ pytest.importorskip("torch")
 from dalsegno.train.disk.names import step_name
 from tests.train.disk.states import filled, save
 
+pytestmark = pytest.mark.cluster  # it listens to real calls of the system, which unit tests do not
+
 
 class Disk:
     """Which files hold data, and which folders hold names, that are not yet on the disk."""
