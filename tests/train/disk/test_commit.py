@@ -73,6 +73,15 @@ def test_a_generation_that_is_over_commits_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest", step_name(5)]
 
 
+def test_without_an_answer_nothing_is_committed(tmp_path: Path) -> None:
+    def grant() -> bool:
+        raise ConnectionRefusedError("no agent")
+
+    with pytest.raises(CheckpointError, match="step 7 was not committed: nobody to ask for leave: no agent"):
+        save(tmp_path, filled(7), 7, grant=grant)
+    assert names(tmp_path) == []
+
+
 def test_the_grant_is_asked_when_all_is_ready_and_nothing_is_visible(tmp_path: Path) -> None:
     seen: list[object] = []
 

@@ -80,7 +80,11 @@ def _write_metadata(temporary: Path, data: bytes) -> FileMark:
 
 
 def _ask(grant: Grant, ours: Temporary) -> None:
-    if not grant():
+    try:
+        granted = grant()
+    except OSError as error:
+        raise CheckpointError(f"step {ours.step} was not committed: nobody to ask for leave: {error}") from error
+    if not granted:
         raise CheckpointError(
             f"step {ours.step} was not committed: generation {ours.generation} of {ours.run} is over",
             hint="a newer generation goes on from an earlier step; nothing is to be done",
