@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.names import node_list
 from dalsegno.slurm.states import JobState
 
 TRIES = 5  # of a word to Slurm that does not answer
@@ -35,6 +37,14 @@ class PatientSlurm:
             return []
         return [job.id for job in found if job.name == name]
 
+    async def slurmd_port(self) -> int:
+        """On which slurmd listens, but for nodes with a port of their own; 0 if Slurm does not say."""
+        try:
+            port = (await asyncio.to_thread(self._client.config)).get("SlurmdPort", "")
+        except DalsegnoError:
+            return 0
+        return int(port) if port.isdigit() else 0
+
     async def cancel(self, job: int) -> None:
         for _ in range(TRIES):
             try:
@@ -42,6 +52,14 @@ class PatientSlurm:
             except DalsegnoError:
                 await asyncio.sleep(AGAIN_S)
         return None
+
+    async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
+        """Leave a job only these of its nodes. Not tried again: whoever wants it will ask again."""
+        try:
+            await asyncio.to_thread(self._client.update, JobId=str(job), NodeList=node_list(nodes))
+        except DalsegnoError:
+            return False
+        return True
 
     async def requeue(self, job: int) -> bool:
         """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""

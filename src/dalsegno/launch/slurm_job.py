@@ -19,6 +19,7 @@ class Step:
     child: Child
     nodes: tuple[str, ...]
     began: float
+    said_from: int = 0  # where in the agents' log its own words begin
     left: set[str] = field(default_factory=set)
 
     def will_bring(self, node: str, now: float) -> bool:

@@ -17,10 +17,13 @@ from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
+from dalsegno.launch.srun_words import launch_failures
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
+
+_MOST_BYTES = 1 << 20  # of what a step said: agents may have said much more
 
 
 class Listener(Protocol):
@@ -32,7 +35,7 @@ class Listener(Protocol):
 
     def job_over(self, job: Job, state: JobState) -> None: ...
 
-    def step_ended(self, job: Job) -> None: ...
+    def step_ended(self, job: Job, step: Step) -> None: ...
 
     def soon(self, work: Awaitable[None]) -> None:
         """Begin something that is not waited for."""
@@ -107,8 +110,9 @@ class SlurmJobs:
         argv = self.site.step(job.id, nodes)
         folder = self.site.folder
         stdin = folder.connect if folder.connect.exists() else None
+        said_from = _size(folder.agents_log)
         child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
-        step = Step(child, tuple(nodes), time.monotonic())
+        step = Step(child, tuple(nodes), time.monotonic(), said_from)
         job.steps.append(step)
         self._watch(child, partial(self._step_ended, job, step))
 
@@ -116,7 +120,12 @@ class SlurmJobs:
         step.child.poll()
         if step in job.steps:
             job.steps.remove(step)
-        self.listener.step_ended(job)
+        self.listener.step_ended(job, step)
+
+    def not_reached(self, job: Job, step: Step) -> dict[str, str]:
+        """Node → why, for those on which srun could not start anything."""
+        said = _said_since(self.site.folder.agents_log, step.said_from)
+        return launch_failures(said, job.id or 0, step.nodes)
 
     def agent_left(self, node: str) -> None:
         for job in self.jobs:
@@ -174,6 +183,13 @@ class SlurmJobs:
                 self.listener.job_over(job, state)
 
     # Giving back
+
+    async def let_go(self, job: Job, nodes: Collection[str]) -> None:
+        """Give some of a job's nodes back to Slurm. Those of a step that still runs not yet: it would die of it."""
+        busy = {node for step in job.steps for node in step.nodes}
+        stay = tuple(node for node in job.nodes if node in busy or node not in nodes)
+        if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
+            job.nodes = stay
 
     async def give_back(self, jobs: Iterable[Job]) -> None:
         """End jobs we do not need any more; the one we live in ends with us."""
@@ -234,7 +250,7 @@ class SlurmJobs:
         for each in saved.steps:
             child = adopt(each.process)
             if child is not None:
-                step = Step(child, each.nodes, time.monotonic())
+                step = Step(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log))
                 job.steps.append(step)
                 self._watch(child, partial(self._step_ended, job, step))
         return job
@@ -249,3 +265,16 @@ class SlurmJobs:
             ended()
 
         loop.add_reader(child.fd, once)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _said_since(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

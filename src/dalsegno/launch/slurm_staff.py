@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Sequence
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
+from dalsegno.launch.giving_up import Tries, trusted_again
+from dalsegno.launch.reaching import unreachable
+from dalsegno.launch.refusals import Refusals
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job
+from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
 
-MAX_RESTAFF = 5  # of one node, in a row, without its agent having become ready
-ASK_AGAIN_S, MAX_ASK_AGAIN_S = 5.0, 60.0
+ASK_AGAIN_S = 5.0
 LAST_MOMENT_S = 10.0  # before the end of its job, a run that has not left by then is taken off it
 
 
@@ -31,9 +32,10 @@ class SlurmStaff:
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self.unhealthy: frozenset[str] = frozenset()
-        self._restaffed: dict[str, int] = {}
-        self._ask_again_at = 0.0
-        self._refused = 0  # joins in a row
+        self._tries = Tries()
+        self._refusals = Refusals()  # of nodes beyond those of the run's own job
+        self._some_came = False  # agents, of any node
+        self._called: set[str] = set()  # nodes that have been asked whether they answer
         self._jobs = SlurmJobs(site, self)
 
     # Asking for nodes
@@ -42,11 +44,15 @@ class SlurmStaff:
         if self.site.own_job is not None:
             self._jobs.take(role, self.site.own_job)
         else:
-            self._jobs.ask(role, suspects=self.excluded)
+            self._jobs.ask(role, suspects=self._suspects)
         self.boss.keep()
 
+    @property
+    def _suspects(self) -> list[str]:
+        return [*self.excluded, *self.silent]
+
     def job_granted(self, job: Job) -> None:
-        self._refused = 0
+        self._refusals.over()
         self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role)
         if job.role == NEXT or (job.role == MAIN and not job.adopted):
             job.role = MAIN
@@ -64,15 +70,21 @@ class SlurmStaff:
         return any(node in there for node in job.nodes)
 
     def job_refused(self, job: Job, why: str) -> None:
+        if job.role == JOIN:
+            self._join_refused(why)
+            return
         self.boss.journal("refused", role=job.role, why=why)
         if job.role == MAIN:
             self.boss.stop(1, f"Slurm refused: {why}")
-        elif job.role == NEXT:
+        else:
             self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
             asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)
-        else:
-            self._refused += 1
-            self._ask_again_at = time.monotonic() + min(ASK_AGAIN_S * 2 ** (self._refused - 1), MAX_ASK_AGAIN_S)
+
+    def _join_refused(self, why: str) -> None:
+        """Told once, however often it is asked again."""
+        if self._refusals.refused(why, self._not_to_join, time.monotonic()):
+            self.boss.journal("refused", role=JOIN, why=why)
+            self.boss.note(f"Slurm has no node to take a lost one's place: {why}")
 
     def _begin_again(self) -> None:
         if not self.boss.ending:
@@ -86,8 +98,13 @@ class SlurmStaff:
         elif self.site.own_job is not None or self.boss.ending:
             pass  # with our own job we go too
         elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._jobs.jobs):
+            self.soon(self._jobs.give_back(self._waiting_joins))  # the next one starts when no other is left
             self.begin(NEXT)
         self.boss.keep()
+
+    @property
+    def _waiting_joins(self) -> list[Job]:
+        return [job for job in self._jobs.jobs if job.role == JOIN and not job.nodes]
 
     def _promote(self) -> bool:
         """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
@@ -97,8 +114,33 @@ class SlurmStaff:
         joined[0].role = MAIN
         return True
 
-    def step_ended(self, job: Job) -> None:
-        asyncio.get_running_loop().call_later(0.05, self.look_after)
+    def step_ended(self, job: Job, step: Step) -> None:
+        """One node that srun does not get to ends the step on all: the others are started again without it."""
+        missed = self._jobs.not_reached(job, step)
+        if not missed:
+            asyncio.get_running_loop().call_later(0.05, self.look_after)
+            return
+        self._tries.forget(*step.nodes)
+        for node, why in missed.items():
+            self._give_up(node, f"Slurm cannot start anything on {node} ({why})")
+        self.soon(self._let_go())
+
+    def _give_up(self, node: str, why: str) -> None:
+        self.boss.note(f"{why}: the run goes on without it")
+        self.silent[node] = time.time()
+        self._tries.forget(node)
+
+    async def _let_go(self) -> None:
+        """Nodes that were given up are not held: Slurm may mend them, or find others a use for them."""
+        for job in [job for job in self._jobs.jobs if job.nodes and job.id != self.site.own_job]:
+            if self.boss.closing or job not in self._jobs.jobs:
+                continue
+            if job.steps or any(node not in self.silent for node in job.nodes):
+                await self._jobs.let_go(job, self.silent)
+            else:
+                await self._jobs.give_back([job])
+                self.job_over(job, JobState.NODE_FAIL)
+        self.look_after()
 
     # Keeping them
 
@@ -108,37 +150,70 @@ class SlurmStaff:
             return
         present = self.boss.present
         for job in [job for job in self._jobs.jobs if job.asking is None]:
-            nodes = [node for node in self._jobs.unstaffed(job, present, self.silent) if self._may_staff(node)]
+            bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called})
+            nodes = [node for node in bare if self._may_staff(node)]
             if nodes:
-                self._jobs.staff(job, nodes)
-                self.boss.keep()
+                self._called.update(nodes)
+                self.soon(self._staff(job, nodes))
         self._ask_for_missing(present)
+
+    async def _staff(self, job: Job, nodes: Sequence[str]) -> None:
+        """All that answer."""
+        found = await self._look_at(nodes)
+        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
+        self._called.difference_update(nodes)
+        if self.boss.closing or job not in self._jobs.jobs:
+            return
+        for node in dead:
+            self._give_up(node, f"{node} does not answer")
+        for together in self._tries.together([node for node in nodes if node not in dead]):
+            self._jobs.staff(job, together)
+        self.boss.keep()
+        if dead:
+            await self._let_go()
 
     def _may_staff(self, node: str) -> bool:
         if node in self.excluded:
             return False
-        self._restaffed[node] = self._restaffed.get(node, 0) + 1
-        if self._restaffed[node] > MAX_RESTAFF:
-            self.boss.note(f"agents on {node} do not live: the run goes on without it")
-            self.silent[node] = time.time()
-        return node not in self.silent
+        if self._tries.once_more(node):
+            return True
+        self._give_up(node, f"agents on {node} do not live")
+        if self._none_lives:
+            self.boss.stop(1, f"its agents live on none of its nodes; {self.site.folder.agents_log} says why")
+        else:
+            self.soon(self._let_go())
+        return False
+
+    @property
+    def _none_lives(self) -> bool:
+        """Nor ever did: then the fault is not the nodes'."""
+        nodes = {node for job in self._jobs.jobs for node in job.nodes}
+        return not (self._some_came or self.boss.generation) and nodes <= set(self.silent)
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
         """Not before the run's own allocation is there: until then nothing is missing."""
         if not self.has_nodes or any(job.role != JOIN and not job.nodes for job in self._jobs.jobs):
             return
-        there = {*present, *self._jobs.expected(present)} - set(self.excluded)
-        may_ask = not self.waits and time.monotonic() >= self._ask_again_at
+        there = self._there(present)
+        may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
         wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
         if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
-            self._jobs.ask(JOIN, suspects=[*self.excluded, *self.silent], members=sorted(there))
+            self._jobs.ask(JOIN, suspects=self._suspects, members=sorted(there))
             self.boss.keep()
 
+    def _there(self, present: frozenset[str]) -> set[str]:
+        return {*present, *self._called, *self._jobs.expected(present)} - set(self.excluded)
+
+    @property
+    def _not_to_join(self) -> set[str]:
+        return {*self._suspects, *self._there(self.boss.present)}
+
     def agent_came(self, node: str) -> None:
+        self._some_came = True
         self.silent.pop(node, None)
 
     def agent_ready(self, node: str) -> None:
-        self._restaffed.pop(node, None)
+        self._tries.forget(node)
 
     def agent_lost(self, node: str, silent: bool) -> None:
         self._jobs.agent_left(node)
@@ -151,27 +226,23 @@ class SlurmStaff:
         if nodes is None:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
-        back = self._back_from_the_dead(nodes)
+        back = trusted_again(self.silent, nodes, time.time())
         for name in back:
             del self.silent[name]
+        self._tries.forget(*back)
         if back:  # whoever waits was told not to take it
-            self._ask_again_at, self._refused = 0.0, 0
-            await self._jobs.give_back([job for job in self._jobs.jobs if job.role == JOIN and not job.nodes])
-            self.look_after()
+            await self._jobs.give_back(self._waiting_joins)
+        await self._let_go()
 
     async def _look_at_nodes(self) -> list[NodeInfo] | None:
         names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
-        if not names or self.boss.closing:
-            return []
+        return [] if not names or self.boss.closing else await self._look_at(sorted(names))
+
+    async def _look_at(self, nodes: Sequence[str]) -> list[NodeInfo] | None:
         try:
-            return await asyncio.to_thread(self.site.slurm.nodes, sorted(names))
+            return await asyncio.to_thread(self.site.slurm.nodes, nodes)
         except DalsegnoError:
             return None
-
-    def _back_from_the_dead(self, nodes: Sequence[NodeInfo]) -> list[str]:
-        """Silent nodes whose slurmd was started since: rebuilt, or booted again."""
-        started = {node.name: node.slurmd_started_at or 0 for node in nodes}  # in whole seconds
-        return [name for name, lost_at in self.silent.items() if started.get(name, 0) >= math.floor(lost_at)]
 
     # Leaving
 
@@ -252,6 +323,14 @@ class SlurmStaff:
     @property
     def waits(self) -> bool:
         return any(not job.nodes for job in self._jobs.jobs)
+
+    @property
+    def coming(self) -> frozenset[str]:
+        return frozenset(self._there(self.boss.present))
+
+    @property
+    def refused(self) -> str:
+        return self._refusals.why
 
 
 def _lives(step: SavedStep) -> bool:

@@ -110,6 +110,16 @@ class Staff(Protocol):
         """Slurm has been asked for more nodes, and has not given them yet."""
         ...
 
+    @property
+    def coming(self) -> frozenset[str]:
+        """Nodes whose agents are here, ready or not, or on their way."""
+        ...
+
+    @property
+    def refused(self) -> str:
+        """Why Slurm gives no further node; "" if it was not asked, or gives one."""
+        ...
+
 
 class NoStaff:
     """Agents come by themselves: somebody else starts them (torchrun's way)."""
@@ -154,3 +164,11 @@ class NoStaff:
     @property
     def waits(self) -> bool:
         return False
+
+    @property
+    def coming(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def refused(self) -> str:
+        return ""

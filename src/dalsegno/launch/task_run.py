@@ -18,7 +18,7 @@ from dalsegno.launch.generations import Run
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S, REFRESH_S
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_job import MAIN, NEXT, Job
+from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
 from dalsegno.slurm.states import JobState
@@ -84,7 +84,7 @@ class TaskRun:
         """One log for each task: srun writes them."""
         self._journal("granted", job=job.id, nodes=list(job.nodes))
         if not job.steps and self.folder.exit_code.exists():
-            self.step_ended(job)  # it has ended while nobody looked after it
+            self._tasks_ended(job)  # it has ended while nobody looked after it
             return
         if not job.steps:
             number = self.status.generation + 1
@@ -100,7 +100,10 @@ class TaskRun:
     def _nproc(self) -> int:
         return self.site.shape.nproc_per_node
 
-    def step_ended(self, job: Job) -> None:
+    def step_ended(self, job: Job, step: Step) -> None:
+        self._tasks_ended(job)
+
+    def _tasks_ended(self, job: Job) -> None:
         """What srun ended with is in a file: it may have ended while nobody was there to be told."""
         told = (read_text(self.folder.exit_code) or "").strip()
         if told == "0":

@@ -16,6 +16,7 @@ from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import in_order
 from dalsegno.launch.rhythm import REFRESH_S
+from dalsegno.launch.shortage import shortage
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Staff
 from dalsegno.launch.status import (
@@ -184,12 +185,19 @@ def _phase(of: Told) -> str:
 
 def _message(of: Told) -> str:
     run = of.run
-    missing = run.shape.max_nodes - len(run.ready)
-    if run.phase is Phase.GATHERING and missing > 0 and run.generation and of.staff.waits:
-        return f"waits for {missing} more node{'s' if missing > 1 else ''} from Slurm"
+    if run.phase is Phase.GATHERING and of.staff.has_nodes:
+        return _shortage(of)
     if run.phase is Phase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
         return f"runs on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
     return ""
+
+
+def _shortage(of: Told) -> str:
+    run, staff = of.run, of.staff
+    coming = staff.coming - set(run.ready)
+    if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
+        return ""  # that agents start is no news in the beginning
+    return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
 
 
 def _nodes(of: Told) -> tuple[NodeStatus, ...]:

@@ -1,0 +1,50 @@
+"""Runs that start while a node is off of which Slurm does not know yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.conftest import Cli
+from tests.cluster.runs import LONG_S, Run, footprint, now
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+def start_without(cli: Cli, off: str, name: str, *options: str) -> Run:
+    """A run that is asked for after this node has lost its power."""
+    before = footprint(cli)
+    cli.ok("inject", "power-off", off)
+    run = Run.start(cli, cli.home / name, *options, "--exclude", "train-5,train-6", "-J", name)
+    run.before = before  # with that node
+    return run
+
+
+def held(run: Run) -> str:
+    """Nodes that Slurm has given to the run."""
+    return run.cli.ok("shell", "--", "squeue", "-h", "-n", run.id, "-o", "%N")
+
+
+def test_only_the_node_that_is_off_is_left_out_and_slurm_has_it_back(cluster_for_runs: Cli):
+    at = now()
+    run = start_without(cluster_for_runs, "train-1", "off", "-N", "3")
+    print(f"first step {run.wait_for_step(timeout_s=LONG_S) - at:.1f} s after it was asked for")
+    assert run.journal("granted")[0]["nodes"] == ["train-1", "train-2", "train-3"]
+    assert set(run.nodes) == {"train-2", "train-3", "train-4"}
+    assert [each["text"] for each in run.journal("note")] == ["train-1 does not answer: the run goes on without it"]
+    assert run.journal("note")[0]["at"] - run.journal("granted")[0]["at"] < 6
+    assert "train-1" not in held(run) and "[1" not in held(run)
+    run.cli.ok("up")
+    assert run.finish() == 0
+    run.no_trace()
+
+
+def test_a_run_that_lacks_a_node_says_so_and_takes_it_when_it_is_back(cluster_for_runs: Cli):
+    run = start_without(cluster_for_runs, "train-1", "lacks", "-N", "4")
+    run.wait_for(lambda: run.status.message.startswith("needs 1 more node, and Slurm has none to give:"))
+    assert run.generation == 0
+    run.cli.ok("up")
+    run.wait_for_step(timeout_s=LONG_S)
+    assert set(run.nodes) == {"train-1", "train-2", "train-3", "train-4"}
+    assert len(run.journal("refused")) == 1
+    assert run.finish() == 0
+    run.no_trace()

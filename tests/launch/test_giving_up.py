@@ -1,0 +1,43 @@
+"""Nodes on which no agent could be started: given up, and trusted again."""
+
+from dalsegno.launch.giving_up import FORGIVEN_S, MOST_TRIES, Tries, trusted_again
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import NodeFlag, NodeState
+
+
+def node(name: str, started: int, *flags: NodeFlag) -> NodeInfo:
+    return NodeInfo(name, NodeState.IDLE, frozenset(flags), slurmd_started_at=started)
+
+
+def test_a_node_is_tried_so_often_and_no_more():
+    tries = Tries()
+    assert [tries.once_more("n1") for _ in range(MOST_TRIES + 1)] == [True] * MOST_TRIES + [False]
+    assert tries.once_more("n2")
+
+
+def test_what_it_did_before_it_came_back_does_not_count():
+    tries = Tries()
+    for _ in range(MOST_TRIES):
+        tries.once_more("n1")
+    tries.forget("n1")
+    assert tries.once_more("n1")
+
+
+def test_all_are_started_together_but_who_failed_twice_is_started_alone():
+    tries = Tries()
+    for name in ("n1", "n2", "n3", "n2", "n3", "n3", "n2"):
+        tries.once_more(name)
+    assert tries.together(["n1", "n2", "n3"]) == [("n1",), ("n2",), ("n3",)]
+    assert tries.together(["n1", "n4"]) == [("n1", "n4")]
+
+
+def test_a_node_whose_slurmd_was_started_since_is_trusted_again():
+    given_up = {"n1": 1000.7, "n2": 1000.7, "n3": 1000.7}
+    nodes = [node("n1", started=1000), node("n2", started=999)]
+    assert trusted_again(given_up, nodes, now=1010.0) == ["n1"]
+
+
+def test_one_of_long_ago_is_tried_again_if_slurm_has_it_in_service():
+    given_up, late = {"n1": 1000.0, "n2": 1000.0}, 1001.0 + FORGIVEN_S
+    nodes = [node("n1", 10), node("n2", 10, NodeFlag.NOT_RESPONDING)]
+    assert trusted_again(given_up, nodes, late) == ["n1"]
