@@ -23,7 +23,8 @@ UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
-TRAIN_TALK = ("train.contract", "train.frames", "train.proof")  # how a worker and its launcher speak; no torch
+# How a worker and its launcher speak, and what lies in shared memory; no torch.
+TRAIN_TALK = ("train.contract", "train.frames", "train.proof", "train.keeper", "train.memory", "train.saver")
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

@@ -169,7 +169,7 @@ def test_a_generation_that_was_stopped_is_gone_and_does_not_start_again(tmp_path
         node.workers.end_everything()
         return [*told, below()]
 
-    assert alone(stop) == [{"stopped": 1, "reports": []}, 1, 0, []], (
+    assert alone(stop) == [{"stopped": 1, "reports": [], "held": []}, 1, 0, []], (
         "only the parent is left, and it only until the end"
     )
 

@@ -77,7 +77,8 @@ class Agents:
         before = self.peers.get(peer.name)
         if before is not None:
             if before.hello.pid != peer.hello.pid:
-                before.send({"finish": 0})  # or it would come back, and they would take the place from each other
+                # Or it would come back, and they would take the place from each other.
+                before.send({"replaced": True, "finish": 0})
             self.lose(peer.name, "another agent took its place", silent=False)
         self.peers[peer.name] = peer
         self._pulse.liveness.watch(peer.name, time.monotonic())

@@ -22,13 +22,26 @@ from dalsegno.launch.gathering import Gathering
 from dalsegno.launch.generations import Phase, Run, advance
 from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.meaning import event_of
+from dalsegno.launch.memory import Memory
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
 from dalsegno.launch.telling import Teller
-from dalsegno.launch.words import Broken, Cold, Ended, GrantAsked, Ready, Signalled, StacksTaken, Stepped, Word
+from dalsegno.launch.words import (
+    AllStopped,
+    Broken,
+    Cold,
+    Ended,
+    GrantAsked,
+    Kept,
+    Ready,
+    Signalled,
+    StacksTaken,
+    Stepped,
+    Word,
+)
 from dalsegno.train.contract import SAVED
 
 GATHER_S = 30.0  # an elastic run waits so long for all its nodes before it starts with fewer
@@ -49,6 +62,8 @@ class Coordinator:
         self.agents: Agents
         self.gathering = Gathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
+        self.memory = Memory()
+        self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
         self.resting = False  # we end, and the run does not
         self.said_farewell = False
@@ -98,6 +113,7 @@ class Coordinator:
             peer.send({"finish": self.end.code})
             return
         self.staff.agent_came(peer.name)
+        self.memory.heard(peer.name, peer.hello.held)
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:
             self._meet_again(peer)
@@ -129,20 +145,32 @@ class Coordinator:
             self.hangs.told_stacks(peer.name)
         elif isinstance(word, GrantAsked):
             self._answer_grant(peer, word)
+        elif isinstance(word, AllStopped):
+            self.memory.heard(peer.name, word.held)
+        elif isinstance(word, Kept):
+            self._heard_of_memory(peer, word)
         if isinstance(event, Joined):
             self.gathering.take_in(event)
         elif event is not None:
             self.apply(event)
 
+    def _heard_of_memory(self, peer: Peer, word: Kept) -> None:
+        self.memory.heard(peer.name, word.held, (peer.host, word.port) if word.port else None)
+        if self.run.phase is Phase.RUNNING and self.run.group is not None:
+            for agent, message in self.memory.words(self.run.group):
+                self.agents.send(agent, message)
+
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
-        """Only while the generation is the present one."""
-        ok = self.run.phase is Phase.RUNNING and asked.generation == self.run.generation
+        """Who is cut off cannot ask. A saver may finish what its generation began, until a later one has committed."""
+        ok = self.granted <= asked.generation <= self.run.generation and self.end is None
+        self.granted = asked.generation if ok else self.granted
         why = "" if ok else f"generation {asked.generation} is over"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.staff.agent_lost(agent, silent)
         self.hangs.told_stacks(agent)
+        self.memory.lost(agent)
         if not self.closing:
             self.lost_nodes += agent in self.run.ready
             self.journal("lost", node=agent, why=why)

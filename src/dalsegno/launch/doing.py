@@ -9,6 +9,7 @@ from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Exclude, Finish, OpenStore, Order, Release, Start, Stop, Wait, Waited
 from dalsegno.launch.generations import Run
 from dalsegno.launch.hang_watch import HangWatch
+from dalsegno.launch.memory import Memory
 from dalsegno.launch.seating import start_message
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
@@ -23,6 +24,7 @@ class Doer(Boss, Protocol):
     agents: Agents
     staff: Staff
     hangs: HangWatch
+    memory: Memory
     told: Teller
 
     def finish(self, order: Finish) -> None: ...
@@ -49,7 +51,7 @@ def do(of: Doer, order: Order) -> None:
 
 def _start(of: Doer, order: Start) -> None:
     of.hangs.generation_started()
-    message = start_message(of.site, order, of.agents.peers)
+    message = start_message(of.site, order, of.agents.peers, of.memory.resume(order.group))
     if message is not None:
         of.agents.send(order.agent, message)
 

@@ -11,7 +11,9 @@ from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
 from dalsegno.train.frames import Message
 
 
-def start_message(site: Terms, order: Start, peers: Mapping[str, Peer]) -> Message | None:
+def start_message(
+    site: Terms, order: Start, peers: Mapping[str, Peer], resume: Message | None = None
+) -> Message | None:
     """None while one of the group is just being lost: what follows from that comes at once."""
     group = order.group
     if any(agent not in peers for agent in group.agents):
@@ -26,4 +28,4 @@ def start_message(site: Terms, order: Start, peers: Mapping[str, Peer]) -> Messa
         for rank in range(first, first + group.nproc_per_node)
     ]
     others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
-    return {"start": {"generation": group.generation, "workers": workers, "peers": others}}
+    return {"start": {"generation": group.generation, "workers": workers, "peers": others, "resume": resume}}

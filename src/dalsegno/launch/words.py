@@ -5,9 +5,10 @@ Whoever proved that it knows the run's secret speaks our language; what cannot b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dalsegno.launch.snapshots import Held
 from dalsegno.train.frames import Message
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -37,6 +38,7 @@ class Hello:
     generation: int = 0  # of its workers
     stopped: int = 0  # the last generation of which nothing runs there any more
     reports: tuple[Report, ...] = ()
+    held: tuple[Held, ...] = ()
 
     def still_runs(self, generation: int) -> bool:
         """Whether it has this generation's workers, and has not ended them meanwhile."""
@@ -85,12 +87,22 @@ class AllStopped:
 
     generation: int
     reports: tuple[Report, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True)
 class Stepped:
     generation: int
     step: int
+    progress: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is in the node's memory now, and where its keeper listens."""
+
+    held: tuple[Held, ...]
+    port: int
 
 
 @dataclass(frozen=True)
@@ -129,8 +141,8 @@ class LogPiece:
 
 
 Word = (
-    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | GrantAsked | StacksTaken | Signalled | Noted
-    | LogPiece
+    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Signalled
+    | Noted | LogPiece
 )  # fmt: skip
 
 
@@ -146,6 +158,7 @@ def read_hello(message: Message) -> Hello:
         generation=_number(message, "generation"),
         stopped=_number(message, "stopped"),
         reports=_reports(message),
+        held=_held(message.get("held")),
     )
 
 
@@ -160,8 +173,9 @@ _READERS: dict[str, Callable[[Message], Word]] = {
     "broken": lambda said: Broken(str(said["broken"])),
     "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
     "ended": lambda said: Ended(_report(said["ended"])),
-    "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said)),
-    "step": lambda said: Stepped(_number(said, "generation"), int(said["step"])),
+    "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said), _held(said.get("held"))),
+    "step": lambda said: Stepped(_number(said, "generation"), int(said["step"]), _figures(said.get("progress"))),
+    "kept": lambda said: Kept(_held(said["kept"]), _number(said, "port")),
     "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),
     "signal": lambda said: Signalled(str(said["signal"])),
@@ -172,6 +186,26 @@ _READERS: dict[str, Callable[[Message], Word]] = {
 
 def _ready(told: Message) -> Ready:
     return Ready(bool(told.get("warm")), told.get("seconds"), tuple(map(str, told.get("threads") or ())))
+
+
+def _held(told: Sequence[Message] | None) -> tuple[Held, ...]:
+    return tuple(
+        Held(
+            rank=int(each["rank"]),
+            step=int(each["step"]),
+            generation=int(each["generation"]),
+            world=int(each["world"]),
+            own=bool(each["own"]),
+            shared=bool(each["shared"]),
+        )
+        for each in told or ()
+    )
+
+
+def _figures(told: Message | None) -> dict[str, float]:
+    """A worker's own figures: what is no number is none of ours."""
+    found = (told or {}).items()
+    return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
 
 
 def _reports(message: Message) -> tuple[Report, ...]:

@@ -21,12 +21,13 @@ from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
 from dalsegno.launch.agent.leftovers import sweep
 from dalsegno.launch.agent.link import Link
-from dalsegno.launch.agent.orders import read_setup, read_start
+from dalsegno.launch.agent.orders import read_address, read_setup, read_start
 from dalsegno.launch.agent.reach import reached
+from dalsegno.launch.agent.snapshots import Snapshots
 from dalsegno.launch.agent.streaming import LogStream
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
-from dalsegno.train.contract import TERMINATED
+from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.frames import Message
 
 TICK_S = 0.2
@@ -50,6 +51,8 @@ class Agent:
         self.door = Door(f"dalsegno.{os.getuid()}.{self.run}.{os.getpid()}", self.selector, self._hear_worker)
         self.probe = self._open_probe()
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
+        self.snapshots = Snapshots(self.run, secret, self.door.name, self.workers.fork_beside, self._tell)
+        self.workers.held, self.workers.beside_ended = self.snapshots.held, self._beside_ended
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -60,6 +63,7 @@ class Agent:
         self.exit_code: int | None = None
         self.signals: list[int] = []
         self.terminated = False
+        self.replaced = False
         self.cut_off = False  # from most of the others: then it is not for us to decide anything
         self.last_word: Sequence[str] = ()  # a command, where there is nobody left to give it
         self.caught = set(CAUGHT)
@@ -71,6 +75,9 @@ class Agent:
             "stop": self.workers.stop,
             "stacks": self.workers.capture_stacks,
             "granted": self._granted,
+            "buddy": lambda told: self.snapshots.pair(read_address(told.get("address"))),
+            "safe": lambda told: self.snapshots.note_safe(int(told["generation"]), int(told["step"])),
+            "replaced": self._give_way,
             "finish": self._finish,
         }
 
@@ -89,6 +96,8 @@ class Agent:
             self._watch_out()
             self._speak()
         self.workers.end_everything()
+        if not self.replaced:
+            self.snapshots.end()
         if self.stream is not None:
             self.stream.close(self.link.send)
         return self.exit_code
@@ -134,6 +143,7 @@ class Agent:
             "generation": crew.generation,
             "stopped": self.workers.stopped,
             "reports": list(crew.reports.values()),
+            "held": self.snapshots.held(),
         }
 
     def _hear_coordinator(self) -> None:
@@ -163,10 +173,19 @@ class Agent:
     def _start(self, told: Message) -> None:
         order = read_start(told)
         self.peers = order.peers
+        self.snapshots.start(order.workers[0].env.get(RUN, self.run), order.generation, order.resume)
         self.workers.start(order)
 
     def _finish(self, code: int) -> None:
         self.exit_code = 0
+
+    def _give_way(self, told: bool) -> None:
+        """To another agent on this node: what is in memory is its now."""
+        self.replaced = True
+
+    def _beside_ended(self, name: str) -> None:
+        if name == "keeper":
+            self.snapshots.keeper_gone()
 
     # Workers' own words
 
@@ -174,10 +193,12 @@ class Agent:
         """Whatever they say: it is their own code that says it, and must not end us or the coordinator."""
         try:
             told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
-        except (TypeError, ValueError, OverflowError):
+            self.snapshots.hear(message, answer)
+        except (KeyError, TypeError, ValueError, OverflowError):
             return
         if "step" in told:
-            self.link.send({"step": told["step"], "generation": told.get("generation")})
+            progress = message.get("progress")
+            self.link.send({"step": told["step"], "generation": told.get("generation"), "progress": progress})
         if "grant" in told:
             self._ask_grant(told["grant"], answer)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dalsegno.train.frames import Message
 
@@ -40,13 +41,27 @@ class WorkerOrder:
     files: Mapping[str, str] = field(default_factory=dict)  # where it writes, if not in the run's folder
 
 
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class ResumeOrder:
+    """The snapshot that all workers go on from, and which keepers have it."""
+
+    generation: int
+    step: int
+    own: Mapping[int, tuple[Address, ...]]  # by rank
+    shared: tuple[Address, ...]
+
+
 @dataclass(frozen=True)
 class StartOrder:
     """A node's part of a generation; `peers` is where the other nodes' hosts answer."""
 
     generation: int
     workers: tuple[WorkerOrder, ...]
-    peers: tuple[tuple[str, int], ...] = ()
+    peers: tuple[Address, ...] = ()
+    resume: ResumeOrder | None = None
 
 
 def read_setup(told: Message) -> Setup:
@@ -69,8 +84,22 @@ def read_setup(told: Message) -> Setup:
 
 
 def read_start(told: Message) -> StartOrder:
-    peers = tuple((str(host), int(port)) for host, port in told.get("peers") or ())
-    return StartOrder(int(told["generation"]), tuple(_worker(each) for each in told["workers"]), peers)
+    workers = tuple(_worker(each) for each in told["workers"])
+    resume = _resume(told["resume"]) if told.get("resume") else None
+    return StartOrder(int(told["generation"]), workers, _addresses(told.get("peers")), resume)
+
+
+def read_address(told: Sequence[Any] | None) -> Address | None:
+    return (str(told[0]), int(told[1])) if told else None
+
+
+def _addresses(told: Sequence[Sequence[Any]] | None) -> tuple[Address, ...]:
+    return tuple((str(host), int(port)) for host, port in told or ())
+
+
+def _resume(told: Message) -> ResumeOrder:
+    own = {int(rank): _addresses(found) for rank, found in told["own"].items()}
+    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _addresses(told["shared"]))
 
 
 def _worker(told: Message) -> WorkerOrder:

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import NoReturn
 
+from dalsegno.launch.agent.beside import become_keeper, become_saver
 from dalsegno.launch.agent.script import become_program, run_script
 from dalsegno.launch.agent.store import serve_store
 from dalsegno.train.frames import FileReader, Message, send
@@ -41,7 +42,13 @@ def main(channel: int, modules: list[str]) -> None:
         KINDS[worker.get("kind", "script")](worker)
 
 
-KINDS = {"script": run_script, "program": become_program, "store": serve_store}
+KINDS = {
+    "script": run_script,
+    "program": become_program,
+    "store": serve_store,
+    "saver": become_saver,
+    "keeper": become_keeper,
+}
 
 
 def die_with_parent() -> None:

@@ -34,6 +34,9 @@ class Workers:
         self._waiting: list[Callable[[], None]] = []  # for the parent to be ready
         self._telling: dict[int, set[int]] = {}  # signals, and who of the present workers has had them
         self._forking: set[str] = set()  # asked for and not yet told of
+        self._beside: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
+        self.beside_ended: Callable[[str], None] = lambda name: None
+        self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for whoever plans the next generation
 
     # The warm parent
 
@@ -110,6 +113,9 @@ class Workers:
             self.parent.end()
             self.parent, self.ready = None, False
             self._forking.clear()
+            gone, self._beside = self._beside, {}
+            for name in gone.values():
+                self.beside_ended(name)
 
     def _when_ready(self, do: Callable[[], None]) -> None:
         if self.ready:
@@ -151,13 +157,24 @@ class Workers:
             self._forking.add(name)
             self.parent.fork(dict(task, id=name), files)
 
+    def fork_beside(self, name: str, task: Message, files: Sequence[int]) -> bool:
+        """A process that is no worker and lives on when they end; False if there is nothing warm to fork it from."""
+        if not (self.warm and self.ready):
+            return False
+        self._fork(f"beside:{name}", task, files)
+        return True
+
     def _forked(self, name: str, pid: int) -> None:
         self._forking.discard(name)
-        generation, _, rank = name.partition(":")
+        generation, _, rest = name.partition(":")
         if generation == str(self.crew.generation):
-            self.crew.workers[int(rank)].pid = pid
+            self.crew.workers[int(rest)].pid = pid
+        elif generation == "beside":
+            self._beside[pid] = rest
 
     def _ended(self, pid: int, code: int) -> None:
+        if pid in self._beside:
+            self.beside_ended(self._beside.pop(pid))
         worker = self.crew.by_pid(pid)
         if worker is not None and worker.rank not in self.crew.reports:
             report = self.crew.ended(worker, code)
@@ -174,14 +191,14 @@ class Workers:
         if left:
             self.tell({"broken": f"processes that cannot be killed: {left}"})
         else:
-            self.tell({"stopped": generation, "reports": hurt})
+            self.tell({"stopped": generation, "reports": hurt, "held": self.held()})
 
     def end(self) -> list[int]:
         """Kill everything but the parent; gives what could not be killed."""
         self._settle()
         running = self.crew.running()
         kill_groups([worker.pid for worker in running if worker.pid])
-        left = kill_below(keep=[self.parent.pid] if self.parent else [])
+        left = kill_below(keep=[self.parent.pid, *self._beside] if self.parent else [])
         self.stopped = max(self.stopped, self.crew.generation)
         for worker in running:
             self._drop_empty_stacks(worker)

@@ -1,0 +1,45 @@
+"""What is forked beside the workers and outlives them: a rank's saver, a node's keeper."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from dalsegno.train.contract import AGENT
+from dalsegno.train.frames import Message
+
+CONNECT_S = 60.0
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+
+
+def become_saver(task: Message) -> None:
+    """Serve the one worker that was told of our socket."""
+    os.environ[AGENT] = task["door"]
+    with socket.socket(fileno=task["files"][0]) as listener:
+        worker = _first_of_ours(listener)
+    if worker is not None:
+        from dalsegno.train.saver import serve
+
+        serve(worker)
+
+
+def become_keeper(task: Message) -> None:
+    from dalsegno.train.keeper import serve
+
+    serve(task["door"])
+
+
+def _first_of_ours(listener: socket.socket) -> socket.socket | None:
+    """Anyone on the machine can see the socket; only the same user is let in."""
+    listener.settimeout(CONNECT_S)
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except socket.timeout:
+            return None
+        sock.settimeout(None)
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if int(_CREDENTIALS.unpack(raw)[1]) == os.getuid():
+            return sock
+        sock.close()

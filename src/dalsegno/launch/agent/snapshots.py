@@ -1,0 +1,155 @@
+"""The agent's part in snapshots: knows what this node holds, finds for each worker what it goes on from.
+
+The work itself is done by processes beside the workers: a saver for each rank that asks for one, and a keeper for the
+node, which makes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from dalsegno.launch.agent.orders import ResumeOrder
+from dalsegno.train.frames import Message
+from dalsegno.train.keeper.holdings import holdings
+from dalsegno.train.memory.names import FOLDER, safe_name, sweep
+from dalsegno.train.memory.safe import Safe, write_safe
+
+Answer = Callable[[Message], None]
+Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; whether it can be forked
+
+
+class Snapshots:
+    """Of one run on one node. `tell` goes to the coordinator."""
+
+    def __init__(self, run: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]) -> None:
+        self.run, self._secret, self._door, self._fork, self._tell = run, secret, door, fork, tell
+        self._resume: ResumeOrder | None = None
+        self._buddy: tuple[str, int] | None = None
+        self._generation = 0
+        self._keeper: Answer | None = None  # how to give it orders, once it is there
+        self._keeper_asked = False
+        self._port = 0
+        self._orders: list[Message] = []  # for a keeper that is still to come
+        self._fetching: dict[int, Answer] = {}
+        self._numbers = itertools.count(1)
+
+    # What the coordinator orders
+
+    def start(self, run: str, generation: int, resume: ResumeOrder | None) -> None:
+        """Files are named after the run as its workers know it: a torchrun bears one name for agents, one for them."""
+        self.run, self._generation, self._resume = run, generation, resume
+        if self._keeper is not None:
+            self._keep()
+
+    def pair(self, buddy: tuple[str, int] | None) -> None:
+        """Another node keeps copies of what is ours."""
+        self._buddy = buddy
+        if self._keeper is not None:
+            self._keep()
+
+    def note_safe(self, generation: int, step: int) -> None:
+        """Workers read it before they overwrite an older snapshot."""
+        with contextlib.suppress(OSError):  # a full /dev/shm: then nothing newer counts as safe
+            write_safe(FOLDER / safe_name(os.getuid(), self.run), Safe(generation, step))
+
+    def held(self) -> list[dict[str, object]]:
+        """For the coordinator."""
+        return [each.told() for each in holdings(self.run)]
+
+    def end(self) -> None:
+        """The run is over: nothing of it stays in memory."""
+        with contextlib.suppress(OSError):
+            sweep(self.run)
+
+    # What workers, savers and the keeper say
+
+    def hear(self, message: Message, answer: Answer) -> None:
+        if "saver" in message:
+            self._give_saver(int(message["saver"]), answer)
+        elif "resume" in message:
+            self._find(int(message["resume"]), answer)
+        elif "snapshot" in message:
+            self._order(message)
+        elif "keeper" in message:
+            self._keeper_came(int(message["keeper"]), answer)
+        elif "kept" in message:
+            self._tell({"kept": self.held(), "port": self._port})
+        elif "fetched" in message:
+            self._fetched(message)
+
+    def _give_saver(self, rank: int, answer: Answer) -> None:
+        """It listens before the worker hears of it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            name = f"{self._door}.saver.{rank}.{next(self._numbers)}"
+            sock.bind("\0" + name)
+            sock.listen(1)
+            task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._door}
+            forked = self._fork(f"saver:{name}", task, [sock.fileno()])
+        answer({"saver": name} if forked else {"saver": ""})
+
+    def _find(self, rank: int, answer: Answer) -> None:
+        """What the worker goes on from: here, or fetched from where it is; else it looks on disk."""
+        resume = self._resume
+        if resume is None:
+            answer({"own": ""})
+            return
+        here = [each for each in holdings(self.run) if each.place == (resume.generation, resume.step)]
+        own = next((each.name for each in here if each.own and each.rank == rank), None)
+        shared = next((each.name for each in here if each.shared), None)
+        if own and shared:
+            answer({"step": resume.step, "own": str(FOLDER / str(own)), "shared": str(FOLDER / str(shared))})
+            return
+        number = next(self._numbers)
+        self._fetching[number] = answer
+        sources = {"own": [] if own else resume.own.get(rank, ()), "shared": [] if shared else resume.shared}
+        order = {"number": number, "rank": rank, "generation": resume.generation, "step": resume.step}
+        self._order({"fetch": {**order, **{part: [list(each) for each in found] for part, found in sources.items()}}})
+
+    def _fetched(self, told: Message) -> None:
+        answer = self._fetching.pop(int(told["fetched"]), None)
+        if answer is not None and self._resume is not None and told.get("ok"):
+            answer({"step": self._resume.step, "own": told["own"], "shared": told["shared"]})
+        elif answer is not None:
+            self._tell({"note": f"a snapshot could not be fetched: {told.get('why')}"})
+            answer({"own": ""})
+
+    # The keeper
+
+    def _order(self, order: Message) -> None:
+        if self._keeper is not None:
+            self._keeper(order)
+            return
+        self._orders.append(order)
+        if not self._keeper_asked:
+            self._keeper_asked = self._fork("keeper", {"kind": "keeper", "name": "ds:keeper", "door": self._door}, ())
+        if not self._keeper_asked:
+            self._give_up_fetching()
+
+    def _keeper_came(self, port: int, answer: Answer) -> None:
+        self._keeper, self._port = answer, port
+        self._keep()
+        orders, self._orders = self._orders, []
+        for order in orders:
+            answer(order)
+        self._tell({"kept": self.held(), "port": port})
+
+    def keeper_gone(self) -> None:
+        """It was killed: the next snapshot starts another."""
+        self._keeper, self._keeper_asked, self._port = None, False, 0
+        self._orders.clear()
+        self._give_up_fetching()
+
+    def _give_up_fetching(self) -> None:
+        fetching, self._fetching = self._fetching, {}
+        for answer in fetching.values():
+            answer({"own": ""})
+
+    def _keep(self) -> None:
+        assert self._keeper is not None
+        buddy = list(self._buddy) if self._buddy else None
+        terms = {"run": self.run, "secret": self._secret.hex(), "buddy": buddy, "generation": self._generation}
+        self._keeper({"keep": terms})

@@ -1,0 +1,79 @@
+"""Where a run's time goes. Pure: what happened when, in; seconds by kind, out.
+
+Every second counts once: it was productive, or went to checkpoints, to starting, to waiting for nodes, or was lost to
+failures. Steps that are done again after a failure are lost, and so is the time until the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+PRODUCTIVE, CHECKPOINTS, STARTING, WAITING, LOST = "productive", "checkpoints", "starting", "waiting", "lost"
+KINDS = (PRODUCTIVE, LOST, CHECKPOINTS, WAITING, STARTING)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The account so far. `at` is the time up to which it goes."""
+
+    at: float
+    spent: Mapping[str, float] = field(default_factory=dict)
+    kind: str = WAITING  # of the time that runs now
+    furthest: int = 0  # the last step that no earlier life had done
+    step: int = 0
+    saving_s: float = 0.0  # told by the present generation so far
+    failures: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of the time until now, what was productive."""
+        total = sum(self.spent.values())
+        return self.spent.get(PRODUCTIVE, 0.0) / total if total else 0.0
+
+
+def passes(account: Goodput, now: float, kind: str | None = None) -> Goodput:
+    """Time goes by, and from now on it is of another kind."""
+    passed = max(0.0, now - account.at)
+    spent = {**account.spent, account.kind: account.spent.get(account.kind, 0.0) + passed}
+    return replace(account, at=max(now, account.at), spent=spent, kind=kind or account.kind)
+
+
+def starts(account: Goodput, now: float) -> Goodput:
+    """A generation forms, of nodes that are all there."""
+    lost = account.kind == LOST
+    return replace(passes(account, now, LOST if lost else STARTING), saving_s=0.0)
+
+
+def waits(account: Goodput, now: float) -> Goodput:
+    """Nodes are missing."""
+    return passes(account, now, WAITING)
+
+
+def fails(account: Goodput, now: float) -> Goodput:
+    """What was under way since the last step is lost, and what comes until the run is where it was."""
+    kind = account.kind if account.kind == WAITING else LOST
+    return passes(replace(account, kind=kind, failures=account.failures + 1), now, LOST)
+
+
+def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
+    """A step is done. The first one of a generation ends its start; one that was done before is lost time."""
+    new = step > account.furthest
+    first = account.kind in (STARTING, WAITING)
+    kind = account.kind if first else (PRODUCTIVE if new else LOST)
+    account = passes(replace(account, kind=kind), now)
+    account = _charge_saving(account, kind, max(0.0, saving_s - account.saving_s))
+    return replace(
+        account, kind=PRODUCTIVE if new else LOST, step=step, furthest=max(step, account.furthest), saving_s=saving_s
+    )
+
+
+def _charge_saving(account: Goodput, kind: str, saved_s: float) -> Goodput:
+    """Snapshots were taken within the time that has just been counted otherwise."""
+    moved = min(saved_s, account.spent.get(kind, 0.0)) if kind == PRODUCTIVE else 0.0
+    if not moved:
+        return account
+    spent = dict(account.spent)
+    spent[kind] -= moved
+    spent[CHECKPOINTS] = spent.get(CHECKPOINTS, 0.0) + moved
+    return replace(account, spent=spent)

@@ -1,0 +1,118 @@
+"""A training with the library loses nodes and processes, and ends with the very weights of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from dalsegno.targets.local import LocalTarget
+from tests.cluster.conftest import Cli
+from tests.cluster.runs import LONG_S, Run, kill
+
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(300)]
+
+pytest.importorskip("torch")
+
+SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
+
+# Plain DDP over several buckets, with dropout and random data: whatever is not restored shows in the weights. Every
+# rank's every loss goes to one file, bit for bit: generation, rank, step, loss.
+EXACT = """
+import hashlib, os, sys, time
+import torch, torch.distributed as dist
+from dalsegno.train import Checkpointer
+
+folder, losses, total, pause = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+generation, rank = os.environ["DALSEGNO_GENERATION"], int(os.environ["RANK"])
+torch.manual_seed(1)
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+dist.init_process_group("gloo")
+layers = [torch.nn.Linear(8, 200), torch.nn.Dropout(0.1), torch.nn.Linear(200, 200), torch.nn.Linear(200, 1)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.05)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+torch.manual_seed(100 + rank)
+written = os.open(losses, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, disk_every=40)
+print("from", ckpt.resumed.source if ckpt.resumed else "nothing", ckpt.step, flush=True)
+for step in ckpt.steps(total):
+    loss = (model(torch.randn(16, 8)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    os.write(written, f"{generation} {rank} {step} {loss.item().hex()}\\n".encode())
+    ckpt.done(step, loss=loss)
+    time.sleep(pause)
+weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+"""
+
+
+class Training:
+    """One such run, in a folder of its own."""
+
+    def __init__(self, cli: Cli, work: Path, steps: int, pause_s: float, *options: str) -> None:
+        self.losses_file = work / "losses"
+        args = (str(work / "ckpt"), str(self.losses_file), str(steps), str(pause_s))
+        self.run = Run.start(cli, work, "-N", "4", *options, script=EXACT, args=args)
+
+    def losses(self) -> list[tuple[int, int, int, str]]:
+        """Generation, rank, step and loss."""
+        lines = self.losses_file.read_text().splitlines() if self.losses_file.exists() else []
+        return [(int(g), int(rank), int(step), loss) for g, rank, step, loss in (line.split() for line in lines)]
+
+    def step(self) -> int:
+        return max((step for _, _, step, _ in self.losses()), default=-1)
+
+    def weights(self) -> set[str]:
+        logs = [self.run.log(rank) for rank in range(4)]
+        return {line.split()[1] for log in logs for line in log.splitlines() if line.startswith("weights")}
+
+    def sources(self) -> list[str]:
+        """What each generation went on from."""
+        generations = range(1, self.run.generation + 1)
+        logs = [self.run.log(0, generation) for generation in generations]
+        return [line.split()[1] for log in logs for line in log.splitlines() if line.startswith("from")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(cluster_for_runs, tmp_path_factory.mktemp("undisturbed"), 300, 0.0)
+    assert training.run.wait_for_end(LONG_S) == 0, training.run.tail()
+    training.run.no_trace()
+    return training
+
+
+def test_ten_kills_and_two_power_cuts_later_every_bit_is_the_same(
+    undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
+) -> None:
+    cli, dice = cluster_for_runs, random.Random(SEED)
+    training = Training(cli, tmp_path, 300, 0.03, "--spares", "1", "--max-restarts", "100")
+    run = training.run
+    target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
+    faults = ["worker"] * 8 + ["agent", "srun", "power", "power"]
+    dice.shuffle(faults)
+    for fault in faults:
+        reached = training.step()
+        run.wait_for(lambda reached=reached: training.step() > reached + 5, LONG_S)  # type: ignore[misc]
+        time.sleep(dice.random() * 0.3)
+        if fault == "power":
+            target.power_off(dice.choice(run.nodes))
+            cli.ok("up")
+        else:
+            victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[fault]()
+            kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
+            print(fault, "at step", training.step(), flush=True)
+    assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
+    assert training.weights() == undisturbed.weights()
+    expected = {(rank, step): loss for _, rank, step, loss in undisturbed.losses()}
+    seen = {(rank, step, loss) for _, rank, step, loss in training.losses()}
+    assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve has a seam"
+    sources = training.sources()
+    assert len(sources) > 8, "most faults cost a generation; a spare's agent, or two at once, do not"
+    assert set(sources[1:]) == {"memory"}, sources
+    run.no_trace()

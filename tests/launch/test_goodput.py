@@ -1,0 +1,77 @@
+"""Every second of a run is accounted for once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalsegno.launch.goodput import (
+    CHECKPOINTS,
+    LOST,
+    PRODUCTIVE,
+    STARTING,
+    WAITING,
+    Goodput,
+    fails,
+    passes,
+    starts,
+    stepped,
+    waits,
+)
+
+
+def test_a_quiet_run() -> None:
+    account = starts(Goodput(at=0.0), 10.0)
+    account = stepped(account, 13.0, 1, saving_s=0.0)
+    account = stepped(account, 113.0, 100, saving_s=1.0)
+    assert account.spent == {WAITING: 10.0, STARTING: 3.0, PRODUCTIVE: 99.0, CHECKPOINTS: 1.0}
+    assert account.share == pytest.approx(99 / 113)
+
+
+def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again() -> None:
+    account = stepped(starts(Goodput(at=0.0), 0.0), 5.0, 1, 0.0)
+    account = stepped(account, 15.0, 11, 0.0)
+    account = starts(fails(account, 15.5), 15.6)  # killed half a second into a step
+    account = stepped(account, 17.0, 10, 0.0)  # goes on from step 9
+    account = stepped(account, 18.0, 11, 0.0)
+    account = stepped(account, 19.0, 12, 0.0)
+    assert account.spent == pytest.approx({WAITING: 0.0, STARTING: 5.0, PRODUCTIVE: 11.0, LOST: 3.0})
+    assert account.failures == 1
+
+
+def test_waiting_for_a_node_is_waiting() -> None:
+    account = stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0)
+    account = starts(waits(fails(account, 2.0), 2.5), 62.5)
+    account = stepped(account, 64.0, 2, 0.0)
+    assert account.spent == pytest.approx({WAITING: 60.0, STARTING: 2.5, LOST: 1.5})
+
+
+def test_snapshots_while_steps_are_done_again_are_lost_with_them() -> None:
+    account = stepped(starts(Goodput(at=0.0, furthest=50), 0.0), 1.0, 10, 0.0)
+    account = stepped(account, 2.0, 11, saving_s=0.5)
+    assert account.spent == {WAITING: 0.0, STARTING: 1.0, LOST: 1.0}
+
+
+DEEDS = st.tuples(
+    st.sampled_from(["start", "wait", "fail", "step", "pass"]), st.floats(0, 100), st.integers(0, 50), st.floats(0, 9)
+)
+
+
+@given(st.lists(DEEDS, max_size=40))
+def test_the_kinds_always_add_up_to_the_whole(deeds: list[tuple[str, float, int, float]]) -> None:
+    account, now = Goodput(at=0.0), 0.0
+    for what, seconds, step, saving_s in deeds:
+        now += seconds
+        if what == "step":
+            account = stepped(account, now, step, saving_s)
+        else:
+            account = {"start": starts, "wait": waits, "fail": fails, "pass": passes}[what](account, now)
+    assert sum(account.spent.values()) == pytest.approx(account.at, abs=1e-6)
+    assert all(seconds >= -1e-9 for seconds in account.spent.values())
+
+
+def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+    account = stepped(starts(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
+    account = stepped(account, 50.0, 2, 0.0)
+    assert account.spent == {WAITING: 0.0, STARTING: 10.0, PRODUCTIVE: 0.0}
