@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TORCH_FILES = (".pt", ".pth", ".bin")
 SAFETENSORS = ".safetensors"
+WHERE = "name the folder that the script gave to Checkpointer, or one of the step-… folders in it"
 path_argument = click.argument("path", type=click.Path(path_type=Path))
 
 
@@ -89,7 +90,7 @@ def _to_file(source: Path, target: Path) -> None:
         raise UsageError(f"{target} is there already", hint="remove it, or name another file")
     found = open_checkpoint(source) if _is_checkpoint(source) else find_newest(source, out.warn)
     if found is None:
-        raise NotThere(f"no checkpoints in {source}")
+        raise NotThere(f"no checkpoints in {source}", hint=WHERE)
     with found:
         lost = way.to_safetensors(found, target) if target.suffix == SAFETENSORS else way.to_torch_file(found, target)
     for each in lost:
@@ -101,7 +102,7 @@ def _from_file(source: Path, target: Path, step: int | None, under: str, trust: 
     from dalsegno.train.disk import convert as way
 
     if not source.is_file():
-        raise NotThere(f"no file {source}")
+        raise NotThere(f"no file {source}", hint="convert reads a checkpoint, a torch.save file or a .safetensors file")
     if source.suffix == SAFETENSORS:
         return way.from_safetensors(source, target, step, under)
     return way.from_torch_file(source, target, step, under, trust)
@@ -114,7 +115,7 @@ def _read_all(path: Path) -> list[Checked]:
             say(f"reading {each}")
             found.append(_check(each, every_byte=True))
     if not found:
-        raise NotThere(f"no checkpoints in {path}")
+        raise NotThere(f"no checkpoints in {path}", hint=WHERE)
     return found
 
 
@@ -125,7 +126,7 @@ def _checkpoints(path: Path) -> list[Path]:
     from dalsegno.train.disk.verify import list_steps
 
     if not path.exists():
-        raise NotThere(f"no folder {path}")
+        raise NotThere(f"no folder {path}", hint=WHERE)
     return [path.resolve()] if _is_checkpoint(path) else list_steps(path)
 
 
