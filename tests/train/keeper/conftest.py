@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tests.train.keeper.nodes import Node
-from tests.train.memory.conftest import shm  # noqa: F401
+from tests.train.keeper.nodes import Node  # noqa: E402
+from tests.train.memory.conftest import shm  # noqa: E402, F401
 
 NewNode = Callable[[str], Node]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where keepers have the cores, torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Node:
             listener.settimeout(WAIT_S)
             self.pid = fork(lambda: _be_keeper(name, self.folder))
             self._sock, _ = listener.accept()
-        self._reader, self.kept, self.port = Reader(), [], 0
+        self._reader, self.kept, self.all_kept, self.port = Reader(), [], [], 0
         self.until(lambda: self.port)
 
     @property
@@ -52,6 +52,10 @@ class Node:
 
     def keep(self, buddy: Address | None = None, generation: int = 1, secret: str = SECRET, **more: Any) -> None:
         self.order({"keep": {"run": RUN, "secret": secret, "buddy": buddy, "generation": generation, **more}})
+
+    def ready(self) -> None:
+        """It has heard whose snapshots these are."""
+        self.until(lambda: self.all_kept)
 
     def commit(self, state: State, generation: int = 1, slots: int = 2, **more: Any) -> None:
         """As a worker does, and its agent."""

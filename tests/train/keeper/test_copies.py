@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import runpy
+import socket
+import sys
 import time
 from pathlib import Path
 
+from dalsegno.train.frames import Reader
 from dalsegno.train.memory.checksum import Verdict, verify
 from dalsegno.train.memory.names import safe_name
 from dalsegno.train.memory.safe import Safe, write_safe
@@ -13,6 +17,7 @@ from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node
 from tests.train.keeper.relay import flip_at, relay
+from tests.train.memory.processes import fork
 from tests.train.memory.states import filled, same
 
 
@@ -63,9 +68,10 @@ def test_without_a_buddy_snapshots_are_checksummed(node: NewNode) -> None:
 
 
 def test_what_comes_faster_than_it_can_be_sent_is_skipped(node: NewNode) -> None:
-    one, other = pair(node, rate=4e6)
+    one, other = pair(node, rate=1e6)
     for step in range(1, 6):
-        one.commit(filled(step, elements=250_000), slots=5)
+        one.commit(filled(step, elements=60_000), slots=5)
+        _until_a_file_is_made(other.folder, 1)
     one.until(lambda: 5 in one.sent())
     other.until(lambda: [copy for copy in other.kept if copy["step"] == 5])
     arrived = {copy["step"] for kept in other.all_kept for copy in kept}
@@ -180,3 +186,21 @@ def test_the_keeper_ends_with_its_agent(node: NewNode) -> None:
     assert one.hang_up() == 0 and other.hang_up() == 0
     assert time.monotonic() - began < 2
     assert other.copies() == []
+
+
+def test_it_can_be_started_as_a_program() -> None:
+    """With the agent's name alone."""
+
+    def run() -> None:
+        sys.argv = ["keeper", name]
+        runpy.run_module("dalsegno.train.keeper", run_name="__main__")
+
+    name = f"dalsegno-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen(1)
+        pid = fork(run)
+        sock, _ = listener.accept()
+    with sock:
+        assert next(iter(Reader().feed(sock.recv(1000))))["keeper"] > 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

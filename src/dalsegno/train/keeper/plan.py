@@ -33,7 +33,7 @@ def to_send(held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe
     reached = {one.rank: one.place for one in sorted(mine, key=_place) if key_of(one) in sent}
     nothing = (-1, -1)
     ahead = [one for one in waiting if one.place > reached.get(one.rank, nothing)]
-    skipped = [one for one in waiting if safe and one.record.generation == safe.generation and one.place > _of(safe)]
+    skipped = [one for one in waiting if safe and _may_become_safe(one, keep, safe)]
     fit = ahead or skipped
     turn = min((reached.get(one.rank, nothing), one.rank) for one in fit)[1] if fit else None
     return max((one for one in fit if one.rank == turn), key=_place, default=None)
@@ -80,8 +80,9 @@ def _resumed(copies: Iterable[Record | None], keep: Keep) -> int | None:
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)
 
 
-def _of(safe: Safe) -> tuple[int, int]:
-    return safe.generation, safe.step
+def _may_become_safe(one: Held, keep: Keep, safe: Safe) -> bool:
+    reached = safe.step if safe.generation == keep.generation else -1
+    return one.record.generation == keep.generation and one.record.step > reached
 
 
 def _place(one: Held) -> tuple[int, int]:

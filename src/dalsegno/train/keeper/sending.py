@@ -25,6 +25,7 @@ from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import Sums, parse_sums
 from dalsegno.train.memory.snapshot import held_snapshot, read_header
 
+_MOST_S = 0.5  # between two calls to a buddy that does not answer
 _SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others
 
 
@@ -36,8 +37,8 @@ class Outcome(Enum):
     BROKEN = "no connection"
 
 
-# How long to wait before the same is tried again. A slot becomes free within a step or so.
-_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.BROKEN: 0.2, Outcome.GONE: 0.0}
+# How long others come first. A slot becomes free within a step or so.
+_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.GONE: 0.0}
 
 
 class Sending:
@@ -49,17 +50,19 @@ class Sending:
         self._buddy: Address | None = None
         self._pace = Pace(1.0)
         self._moved = time.monotonic()
+        self._broken = 0  # times in a row
         self._aside: dict[Sent, float] = {}  # until when others come first
 
     def send_for_ever(self) -> None:
         while True:
             keep, buddy, one = self._next()
             outcome = self._send(keep, buddy, one)
+            self._broken = self._broken + 1 if outcome is Outcome.BROKEN else 0
             if outcome is Outcome.SENT:
                 self._moved = time.monotonic()
                 self._books.note_sent(one, buddy)
             elif outcome is Outcome.BROKEN:
-                self._rest(_REST_S[outcome])
+                self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
             else:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 

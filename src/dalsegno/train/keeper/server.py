@@ -18,12 +18,13 @@ _MOST_UNPROVEN = 32
 
 
 class Server:
-    """A thread for each call. Strangers are few at a time, and gone within seconds."""
+    """A thread for each call. Of strangers only few may wait at a time: who has waited longest makes room."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._receiving = Receiving(books)
-        self._unproven = threading.BoundedSemaphore(_MOST_UNPROVEN)
+        self._lock = threading.Lock()
+        self._unproven: list[socket.socket] = []
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
         self._listener = listen()
 
@@ -35,17 +36,21 @@ class Server:
         while True:
             with contextlib.suppress(ConnectionAbortedError):
                 sock, _ = self._listener.accept()
-                if self._unproven.acquire(blocking=False):
-                    threading.Thread(target=self._hear, args=(sock,), daemon=True, name="call").start()
-                else:
-                    sock.close()
+                self._welcome(sock)
+                threading.Thread(target=self._hear, args=(sock,), daemon=True, name="call").start()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._unproven.append(sock)
+            for longest in self._unproven[:-_MOST_UNPROVEN]:
+                with contextlib.suppress(OSError):
+                    longest.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _hear(self, sock: socket.socket) -> None:
         with sock:
-            try:
-                proven = self._is_ours(sock)
-            finally:
-                self._unproven.release()
+            proven = self._is_ours(sock)
+            with self._lock:
+                self._unproven.remove(sock)
             if proven and self._calls.acquire(blocking=False):
                 try:
                     self._serve(sock)
@@ -58,7 +63,7 @@ class Server:
             if keep is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 prove_as_called(sock, keep.run, keep.secret)
-        except (OSError, BadFrame, Stranger):
+        except (OSError, BadFrame, Stranger, ValueError):
             return False
         return keep is not None
 

@@ -1,0 +1,116 @@
+"""A rank that comes to live on another node finds its state there, whoever dies on the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dalsegno.train.frames import Message
+from dalsegno.train.memory.checksum import Verdict, verify
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.state import State
+from tests.train.keeper.conftest import NewNode
+from tests.train.keeper.nodes import Node
+from tests.train.keeper.relay import cut_after, flip_at, relay
+from tests.train.keeper.test_copies import set_safe
+from tests.train.memory.states import filled, same
+
+
+def three(node: NewNode, state: State) -> tuple[Node, Node, Node]:
+    """The first has the snapshot, the second a copy, the third is new."""
+    one, other, third = node("one"), node("other"), node("third")
+    for each in (other, third):
+        each.keep()
+    one.keep(other.address)
+    one.commit(state)
+    one.until(one.sent)
+    return one, other, third
+
+
+def loaded(answer: Message) -> State:
+    shared, own = (open_snapshot(Path(answer[part])) for part in ("shared", "own"))
+    assert shared and own
+    assert verify(shared.path) == verify(own.path) == Verdict.WHOLE
+    return state_of(shared, own)
+
+
+def test_each_part_is_fetched_from_who_holds_it(node: NewNode) -> None:
+    state = filled(5, rank=2, world=4)
+    one, other, third = three(node, state)
+    answer = third.fetch(2, 5, own=[other.address], shared=[one.address])
+    assert answer["ok"] and answer["why"] == "" and same(loaded(answer), state)
+    told = [(kept["copy"], kept["own"], kept["shared"], kept["summed"]) for kept in third.kept]
+    assert told == [(True, True, False, True), (True, False, True, True)]
+    again = third.fetch(2, 5)
+    assert [again[part] for part in ("own", "shared")] == [answer[part] for part in ("own", "shared")]
+
+
+def test_what_is_here_already_is_not_fetched(node: NewNode) -> None:
+    one, other, _ = three(node, filled(5))
+    here = one.fetch(0, 5)
+    assert here["own"] == here["shared"] == str(one.path(one.held()[0]))
+    beside = other.fetch(0, 5, shared=[one.address])
+    assert beside["own"] == str(other.path(other.copies()[0])) and same(loaded(beside), filled(5))
+
+
+def test_the_second_holder_goes_on_where_the_first_died(node: NewNode) -> None:
+    state = filled(5, elements=250_000)
+    one, other, third = three(node, state)
+    with relay(one.address, back=cut_after(3_000_000)) as dies, relay(other.address, back=cut_after(1_100_000)) as rest:
+        answer = third.fetch(0, 5, own=[dies, rest], shared=[one.address])
+    assert answer["ok"] and same(loaded(answer), state)
+
+
+def test_the_first_of_two_holders_is_a_node_that_is_gone(node: NewNode) -> None:
+    one, other, third = three(node, filled(5))
+    gone = node("gone")
+    gone.kill()
+    answer = third.fetch(0, 5, own=[gone.address, other.address], shared=[gone.address, one.address])
+    assert answer["ok"] and same(loaded(answer), filled(5))
+
+
+def test_damage_on_the_way_is_found_and_another_holder_is_asked(node: NewNode) -> None:
+    state = filled(5, elements=50_000)
+    one, other, third = three(node, state)
+    with relay(one.address, back=flip_at(300_000)) as spoiled:
+        answer = third.fetch(0, 5, own=[spoiled], shared=[one.address])
+        assert not answer["ok"] and "checksum" in answer["why"]
+        assert third.held() == [] and os.listdir(third.folder) == []
+        answer = third.fetch(0, 5, own=[spoiled, other.address], shared=[one.address])
+    assert answer["ok"] and same(loaded(answer), state)
+
+
+def test_what_nobody_has_is_told_and_nothing_is_left(node: NewNode) -> None:
+    one, other, third = three(node, filled(5))
+    for rank, step in ((0, 6), (1, 5)):
+        answer = third.fetch(rank, step, own=[one.address, other.address], shared=[one.address])
+        assert not answer["ok"] and "not there any more" in answer["why"]
+    assert "nobody is known to hold it" in third.fetch(0, 5)["why"]
+    assert os.listdir(third.folder) == []
+
+
+def test_what_several_ranks_need_is_fetched_once(node: NewNode) -> None:
+    one, third = node("one"), node("third")
+    for each in (one, third):
+        each.keep()
+    for rank in range(4):
+        one.commit(filled(3, elements=200_000, rank=rank, world=4))
+    for rank in range(4):
+        what = {"number": rank, "rank": rank, "generation": 1, "step": 3}
+        third.order({"fetch": {**what, "own": [one.address], "shared": [one.address]}})
+    done = third.until(lambda: len(answers := [one for one in third.heard if "fetched" in one]) == 4 and answers)
+    assert all(same(loaded(answer), filled(3, elements=200_000, rank=answer["fetched"], world=4)) for answer in done)
+    assert len({answer["shared"] for answer in done}) == 1 and len(os.listdir(third.folder)) == 5
+
+
+def test_what_was_fetched_goes_when_the_run_has_come_further(node: NewNode) -> None:
+    one, _, third = three(node, filled(5))
+    third.keep(generation=2, resumed=5)
+    assert third.fetch(0, 5, own=[one.address], shared=[one.address])["ok"]
+    set_safe(third, 2, 5)
+    third.commit(filled(6), generation=2, resumed=5)
+    third.until(lambda: [kept for kept in third.kept if kept["step"] == 6])
+    assert len(third.copies()) == 2
+    set_safe(third, 2, 6)
+    third.commit(filled(7), generation=2, resumed=5)
+    third.until(lambda: not third.copies() or third.listen())

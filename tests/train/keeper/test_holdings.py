@@ -1,0 +1,52 @@
+"""What a node holds can be read at once, without torch, whatever else lies there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dalsegno.train.keeper.holdings import holdings
+from dalsegno.train.memory import draft
+from dalsegno.train.memory.checksum import checksum
+from dalsegno.train.memory.copies import Incoming, outgoing
+from dalsegno.train.memory.names import SlotName
+from dalsegno.train.memory.slot import Slot
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.memory.snapshot import open_snapshot
+from tests.train.memory.states import filled
+
+
+def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -> None:
+    slots = Slots("a", 2, 3, folder=shm)
+    slots.write(filled(7, rank=2, world=4))
+    slots.write(filled(8, rank=2, world=4))
+    checksum(slots.slots[0].path)
+    snapshot = open_snapshot(slots.slots[1].path)
+    assert snapshot
+    header, part = outgoing(snapshot)
+    coming = Incoming(shm / str(SlotName(os.getuid(), "a", 2, 0, copy=True)), header)
+    assert len(holdings("a", shm)) == 2
+    coming.buffer[:] = part
+    coming.commit()
+    told = [(one.record.step, one.copy, one.own, one.shared, one.summed) for one in holdings("a", shm)]
+    assert told == [(7, False, True, True, True), (7 + 1, True, True, False, True), (8, False, True, True, False)]
+
+
+def test_what_is_no_snapshot_of_this_run_is_not_told(shm: Path) -> None:
+    uid = os.getuid()
+    draft.write(Slot(shm / str(SlotName(uid, "b", 0, 0))), filled(1), generation=1)
+    draft.write(Slot(shm / str(SlotName(uid, "a", 1, 0))), filled(1, rank=0), generation=1)
+    draft.write(Slot(shm / str(SlotName(uid, "a", 0, 0))), filled(1), generation=1)
+    with (shm / str(SlotName(uid, "a", 0, 0))).open("r+b") as file:
+        file.truncate(1000)
+    (shm / str(SlotName(uid, "a", 0, 1))).write_bytes(b"")
+    (shm / "else").write_bytes(b"x" * 5000)
+    assert holdings("a", shm) == [] and holdings("a", shm / "nowhere") == []
+
+
+def test_it_costs_no_torch() -> None:
+    code = "import sys, dalsegno.train.keeper.holdings, dalsegno.train.keeper; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert said.stdout == "False\n"

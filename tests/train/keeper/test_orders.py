@@ -1,0 +1,49 @@
+"""The agent's orders, and how fast copies may go."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.keeper.orders import RATE, UNTOLD, Drop, Fetch, Keep, Snapshot, parse_order
+from dalsegno.train.keeper.pace import CHUNK, Pace, unlimited
+
+
+def test_each_order_is_read() -> None:
+    keep = {"run": "a", "secret": "00ff", "buddy": ["b", 5], "generation": 3}
+    assert parse_order({"keep": keep}) == Keep("a", b"\0\xff", 3, ("b", 5), UNTOLD, RATE)
+    assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == Keep("a", b"\0\xff", 3, None, None)
+    assert parse_order({"keep": {**keep, "resumed": 9, "rate": 5}}) == Keep("a", b"\0\xff", 3, ("b", 5), 9, 5.0)
+    assert parse_order({"snapshot": {"path": "p", "rank": 0, "step": 1}, "generation": 1}) == Snapshot()
+    fetch = {"number": 1, "rank": 2, "generation": 3, "step": 4, "own": [["a", 1], ["b", 2]], "shared": []}
+    assert parse_order({"fetch": fetch}) == Fetch(1, 2, 3, 4, (("a", 1), ("b", 2)), ())
+    assert parse_order({"drop": [{"rank": 1}, {"rank": 2}]}) == Drop((1, 2))
+
+
+def test_what_is_not_known_is_passed_over_and_what_makes_no_sense_is_not() -> None:
+    assert parse_order({"dance": 1}) is None
+    with pytest.raises(CheckpointError):
+        parse_order({"keep": {"run": "../../etc", "secret": "", "generation": 1}})
+    with pytest.raises(KeyError):
+        parse_order({"fetch": {}})
+
+
+def test_a_rate_is_kept_after_a_short_burst() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    pace = Pace(1000.0, clock=lambda: now[0], sleep=sleep)
+    for _ in range(100):
+        pace.take(100)
+    assert now[0] == pytest.approx((100 * 100 - 250) / 1000)
+    now[0] += 60  # what was not used while nothing was to be sent is not saved up
+    began = now[0]
+    for _ in range(10):
+        pace.take(100)
+    assert now[0] - began == pytest.approx(0.75)
+
+
+def test_a_slow_way_is_used_in_small_pieces() -> None:
+    assert Pace(1e6).chunk == 125_000 and Pace(1.0).chunk == 64 << 10 and unlimited().chunk == CHUNK

@@ -1,0 +1,172 @@
+"""What a keeper does next: the newest first, each rank in its turn, and nothing overwritten that may be needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.orders import Keep
+from dalsegno.train.keeper.plan import (
+    COPIES,
+    OWN,
+    SHARED,
+    find_own,
+    find_shared,
+    key_of,
+    slot_for,
+    spent,
+    to_send,
+    to_sum,
+)
+from dalsegno.train.memory.choice import free_slots
+from dalsegno.train.memory.names import SlotName
+from dalsegno.train.memory.record import ABSENT, Extent, Record
+from dalsegno.train.memory.safe import NOTHING_SAFE, Safe
+
+PART = Extent(512, 64, 2, 0)
+KEEP = Keep("a", b"", generation=1, buddy=("b", 1))
+
+
+def record(step: int, rank: int = 0, generation: int = 1) -> Record:
+    return Record(generation * 1000 + step, step, generation, rank, 8, PART, PART)
+
+
+def held(step: int, rank: int = 0, generation: int = 1, copy: bool = False, slot: int = 0, summed: bool = True) -> Held:
+    return Held(SlotName(0, "a", rank, slot, copy), record(step, rank, generation), summed)
+
+
+def sent(*these: Held) -> set[tuple[int, int]]:
+    return {key_of(one) for one in these}
+
+
+def test_the_newest_snapshot_of_this_node_is_checksummed_first() -> None:
+    old, new, done, copy = held(1, summed=False), held(2, summed=False), held(3), held(4, copy=True, summed=False)
+    assert to_sum([old, new, done, copy]) == new
+    assert to_sum([old, done, copy]) == old
+    assert to_sum([done, copy]) is None
+
+
+def test_the_newest_is_sent_and_what_came_before_is_skipped() -> None:
+    first, second, third = (held(step) for step in (1, 2, 3))
+    assert to_send([first, second, third], KEEP, sent()) == third
+    assert to_send([first, second, third], KEEP, sent(third)) is None
+    assert to_send([first, second, third], KEEP, sent(first)) == third
+
+
+def test_what_was_skipped_is_sent_after_a_while_if_it_may_become_safe() -> None:
+    snapshots = [held(step) for step in (1, 2, 3, 4)]
+    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, 1)) == snapshots[2]
+    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, 3)) is None
+
+
+def test_ranks_take_turns() -> None:
+    behind, ahead, newest = held(4, rank=1), held(4, rank=0), held(5, rank=0)
+    assert to_send([behind, ahead, newest], KEEP, sent()) == newest
+    assert to_send([behind, ahead, newest], KEEP, sent(ahead)) == behind
+    assert to_send([behind, ahead, newest], KEEP, sent(ahead, behind)) == newest
+
+
+def test_copies_of_others_and_what_has_no_checksums_are_not_sent() -> None:
+    assert to_send([held(1, copy=True), held(2, summed=False)], KEEP, sent()) is None
+
+
+def test_steps_that_were_given_up_are_not_sent() -> None:
+    resumed, given_up = held(5, generation=1), held(6, generation=1)
+    later = replace(KEEP, generation=2, resumed=5)
+    assert to_send([resumed, given_up], later, sent()) == resumed
+    assert to_send([resumed, given_up], replace(later, resumed=None), sent()) is None
+    assert to_send([resumed, given_up], replace(KEEP, generation=2), sent()) == given_up
+
+
+def test_a_copy_goes_beside_the_newest_and_no_third_file_is_made() -> None:
+    assert slot_for([None, None, None], [False, False, False], KEEP, None) == 0
+    assert slot_for([record(1), None, None], [True, False, False], KEEP, None) == 1
+    assert slot_for([record(1), record(2), None], [True, True, False], KEEP, None) == 0
+    assert slot_for([None, record(2), None], [True, True, False], KEEP, None) == 0
+
+
+def test_a_copy_that_may_become_safe_is_not_overwritten() -> None:
+    two = [record(1), record(2), None]
+    assert slot_for(two, [True, True, False], KEEP, Safe(1, 1)) == 2
+    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, 1)) is None
+    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, 2)) == 0
+
+
+def test_what_the_run_went_on_from_stays_until_a_newer_step_is_safe() -> None:
+    copies, later = [record(5), record(6), record(7, generation=2)], replace(KEEP, generation=2, resumed=5)
+    assert slot_for(copies, [True] * 3, later, NOTHING_SAFE) == 1
+    assert slot_for([record(5), None, None], [True, False, False], replace(later, resumed=None), None) == 0
+    untold = replace(KEEP, generation=2)
+    assert slot_for([record(5), record(6), None], [True, True, False], untold, NOTHING_SAFE) == 0
+
+
+def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_any_rank() -> None:
+    here, copy, other = held(3, rank=1), held(3, rank=1, copy=True), held(3, rank=2)
+    alone = replace(copy, record=replace(copy.record, shared=ABSENT))
+    assert find_own([copy, here, other], 1, 1, 3) == here
+    assert find_own([here], 1, 2, 3) is find_own([here], 1, 1, 4) is find_own([here], 0, 1, 3) is None
+    assert find_shared([alone, other], 1, 3) == other
+    assert find_shared([alone], 1, 3) is None
+
+
+def test_what_was_fetched_is_spent_when_a_newer_step_is_safe() -> None:
+    own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
+    assert spent([own, shared, copy, held(5)], Safe(2, 6)) == [own, shared]
+    assert spent([own], Safe(2, 5)) == spent([own], NOTHING_SAFE) == spent([own], None) == []
+
+
+class Model:
+    """Some ranks, each on a node of its own, and their buddies; the safe step as the coordinator would find it."""
+
+    def __init__(self, ranks: int, slots: int = 3) -> None:
+        self.local: list[list[Record | None]] = [[None] * slots for _ in range(ranks)]
+        self.copies: list[list[Record | None]] = [[None] * COPIES for _ in range(ranks)]
+        self.sent: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
+        self.safe = NOTHING_SAFE
+
+    def commit(self, rank: int, step: int) -> None:
+        for slot in free_slots(self.local[rank], 1, None, self.safe)[:1]:
+            self.local[rank][slot] = record(step, rank)
+
+    def send(self, rank: int, skipped_too: bool) -> bool:
+        """Whether something arrived."""
+        mine = [Held(SlotName(0, "a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
+        one = to_send(mine, KEEP, self.sent[rank], self.safe if skipped_too else None)
+        slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
+        if one is None or slot is None:
+            return False
+        self.copies[rank][slot] = one.record
+        self.sent[rank].add(key_of(one))
+        return True
+
+    def find_safe(self) -> None:
+        self.safe = max(self.safe, Safe(1, max(self.common(self.copies), default=-1)))
+
+    @staticmethod
+    def common(of: list[list[Record | None]]) -> set[int]:
+        return set.intersection(*({one.step for one in records if one} for records in of))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), max_size=120))
+def test_nodes_never_wait_for_each_other_for_ever_and_the_safe_step_is_always_there(
+    ranks: int, events: list[tuple[int, int]]
+) -> None:
+    model, steps = Model(ranks), [0] * ranks
+    for rank, what in events:
+        if what == 0:
+            model.find_safe()
+        elif what < 4:
+            steps[rank % ranks] += 1 + (what == 3)  # a step may be skipped by one rank alone
+            model.commit(rank % ranks, steps[rank % ranks])
+        else:
+            model.send(rank % ranks, skipped_too=what == 6)
+        assert model.safe.step < 0 or model.safe.step in model.common(model.copies)
+    moved = True
+    while moved:
+        model.find_safe()
+        moved = any([model.send(rank, skipped_too=True) for rank in range(ranks)])
+    assert model.safe.step >= max(model.common(model.local), default=-1)

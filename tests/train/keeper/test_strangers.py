@@ -1,0 +1,141 @@
+"""Who does not know the run's secret gets nothing, and cannot make a keeper do anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from dalsegno.train.frames import Message, send
+from dalsegno.train.keeper.wire import Stranger, dial, receive
+from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
+from dalsegno.train.proof import nonce, prove
+from tests.train.keeper.conftest import NewNode
+from tests.train.keeper.nodes import RUN, SECRET, Node
+from tests.train.keeper.test_copies import pair
+from tests.train.memory.states import filled
+
+
+def test_a_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) -> None:
+    one, other = pair(node)
+    one.commit(filled(1))
+    one.until(one.sent)
+    stranger = node("stranger")
+    stranger.keep(other.address, secret="00" * 32)
+    stranger.commit(filled(2, rank=1, world=2))
+    stranger.until(lambda: [kept for kept in stranger.kept if kept["summed"]])
+    answer = stranger.fetch(0, 1, own=[other.address], shared=[one.address])
+    assert not answer["ok"]
+    assert stranger.sent() == [] and [copy.rank for copy in other.copies()] == [0]
+
+
+def says(node: Node, data: bytes) -> bytes:
+    """All that a caller hears who says this and hangs up."""
+    with socket.create_connection(node.address, 5) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        heard = b""
+        while True:
+            try:
+                more = sock.recv(4096)
+            except ConnectionResetError:
+                return heard
+            if not more:
+                return heard
+            heard += more
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!I", 1 << 31), struct.pack("!I", 2) + b"[]"]
+)
+def test_a_stranger_hears_a_nonce_and_no_more(node: NewNode, said: bytes) -> None:
+    one = node("one")
+    one.keep()
+    one.commit(filled(1))
+    one.until(lambda: one.kept)
+    assert len(says(one, said)) < 100
+    assert one.fetch(0, 1)["ok"]
+
+
+def test_before_the_agent_has_told_the_secret_nobody_is_served(node: NewNode) -> None:
+    assert says(node("one"), b"") == b""
+
+
+def test_strangers_who_only_wait_do_not_keep_others_out(node: NewNode) -> None:
+    one, other = node("one"), node("other")
+    other.keep()
+    other.ready()
+    waiting = [socket.create_connection(other.address) for _ in range(80)]
+    one.keep(other.address)
+    one.commit(filled(1))
+    one.until(one.sent)
+    for sock in waiting:
+        sock.close()
+
+
+def test_who_is_called_has_to_prove_itself_too() -> None:
+    """A stranger on the buddy's address is sent no state."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: prove_as_called_with(listener, b"another"))
+        thread.start()
+        with pytest.raises((Stranger, ConnectionError)):
+            dial(listener.getsockname(), RUN, bytes.fromhex(SECRET))
+        thread.join()
+
+
+def prove_as_called_with(listener: socket.socket, secret: bytes) -> None:
+    sock, _ = listener.accept()
+    with sock:
+        send(sock, {"nonce": nonce()})
+        theirs = receive(sock)["nonce"]
+        send(sock, {"proof": prove(secret, "keeper that is called", theirs, "", RUN)})
+
+
+def test_who_says_little_and_slowly_is_cut_off() -> None:
+    """The time is for the whole of a proof, not for each byte."""
+    one, other = socket.socketpair()
+    with one, other:
+        threading.Timer(0.05, lambda: other.sendall(b"\0")).start()
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            receive(one, until=began + 0.2, limit=100)
+        assert time.monotonic() - began < 2
+
+
+def offered(length: int, rank: int = 0, world: int = 1) -> Message:
+    own = Extent(HEADER, length, 2, 0)
+    record = of_own_part(Record(1, 1, 1, rank, world, own, own))
+    return {"offer": 1, "header": (record.pack() + Sums(1, 0, 0).pack()).hex()}
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(node: NewNode) -> None:
+    one = node("one")
+    one.keep()
+    one.ready()
+    with dial(one.address, RUN, bytes.fromhex(SECRET)) as sock:
+        send(sock, offered(1 << 50))
+        assert "more" in receive(sock)["refused"]
+    assert os.listdir(one.folder) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"offer": 1, "header": "00"}, {"offer": 1, "header": 5}, {"offer": "x"}, {"fetch": ["../../etc", 1, 1, "own"]},
+     {"fetch": 1}, offered(100, rank=5)],
+)  # fmt: skip
+def test_what_makes_no_sense_ends_the_call_and_nothing_else(node: NewNode, message: Message) -> None:
+    one = node("one")
+    one.keep()
+    one.commit(filled(1))
+    one.ready()
+    with dial(one.address, RUN, bytes.fromhex(SECRET)) as sock:
+        send(sock, message)
+        with pytest.raises(ConnectionError):
+            while not receive(sock).get("gone"):
+                pass
+            raise ConnectionError("that is an answer too")
+    assert one.fetch(0, 1)["ok"]
