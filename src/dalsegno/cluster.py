@@ -178,6 +178,23 @@ def cluster_id(env: Mapping[str, str]) -> str:
     return (read_text(Path(conf).with_name(IDENTITY)) or "").strip() if conf else ""
 
 
+def silence(slurm: SlurmHere) -> DalsegnoError | None:
+    """That nobody answers for a cluster of ours, where that can be seen without asking: Slurm's own commands wait half
+    a minute for a slurmctld that is not there."""
+    from dalsegno.targets.local.folder import Folder
+    from dalsegno.targets.local.observe import controller_runs
+
+    if not cluster_id(slurm.env) or inside_a_host():
+        return None
+    folder = Folder(Path(slurm.env["SLURM_CONF"]).parents[1])
+    return None if controller_runs(folder) else no_answer(f" of {folder.name}")
+
+
+def no_answer(of: str = "") -> DalsegnoError:
+    hint = "`dalsegno status` shows the daemons, `dalsegno up` starts what is missing"
+    return DalsegnoError(f"slurmctld{of} does not answer", hint=hint)
+
+
 def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
     """Whether the cluster of a run, of this id, has been taken down, though there may be another of its name.
 

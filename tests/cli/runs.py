@@ -23,10 +23,16 @@ def status(**fields: Any) -> Status:
 
 
 def make_run(
-    home: Path, run: str = "train-k3f9x", *, on_head: bool = False, ranks: int = 1, created: float = 100.0
+    home: Path,
+    run: str = "train-k3f9x",
+    *,
+    on_head: bool = False,
+    ranks: int = 1,
+    created: float = 100.0,
+    cluster: str = "",
 ) -> RunFolder:
-    cluster = replace(HEAD if on_head else FOREIGN, runs_folder=str(home))
-    plan = plan_run(asked(nodes=ranks), cluster, run)
+    facts = replace(HEAD if on_head else FOREIGN, runs_folder=str(home), id=cluster)
+    plan = plan_run(asked(nodes=ranks), facts, run)
     gone = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(home / "no-such-cluster" / "slurm.conf")}
     return prepare_run(plan, gone, first_status(plan, "ada", created), home)
 

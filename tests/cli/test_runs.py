@@ -91,6 +91,18 @@ def test_a_damaged_run_does_not_hide_the_others(call: Call, tmp_path: Path) -> N
     assert done.stderr.startswith("warning: run bad-00000 cannot be read")
 
 
+def test_the_ids_of_slurm_s_jobs_are_called_so(call: Call, tmp_path: Path) -> None:
+    end(make_run(tmp_path))
+    assert "JOBIDS" in call(runs).stdout.split("\n")[0].split()
+
+
+def test_a_run_whose_cluster_is_gone_does_not_go_on(call: Call, tmp_path: Path) -> None:
+    run = make_run(tmp_path, cluster="a1b2")
+    tell(run, started=100.0, updated=160.0, nodes=members("n1"), coordinator_pid=7)
+    shown = call(runs).stdout.splitlines()[1].split()
+    assert (shown[1], shown[6], shown[-5:]) == ("lost", "1:00", ["lost:", "its", "cluster", "is", "gone"])
+
+
 def test_ages_are_rough() -> None:
     assert [age(each) for each in (-1, 5, 90, 7200, 200_000)] == ["0s", "5s", "1m", "2h", "2d"]
 
@@ -124,6 +136,14 @@ def test_some_of_the_logs(call: Call, logged: Path) -> None:
     assert call(logs, "--node", "n2", "--generation", "1").stdout == "[1] n2 of 1\n"
     with pytest.raises(NotThere, match="had no rank on `n9`"):
         call(logs, "--node", "n9")
+
+
+def test_logs_that_never_were_are_not_an_empty_answer(call: Call, logged: Path) -> None:
+    with pytest.raises(NotThere, match="run train-k3f9x has no rank 7") as caught:
+        call(logs, "--rank", "7")
+    assert caught.value.hint == "its ranks are 0 to 1"
+    with pytest.raises(NotThere, match="run train-k3f9x has no generation 9"):
+        call(logs, "--generation", "9")
 
 
 def test_logs_of_a_run_with_one_rank_have_no_marks(call: Call, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -77,6 +78,20 @@ def test_a_run_that_lost_its_cluster_is_over_and_cancelling_it_touches_no_other_
     assert (again.code, f"error: run {run.id} is lost: its cluster is gone" in again.err) == (1, True), again.err
     run.cli.ok("cancel", run.id)
     eventually(lambda: job_states(run.cli) == {other: "RUNNING"})
+    assert told(run)["state"] == "cancelled"
+
+
+def test_with_the_head_off_run_and_cancel_say_so_at_once_and_the_request_is_kept(run: Run):
+    run.cli.ok("inject", "power-off", "head")
+    began = time.monotonic()
+    refused = run.cli.run("run", *QUICK, "train.py", cwd=run.work)
+    assert (refused.code, "slurmctld of one does not answer" in refused.err) == (1, True), refused.err
+    noted = run.cli.run("cancel", run.id)
+    assert (noted.code, "is not ended yet, the request is noted" in noted.err) == (1, True), noted.err
+    assert "squeue" not in noted.err and "`dalsegno up`" in noted.err
+    assert time.monotonic() - began < 10
+    run.cli.ok("up")
+    run.wait_for(lambda: run.status.over)
     assert told(run)["state"] == "cancelled"
 
 

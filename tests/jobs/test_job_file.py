@@ -150,6 +150,20 @@ def test_a_file_is_read_and_one_that_cannot_be_is_told(tmp_path: Path) -> None:
         assert (fault.value.what, fault.value.where) == (what, str(path))
 
 
+def test_a_file_with_faults_also_says_that_its_script_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"script: nothere.py\nchdir: {tmp_path}\nnodes: many\n")
+    with pytest.raises(SpecError) as caught:
+        load_job(tmp_path / "job.yaml")
+    told = [(problem.what, problem.where.rpartition(":")[2]) for problem in caught.value.problems]
+    assert told == [("`nodes`: `many` is not a number of nodes", "3"), ("there is no script `nothere.py`", "1")]
+    assert caught.value.problems[1].hint == f"there is none in {tmp_path}"
+
+
+def test_options_are_named_as_a_job_file_has_them() -> None:
+    with pytest.raises(SpecError, match="`preload` and `no_preload` exclude each other"):
+        parse_job("script: t.py\npreload: [json]\nno_preload: true\n")
+
+
 def test_the_schema_describes_every_key() -> None:
     properties = job_schema()["properties"]
     assert set(properties) == {"script", "args", *(option.word for option in OPTIONS)}

@@ -6,7 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from dalsegno.jobs import find_python
+import pytest
+
+from dalsegno.errors import UsageError
+from dalsegno.jobs import check_torch, find_python
+from tests.jobs.runs import asked
 
 
 def python(folder: Path, has: bool) -> str:
@@ -34,3 +38,15 @@ def test_one_that_lacks_what_ours_has_gives_way_to_ours(tmp_path: Path) -> None:
     assert find_python({"PATH": os.path.dirname(shells)}, "json") == sys.executable
     assert find_python({"PATH": os.path.dirname(shells)}, "a_module_that_is_nowhere") == shells
     assert find_python({"PATH": os.path.dirname(shells)}) == shells
+
+
+def test_a_python_without_pytorch_is_told_before_the_run_waits(tmp_path: Path) -> None:
+    lacks, has = python(tmp_path / "a", has=False), python(tmp_path / "b", has=True)
+    with pytest.raises(UsageError, match="there is no PyTorch in") as caught:
+        check_torch(asked(), lacks, certain=True)
+    assert "dalsegno setup --torch" in caught.value.hint and "--venv PATH" in caught.value.hint
+    (note,) = check_torch(asked(), lacks, certain=False)
+    assert "setup --torch" in note, "on somebody's cluster the nodes may have what we do not see"
+    assert check_torch(asked(), has, certain=True) == ()
+    for other in (asked(framework="jax"), asked(no_preload=True), asked("./solver", framework="mpi")):
+        assert check_torch(other, lacks, certain=True) == ()

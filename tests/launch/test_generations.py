@@ -121,12 +121,13 @@ def test_after_too_many_failures_the_run_ends_with_the_workers_code():
     assert orders[-1] == Finish(137, read_failure(1, "b", -9), why)
 
 
-def test_a_run_that_is_killed_again_and_again_ends_when_its_restarts_are_used_up():
-    run = running(max_restarts=2)
-    for _ in range(2):
+@pytest.mark.parametrize(("most", "said"), [(1, "1 restart"), (2, "2 restarts")])
+def test_a_run_that_is_killed_again_and_again_ends_when_its_restarts_are_used_up(most: int, said: str):
+    run = running(max_restarts=most)
+    for _ in range(most):
         run = restart(run, fault(code=-9))
     run, orders = fail(run, fault(code=-9))
-    assert orders == [Finish(137, fault(code=-9), "rank 1 on b was ended by SIGKILL, after 2 restarts")]
+    assert orders == [Finish(137, fault(code=-9), f"rank 1 on b was ended by SIGKILL, after {said}")]
 
 
 def test_the_same_traceback_twice_running_ends_the_run():

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.silence import is_silence
 from dalsegno.cli.watch import CANCELLED, cluster_is_gone, is_over, jobs_of
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
+    from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
     from dalsegno.launch.status import Status
     from dalsegno.slurm import SlurmClient
@@ -66,11 +68,29 @@ def _mark(run: RunFolder) -> None:
 
 
 def _end(run: RunFolder, status: Status, say: Say) -> None:
-    slurm = _slurm(run)
-    if slurm and status.coordinator_pid:
+    from dalsegno.cluster import silence
+    from dalsegno.jobs import read_plan
+
+    here = _here(run)
+    silent = here is not None and silence(here) is not None
+    if here and status.coordinator_pid and not (silent and read_plan(run).on_head):
         say(f"asks {run.run} to end")
         if _ends_by_itself(run):
             return
+    if silent:
+        raise _noted(run)
+    try:
+        _end_jobs(run, here.client if here else None, say)
+    except CommandFailed as fault:
+        raise _noted(run) if is_silence(fault) else fault from None
+
+
+def _noted(run: RunFolder) -> DalsegnoError:
+    hint = f"`dalsegno up` starts what is missing, and then it ends; or `dalsegno cancel {run.run}` again"
+    return DalsegnoError(f"slurmctld does not answer: run {run.run} is not ended yet, the request is noted", hint=hint)
+
+
+def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
     ids = _jobs_left(run, slurm)  # by name, not by the ids it has had: those may be another's by now
     say(f"cancels job {', '.join(map(str, ids))}" if ids else f"cancels {run.run}")
     if slurm:
@@ -79,7 +99,7 @@ def _end(run: RunFolder, status: Status, say: Say) -> None:
         _write_end(run, slurm)
 
 
-def _slurm(run: RunFolder) -> SlurmClient | None:
+def _here(run: RunFolder) -> SlurmHere | None:
     """None if its cluster has been taken down, and all its jobs with it; another of that name is not its own."""
     from dalsegno.cluster import slurm_of
     from dalsegno.jobs import read_environment
@@ -87,7 +107,7 @@ def _slurm(run: RunFolder) -> SlurmClient | None:
     here = slurm_of(read_environment(run))
     settings = here.env.get("SLURM_CONF")
     there = (not settings or Path(settings).exists()) and not cluster_is_gone(run)
-    return here.client if there else None
+    return here if there else None
 
 
 def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:

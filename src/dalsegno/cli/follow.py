@@ -15,6 +15,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import INTERRUPTED, interruptible
+from dalsegno.cli.refusals import end_hint
 from dalsegno.cli.screen import Screen
 from dalsegno.cli.signals import Inbox, noted
 from dalsegno.cli.statusline import farewell
@@ -41,6 +42,7 @@ class Follower:
     watch: Watch
     screen: Screen
     cancel: Callable[[], None]
+    hint: Callable[[Status], str]  # where to look after an end that is not a good one
 
     def follow(self) -> int:
         """Until the run is over: its exit code. Or until the user leaves: 0, or that of the signal."""
@@ -76,7 +78,7 @@ class Follower:
             return 0
         if status.report:
             out.talk(status.report.rstrip("\n"))
-        out.error(farewell(status), hint=f"`dalsegno logs {self.run}` shows all it said")
+        out.error(farewell(status), hint=self.hint(status))
         return status.exit_code or 1
 
     def _answer(self, number: int) -> int | None:
@@ -136,7 +138,7 @@ def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
 
     plan = read_plan(run)
     watch, screen = watch_of(run, slurm, plan), Screen(ranks_of(plan), story=run.journal)
-    return Follower(run.run, RunLogs(run), watch, screen, lambda: cancel_run(run))
+    return Follower(run.run, RunLogs(run), watch, screen, lambda: cancel_run(run), partial(end_hint, run))
 
 
 def ranks_of(plan: RunPlan) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.silence import is_silence
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
     """Do with a request what `run` and `submit` do; gives the exit code."""
     from dalsegno.cluster import find_slurm, runs_home
-    from dalsegno.jobs import check_program
+    from dalsegno.jobs import check_program, check_torch
 
     request = replace(request, chdir=os.path.abspath(request.chdir or "."))
     slurm = find_slurm(cluster)
@@ -31,10 +32,11 @@ def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
     if dry_run:
         _show(plan)
         return 0
+    note = check_torch(request, plan.python, certain=bool(plan.cluster))
     with interruptible():
         run = start(plan, slurm, home)
-    for note in plan.notes:
-        out.talk(f"note: {note}")
+    for each in (*plan.notes, *note):
+        out.talk(f"note: {each}")
     return _leave(run) if request.detach else _stay(run, slurm)
 
 
@@ -48,14 +50,18 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
     """What Slurm tells of the cluster, and what is ours on it."""
-    from dalsegno.cluster import cluster_id
+    from dalsegno.cluster import cluster_id, no_answer, silence
     from dalsegno.jobs import ClusterFacts, find_python, partitions_seen
     from dalsegno.programs import launcher
 
+    if (silent := silence(slurm)) is not None:
+        raise silent
     try:
         partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     except CommandFailed as fault:
-        raise _no_cluster(fault) if "SLURM_CONF" not in slurm.env else fault from None
+        if any(words in fault.stderr for words in _NO_SETTINGS):
+            raise _no_cluster() from None
+        raise no_answer() if is_silence(fault) else fault from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
         controller=slurm.controller is not None and _answers(slurm.controller),
@@ -67,9 +73,13 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     )
 
 
-def _no_cluster(fault: CommandFailed) -> DalsegnoError:
-    hint = "`dalsegno init` and `dalsegno up` make a cluster here; on somebody's, set SLURM_CONF as they tell you"
-    return NotThere(f"there is no cluster to run on: {fault.what}", hint=hint)
+# What Slurm's commands say where no slurm.conf is known to them.
+_NO_SETTINGS = ("configuration source", "fetch_config", "slurm.conf: No such file")
+
+
+def _no_cluster() -> DalsegnoError:
+    hint = "`dalsegno init` and `dalsegno up` make one here; on somebody's, set SLURM_CONF as they tell you"
+    return NotThere("there is no cluster yet", hint=hint)
 
 
 def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:

@@ -44,12 +44,31 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
 
     found = find_run(runs_home(), run)
     plan = read_plan(found)
+    _check_there(found, plan, rank, generation, follow)
     logs = RunLogs(found, _wanted(found, rank, node, generation))
     screen = Screen(ranks_of(plan), quiet=True, bare=rank is not None)
     if follow:
         _follow(found, plan, logs, screen)
     else:
         screen.lines(logs.lines(time.time(), final=True))
+
+
+def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:
+    """An empty answer to a slip of the hand would look like a run that said nothing. What may still come may be
+    waited for."""
+    from dalsegno.errors import NotThere
+    from dalsegno.launch.status import read_status
+
+    ranks = ranks_of(plan)
+    if rank is not None and rank >= ranks and not any(run.logs.glob(f"g*/rank{rank}.log")):
+        has = f"its ranks are 0 to {ranks - 1}" if ranks > 1 else "it has rank 0 alone"
+        raise NotThere(f"run {run.run} has no rank {rank}", hint=has)
+    status = read_status(run.status)
+    latest = status.generation if status else 0
+    waits = follow and not (status and status.over)
+    if generation and generation > latest and not waits and not run.generation(generation).exists():
+        so_far = f"the latest is {latest}" if latest else "none has been formed yet"
+        raise NotThere(f"run {run.run} has no generation {generation}", hint=f"{so_far}; `dalsegno runs` shows it")
 
 
 def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int | None) -> Wanted:

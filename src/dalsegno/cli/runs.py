@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dalsegno.launch.status import Status
 
 SHOWN = 20
-_HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBS", "EXIT", "MESSAGE"]
+_HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBIDS", "EXIT", "MESSAGE"]
 _LONGEST_MESSAGE = 70
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         read_environment,
         read_plan,
     )
-    from dalsegno.jobs.program import check_program, find_python
+    from dalsegno.jobs.program import check_program, check_torch, find_python
     from dalsegno.jobs.request import RunRequest
     from dalsegno.jobs.run_id import find_run, list_runs, new_run_id
     from dalsegno.jobs.sbatch import render_commands, render_sbatch
@@ -52,6 +52,7 @@ __all__ = [
     "World",
     "agents_argv",
     "check_program",
+    "check_torch",
     "choose_mpi",
     "coordinator_argv",
     "count_processes",
@@ -110,7 +111,7 @@ _HOMES = {
         "read_environment",
         "read_plan",
     ),
-    "program": ("check_program", "find_python"),
+    "program": ("check_program", "check_torch", "find_python"),
     "request": ("RunRequest",),
     "run_id": ("find_run", "list_runs", "new_run_id"),
     "sbatch": ("render_commands", "render_sbatch"),

@@ -62,7 +62,7 @@ def check_paths(paths: Iterable[str]) -> None:
 def check_counts(counts: Mapping[str, int | None], least: int) -> None:
     for name, count in counts.items():
         if count is not None and count < least:
-            raise UsageError(f"`{name}` cannot be {count}", hint=f"the least is {least}")
+            raise UsageError(f"`--{name}` cannot be {count}", hint=f"the least is {least}")
 
 
 def check_node_timeout(seconds: float | None) -> None:
@@ -78,5 +78,5 @@ def check_signal(lead_s: int, limit_s: int | None) -> None:
         hint = f"from 1 to {_MAX_SIGNAL_LEAD_S} seconds"
         raise UsageError(f"Slurm cannot send a signal {lead_s} s before the end", hint=hint)
     if limit_s is not None and limit_s != UNLIMITED_S and limit_s <= lead_s:
-        hint = "ask for more time, or for a smaller `signal_lead`"
+        hint = "ask for more time, or for a smaller `--signal-lead`"
         raise UsageError(f"a limit of {limit_s} s leaves no time before its signal, {lead_s} s ahead", hint=hint)

@@ -18,7 +18,7 @@ def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
     cpus = request.processes_per_node * job_cpus(request, partition)
     if partition.cpus and cpus > partition.cpus:
         what = f"a node would need {cpus} CPUs, but nodes of partition `{partition.name}` have {partition.cpus}"
-        raise UsageError(what, hint="ask for fewer processes per node, or a smaller cpus_per_task")
+        raise UsageError(what, hint="ask for fewer processes per node, or a smaller `--cpus-per-task`")
 
 
 def _check_nodes(request: RunRequest, partition: PartitionFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 1024 * 1024
 _EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _FIELDS = {option.word: option.target for option in OPTIONS}
 _MEANT = {  # words of Slurm, of torchrun and of other tools
     "walltime": "time",
@@ -40,7 +42,26 @@ _MEANT = {  # words of Slurm, of torchrun and of other tools
 def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
     """The request in the file at `path`; fields in `over` go before those of the file."""
     name = os.fspath(path)
-    return parse_job(_read(name), name, over)
+    text = _read(name)
+    try:
+        return parse_job(text, name, over)
+    except SpecError as faults:
+        raise SpecError([*faults.problems, *_missing_script(text, name)]) from None
+
+
+def _missing_script(text: str, filename: str) -> list[Problem]:
+    """Of a file that has faults already: who mends those should not find another one after them."""
+    from dalsegno.spec.document import Table, read_document
+
+    document = read_document(text, filename)
+    data = document.data if isinstance(document.data, Table) else {}
+    script, folder = data.get("script"), data.get("chdir") or "."
+    if not (isinstance(script, str) and isinstance(folder, str)) or not script.endswith(".py"):
+        return []  # a program may be found in the PATH
+    if Path(folder, script).exists():
+        return []
+    hint = f"there is none in {Path(folder).resolve()}"
+    return [Problem(f"there is no script {shown(script)}", document.where(("script",)), hint)]
 
 
 def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
@@ -50,7 +71,12 @@ def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] 
     try:
         return make_request(script, args, fields, over or {})
     except UsageError as fault:
-        raise SpecError([Problem(fault.what, filename, fault.hint)]) from None
+        raise SpecError([Problem(_as_keys(fault.what), filename, _as_keys(fault.hint))]) from None
+
+
+def _as_keys(text: str) -> str:
+    """Options as a job file has them: `cpus_per_task` for `--cpus-per-task`."""
+    return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
 
 
 def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:

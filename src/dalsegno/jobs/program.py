@@ -47,6 +47,17 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
     return python
 
 
+def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
+    """A note, or an error where it is `certain` that the nodes see what we see, if this Python lacks PyTorch."""
+    needs = request.framework == "torch" and not _may_be_any_program(request)
+    if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
+        return ()
+    what, hint = f"there is no PyTorch in {python}", "`dalsegno setup --torch` installs it, `--venv PATH` names another"
+    if certain:
+        raise UsageError(what, hint=hint)
+    return (f"{what}: {hint}",)
+
+
 def _has(python: str, module: str) -> bool:
     ask = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:

@@ -104,15 +104,15 @@ def _check_words(request: RunRequest) -> None:
 
 def _check_numbers(request: RunRequest) -> None:
     parse_nodes(f"{request.nodes.min}:{request.nodes.max}")
-    some = {"nproc_per_node": request.nproc_per_node, "cpus_per_task": request.cpus_per_task}
+    some = {"nproc-per-node": request.nproc_per_node, "cpus-per-task": request.cpus_per_task}
     checks.check_counts(some, least=1)
     any_number = {
-        "gpus_per_node": request.gpus_per_node.count,
+        "gpus-per-node": request.gpus_per_node.count,
         "mem": request.memory_mib,
         "spares": request.spares,
-        "max_restarts": request.max_restarts,
+        "max-restarts": request.max_restarts,
         "time": request.time_limit_s,
-        "hang_timeout": request.hang_timeout_s,
+        "hang-timeout": request.hang_timeout_s,
     }
     checks.check_counts(any_number, least=0)
     checks.check_node_timeout(request.node_timeout_s)
@@ -129,9 +129,9 @@ def check_framework(name: str) -> None:
 def _check_choices(request: RunRequest) -> None:
     check_framework(request.framework)
     if request.venv and request.conda:
-        raise UsageError("a run has one Python environment: `venv` or `conda`, not both", hint="leave one out")
+        raise UsageError("a run has one Python environment: `--venv` or `--conda`, not both", hint="leave one out")
     if request.preload and request.no_preload:
-        raise UsageError("`preload` and `no_preload` exclude each other", hint="leave one out")
+        raise UsageError("`--preload` and `--no-preload` exclude each other", hint="leave one out")
     if not request.has_agents and request.nodes.min != request.nodes.max:
         what = f"a run of framework {request.framework} cannot change its size"
         raise UsageError(what, hint=f"ask for {request.nodes.max} nodes, not {request.nodes}")

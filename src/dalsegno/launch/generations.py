@@ -245,7 +245,8 @@ def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
     if cause.code == STOP and not run.literal:
         return "the script asked not to be restarted"
     if spent >= run.max_restarts:
-        times = f"after {run.max_restarts} restarts" if run.max_restarts else "and no restart was asked for"
+        plural = "s" * (run.max_restarts > 1)
+        times = f"after {run.max_restarts} restart{plural}" if run.max_restarts else "and no restart was asked for"
         return f"{cause.sentence()}, {times}"
     if is_bug(cause, run.last) and not run.literal:
         return f"{cause.sentence()}, as it did before: restarting would not help"

@@ -1,0 +1,34 @@
+"""What Slurm said when it refused a job leads to a hint that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cli.refusals import end_hint
+from tests.cli.runs import make_run, status
+
+MEMORY = """salloc: error: Memory specification can not be satisfied
+salloc: error: Job submit/allocate failed: Requested node configuration is not available
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (MEMORY, "--mem"),
+        ("salloc: error: Job submit/allocate failed: Invalid feature specification\n", "--constraint"),
+        ("salloc: error: Job submit/allocate failed: Invalid node name specified\n", "--exclude"),
+        ("salloc: error: something quite new\n", "salloc-1.log"),
+    ],
+)
+def test_the_hint_fits_slurm_s_words(tmp_path: Path, said: str, hint: str) -> None:
+    run = make_run(tmp_path)
+    run.salloc_log(1).write_text(said)
+    assert hint in end_hint(run, status(message="Slurm refused: see above"))
+
+
+def test_other_failures_are_in_the_logs(tmp_path: Path) -> None:
+    hint = end_hint(make_run(tmp_path), status(message="rank 0 ended with exit code 3"))
+    assert hint == "`dalsegno logs train-k3f9x` shows all it said"
