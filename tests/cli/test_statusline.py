@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.cli.statusline import clock, farewell, last_cause, live_text, sentences
-from dalsegno.launch.status import ENDED, RESTARTING, STARTING, WAITING, NodeStatus
+from dalsegno.launch.status import ENDED, RESTARTING, STARTING, STOPPING, WAITING, NodeStatus
 from tests.cli.runs import members, status
 
 WAITS = status(phase=WAITING, message="Priority", wanted_nodes=4)
@@ -62,6 +62,29 @@ def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() ->
     assert last_cause([generation, failed, generation, noise, lost]) == "n2 is lost: no answer for 1.5 s"
     assert last_cause([generation, lost, generation]) == "n2 is lost: no answer for 1.5 s"
     assert last_cause([generation, lost, generation, generation]) == ""
+
+
+def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
+    generation = {"event": "generation"}
+    spare = {"event": "lost", "node": "n3", "why": "no answer", "was": "spare"}
+    member = {"event": "lost", "node": "n4", "why": "silence", "was": "member"}
+    assert last_cause([generation, spare, member]) == "n4 is lost: silence"
+    assert last_cause([generation, spare]) == ""
+
+
+def test_the_loss_of_a_spare_is_told_though_nothing_restarts() -> None:
+    whole = status(generation=1, nodes=(*members("n1"), NodeStatus("n12", "spare")), world_size=1)
+    alone = status(generation=1, nodes=members("n1"), world_size=1, lost_nodes=1)
+    assert sentences(whole, alone) == ["spare n12 is lost"]
+    assert sentences(whole, alone, "n1 is lost: silence") == ["spare n12 is lost"]
+
+
+def test_while_it_is_not_decided_whether_a_run_goes_on_nothing_is_said_of_a_restart() -> None:
+    why = "rank 1 on n2 failed: ValueError"
+    stopping = status(phase=STOPPING, generation=1, started=130.0, nodes=RUNS.nodes)
+    restarts = status(phase=RESTARTING, generation=1, started=130.0, nodes=RUNS.nodes)
+    assert sentences(RUNS, stopping, why) == []
+    assert sentences(stopping, restarts, why) == [f"run train-k3f9x restarts: {why}"]
 
 
 def test_a_lost_node_has_a_name() -> None:

@@ -27,11 +27,9 @@ def live_text(status: Status, now: float) -> str:
 
 def sentences(before: Status | None, after: Status, cause: str = "") -> list[str]:
     """What there is to tell of the way from one status to the next; `cause` is what ended the last generation."""
-    told = [f"node {name} is lost" for name in _lost(before, after) if name not in cause]
+    told = [f"{what} is lost" for what in _lost(before, after) if what.split()[1] not in cause.split()]
     if after.phase == WAITING:
         return [*told, *_waiting(before, after)]
-    if before is not None and before.message != after.message and after.message and not is_smaller(after):
-        told.append(after.message)
     if after.phase == STARTING and (before is None or before.phase != STARTING):
         told.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
     elif after.phase == RESTARTING and after.started and (before is None or before.phase != RESTARTING):
@@ -41,20 +39,29 @@ def sentences(before: Status | None, after: Status, cause: str = "") -> list[str
     ):
         told_before = before is not None and before.phase == RESTARTING
         told.append(_generation(after, "" if told_before else cause))
+    if before is not None and before.message != after.message and after.message and not is_smaller(after):
+        told.append(after.message)
     return told
 
 
 def last_cause(entries: Iterable[Entry]) -> str:
-    """What ended the last generation, as the journal has it: the first rank that failed, else the first node lost."""
+    """What ended the last generation, as the journal has it: the first rank that failed, else the first of its nodes
+    that was lost. A spare is none of them."""
     now: list[Entry] = []
     before: list[Entry] = []
     for entry in entries:
         if entry.get("event") == "generation":
             before, now = now, []
-        elif entry.get("event") == "lost" or (entry.get("event") == "failed" and not entry.get("noise")):
+        elif _ends_generation(entry):
             now.append(entry)
     causes = sorted(now or before, key=lambda entry: entry["event"] != "failed")
     return _cause(causes[0]) if causes else ""
+
+
+def _ends_generation(entry: Entry) -> bool:
+    if entry.get("event") == "lost":
+        return bool(entry.get("was", "member") == "member")
+    return entry.get("event") == "failed" and not entry.get("noise")
 
 
 def farewell(status: Status) -> str:
@@ -131,11 +138,12 @@ def _group_size(status: Status) -> int:
 
 
 def _lost(before: Status | None, after: Status) -> list[str]:
-    """Nodes that were there and are not; those of a job that has ended as it should are not lost."""
+    """`node n1`, `spare n2`: those that were there and are not. One whose job has ended as it should is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
     here = {node.name for node in after.nodes}
-    return [node.name for node in before.nodes if node.name not in here]
+    gone = [node for node in before.nodes if node.name not in here]
+    return [f"{'spare' if node.state == 'spare' else 'node'} {node.name}" for node in gone]
 
 
 def _count(count: int, noun: str, plural: str = "") -> str:

@@ -173,7 +173,7 @@ class Coordinator:
         self.memory.lost(agent)
         if not self.closing:
             self.lost_nodes += agent in self.run.ready
-            self.journal("lost", node=agent, why=why)
+            self.told.lost(self.run, agent, why)
         self.apply(Left(agent))
 
     # Deciding and doing

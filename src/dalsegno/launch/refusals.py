@@ -8,7 +8,7 @@ from dataclasses import dataclass
 AGAIN_S, LONGEST_S = 5.0, 60.0
 # No node there is could be given: every further question would only be one more failed job in Slurm's books.
 _IN_VAIN = "node configuration is not available"
-LONGEST_IN_VAIN_S = 900.0
+AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S = 60.0, 900.0
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Refusals:
         """Whether that is news."""
         news = why != self.why
         self.count, self.why, self._without = self.count + 1, why, frozenset(without)
-        longest = LONGEST_IN_VAIN_S if _IN_VAIN in why else LONGEST_S
-        self._not_before = now + min(AGAIN_S * 2 ** min(self.count - 1, 20), longest)
+        first_s, longest_s = (AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S) if _IN_VAIN in why else (AGAIN_S, LONGEST_S)
+        self._not_before = now + min(first_s * 2 ** min(self.count - 1, 20), longest_s)
         return news
 
     def may_ask(self, without: Collection[str], now: float) -> bool:

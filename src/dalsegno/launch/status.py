@@ -15,6 +15,7 @@ from dalsegno.system.files import read_json, write_atomic
 WAITING = "waiting"  # in Slurm's queue
 STARTING = "starting"  # nodes are there, their agents are not all ready yet
 RUNNING = "running"
+STOPPING = "stopping"  # a worker has failed, and what comes of it is decided when nothing of its generation runs
 RESTARTING = "restarting"  # a generation has ended and the next is being formed
 ENDING = "ending"  # it is over, and its nodes are being given back
 ENDED = "ended"

@@ -25,6 +25,7 @@ from dalsegno.launch.status import (
     RESTARTING,
     RUNNING,
     STARTING,
+    STOPPING,
     WAITING,
     NodeStatus,
     Status,
@@ -85,6 +86,10 @@ class Teller:
                 wanted=run.shape.max_nodes,
                 restarts=run.restarts,
             )
+
+    def lost(self, run: Run, node: str, why: str) -> None:
+        """A node, and what it was to the run: a spare costs no restart, and is missed all the same."""
+        self.journal("lost", node=node, why=why, was=_node(run, node, _seats(run)).state)
 
     def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
         """Write down what of an agent's words is worth it."""
@@ -180,6 +185,8 @@ def _phase(of: Told) -> str:
         return RUNNING
     if not of.staff.has_nodes:
         return WAITING
+    if of.run.phase is Phase.STOPPING and of.run.failures:
+        return STOPPING
     return RESTARTING if of.started else STARTING
 
 
@@ -201,9 +208,12 @@ def _shortage(of: Told) -> str:
 
 
 def _nodes(of: Told) -> tuple[NodeStatus, ...]:
-    run = of.run
-    seats = {place.agent: place.group_rank for place in run.group.places} if run.group else {}
-    return tuple(_node(run, name, seats) for name in sorted(of.present, key=in_order))
+    seats = _seats(of.run)
+    return tuple(_node(of.run, name, seats) for name in sorted(of.present, key=in_order))
+
+
+def _seats(run: Run) -> dict[str, int]:
+    return {place.agent: place.group_rank for place in run.group.places} if run.group else {}
 
 
 def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:
