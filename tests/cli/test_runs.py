@@ -13,11 +13,16 @@ from click.testing import CliRunner, Result
 
 from dalsegno.cli.cancel import command as cancel
 from dalsegno.cli.logs import command as logs
-from dalsegno.cli.runs import age, row
+from dalsegno.cli.run_facts import age
 from dalsegno.cli.runs import command as runs
+from dalsegno.cli.runs import row
 from dalsegno.errors import NotThere
 from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.goodput import Goodput
+from dalsegno.launch.progress import Progress
 from dalsegno.launch.status import ENDED, read_status
+from dalsegno.spec.facts_json import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 
 Call = Callable[..., Result]
@@ -180,3 +185,39 @@ def test_nothing_is_cancelled_if_one_of_several_is_not_there(call: Call, tmp_pat
     with pytest.raises(NotThere):
         call(cancel, run.run, "other")
     assert not run.cancel.exists()
+
+
+# ---- one run
+
+
+def progress_of(run: RunFolder, **figures: float) -> None:
+    account = Goodput(at=1100.0, spent={"productive": 90.0, "lost": 6.0, "starting": 4.0}, step=1234, failures=2)
+    run.progress.write_text(json.dumps(facts_to_json(Progress(account, figures))))
+
+
+def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, call: Call) -> None:
+    run = make_run(tmp_path, "train-k3f9x")
+    tell(run, phase="running", nodes=members("a", "b"))
+    progress_of(run, step_s=0.052, loss=2.3125, stall_s=0.004, snapshots=120, skipped=3, saves=6)
+    lines = call(runs, "show", "train").stdout.splitlines()
+    assert lines[1:] == [
+        "step 1,234  0.052 s each  loss 2.312",
+        "time  90.0 % productive, 6.0 % lost, 0.0 % checkpoints, 0.0 % waiting, 4.0 % starting  of 1:40",
+        "snapshots  120 of this generation in memory, 0.004 s each, 3 skipped; 6 saved to disk",
+        'with 2 failures in 1:40, disk_every="1s" would lose the least time',
+    ]
+
+
+def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> None:
+    run = make_run(tmp_path, "train-k3f9x")
+    tell(run, phase="running", nodes=members("a"))
+    assert json.loads(call(runs, "show", "--json").stdout)["progress"] is None
+    progress_of(run, step_s=0.1)
+    told = json.loads(call(runs, "show", "--json").stdout)
+    assert (told["phase"], told["progress"]["account"]["step"]) == ("running", 1234)
+
+
+def test_show_of_a_run_without_steps_says_who_would_report_them(tmp_path: Path, call: Call) -> None:
+    run = make_run(tmp_path, "train-k3f9x")
+    tell(run, phase="running", nodes=members("a"))
+    assert "Checkpointer" in call(runs, "show").stderr

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dalsegno.launch.events import Joined, Stopped, StoreOpened, WorkerEnded
+from dalsegno.launch.generations import Phase, Run, advance
 from dalsegno.launch.goodput import (
     CHECKPOINTS,
     LOST,
@@ -14,11 +20,15 @@ from dalsegno.launch.goodput import (
     WAITING,
     Goodput,
     fails,
+    follow,
     passes,
     starts,
     stepped,
     waits,
 )
+from dalsegno.launch.group import Shape
+from dalsegno.launch.progress import Pen
+from dalsegno.launch.words import Stepped
 
 
 def test_a_quiet_run() -> None:
@@ -75,3 +85,44 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     account = stepped(starts(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
     account = stepped(account, 50.0, 2, 0.0)
     assert account.spent == {WAITING: 0.0, STARTING: 10.0, PRODUCTIVE: 0.0}
+
+
+# ---- following a run
+
+SHAPE = Shape(2, 2, 1)
+
+
+def life(*events: object) -> list[Run]:
+    """A run after each of these events; an agent's answers to orders come at once."""
+    runs = [Run(SHAPE)]
+    for event in events:
+        runs.append(advance(runs[-1], event)[0])  # type: ignore[arg-type]
+    return runs
+
+
+def test_a_run_waits_starts_fails_and_starts_again() -> None:
+    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1), WorkerEnded("a", 1, 0, -9), Stopped("a", 1))
+    account, now = Goodput(at=0.0), 0.0
+    for before, after in pairwise(runs):
+        now += 1.0
+        account = follow(account, before, after, now)
+    assert account.kind == LOST
+    assert account.failures == 1
+    assert account.spent == {WAITING: 2.0, STARTING: 1.0, LOST: 1.0}
+
+
+def test_growing_back_is_lost_time_but_no_failure() -> None:
+    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
+    grown = replace(runs[-1], phase=Phase.STOPPING)
+    account = follow(stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
+    assert (account.failures, account.spent[LOST]) == (0, 1.0)
+
+
+def test_what_a_coordinator_wrote_its_successor_goes_on_with(tmp_path: Path) -> None:
+    pen = Pen(tmp_path / "progress.json")
+    pen.stepped(Stepped(1, 7, {"saving_s": 0.5, "loss": 2.0}))
+    pen.write(last=True)
+    after = Pen(tmp_path / "progress.json").progress
+    assert (after.step, after.figures["loss"]) == (7, 2.0)
+    (tmp_path / "progress.json").write_text("{")
+    assert Pen(tmp_path / "progress.json").progress.step == 0

@@ -24,6 +24,7 @@ from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.meaning import event_of
 from dalsegno.launch.memory import Memory
 from dalsegno.launch.peers import Peer
+from dalsegno.launch.progress import Pen
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Terms
@@ -63,6 +64,7 @@ class Coordinator:
         self.gathering = Gathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
         self.memory = Memory()
+        self.pen = Pen(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
         self.resting = False  # we end, and the run does not
@@ -140,7 +142,7 @@ class Coordinator:
         elif isinstance(word, Signalled):
             self._nodes_wanted_back(peer.hello.job)
         elif isinstance(word, Stepped):
-            self.hangs.stepped(word.generation, word.step)
+            self._stepped(word)
         elif isinstance(word, StacksTaken):
             self.hangs.told_stacks(peer.name)
         elif isinstance(word, GrantAsked):
@@ -153,6 +155,11 @@ class Coordinator:
             self.gathering.take_in(event)
         elif event is not None:
             self.apply(event)
+
+    def _stepped(self, word: Stepped) -> None:
+        self.hangs.stepped(word.generation, word.step)
+        if word.generation == self.run.generation:
+            self.pen.stepped(word)
 
     def _heard_of_memory(self, peer: Peer, word: Kept) -> None:
         self.memory.heard(peer.name, word.held, (peer.host, word.port) if word.port else None)
@@ -183,6 +190,7 @@ class Coordinator:
         self.run, orders = advance(self.run, event)
         if self.run is before and not orders:
             return
+        self.pen.changed(before, self.run)
         if self.run.phase is Phase.RUNNING:
             self.started = self.started or time.time()
         self.keep()  # before anything is done: a successor must know of it
@@ -263,6 +271,7 @@ class Coordinator:
     def tell(self) -> None:
         if not self.said_farewell:
             self.told.status(self)
+            self.pen.write(last=self.end is not None)
 
     def note(self, text: str) -> None:
         self.told.note(text)

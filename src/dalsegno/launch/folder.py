@@ -37,6 +37,11 @@ class RunFolder:
         return self.root / "status.json"
 
     @property
+    def progress(self) -> Path:
+        """How far it has got and where its time went (`progress.Progress`), if its script reports steps."""
+        return self.root / "progress.json"
+
+    @property
     def state(self) -> Path:
         """What a coordinator needs to go on after its own death."""
         return self.root / "state.json"

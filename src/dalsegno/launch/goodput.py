@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dalsegno.launch.generations import Phase, Run
+
 PRODUCTIVE, CHECKPOINTS, STARTING, WAITING, LOST = "productive", "checkpoints", "starting", "waiting", "lost"
 KINDS = (PRODUCTIVE, LOST, CHECKPOINTS, WAITING, STARTING)
 
@@ -50,10 +52,10 @@ def waits(account: Goodput, now: float) -> Goodput:
     return passes(account, now, WAITING)
 
 
-def fails(account: Goodput, now: float) -> Goodput:
+def fails(account: Goodput, now: float, counts: bool = True) -> Goodput:
     """What was under way since the last step is lost, and what comes until the run is where it was."""
     kind = account.kind if account.kind == WAITING else LOST
-    return passes(replace(account, kind=kind, failures=account.failures + 1), now, LOST)
+    return passes(replace(account, kind=kind, failures=account.failures + counts), now, LOST)
 
 
 def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
@@ -77,3 +79,17 @@ def _charge_saving(account: Goodput, kind: str, saved_s: float) -> Goodput:
     spent[kind] -= moved
     spent[CHECKPOINTS] = spent.get(CHECKPOINTS, 0.0) + moved
     return replace(account, spent=spent)
+
+
+def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
+    """What a change of the run means for its time."""
+    if (before.phase, before.generation) == (after.phase, after.generation):
+        return account
+    if before.phase is Phase.RUNNING and after.exit_code is None:
+        hurt = bool(after.failures) or after.lost_member or after.restarts > before.restarts
+        account = fails(account, now, counts=hurt)
+    if after.phase is Phase.OPENING:
+        return starts(account, now)
+    if after.phase is Phase.GATHERING and not after.pausing:
+        return waits(account, now)
+    return passes(account, now)

@@ -78,7 +78,7 @@ class Checkpointer:
         self.resumed = self._resume()
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
-        self._teller = Teller(self._agent, self._where.generation)
+        self._teller = Teller(self._agent, self._where.generation, self._where.rank)
         self._words: dict[str, Any] = {}
         self._looked_at = float("-inf")
         self._wish = Wish()

@@ -16,8 +16,8 @@ TELL_S = 0.5
 class Teller:
     """Tells now and then: a message for each step would be noticed in the step."""
 
-    def __init__(self, agent: AgentLink | None, generation: int) -> None:
-        self._agent, self._generation = agent, generation
+    def __init__(self, agent: AgentLink | None, generation: int, rank: int) -> None:
+        self._agent, self._generation, self._rank = agent, generation, rank
         self._told_at, self._told_step = float("-inf"), 0
         self._samples = 0
 
@@ -41,7 +41,8 @@ class Teller:
             "skipped": counted.skipped,
             "saves": counted.saves,
         }
-        self._agent.tell({"step": step, "generation": self._generation, "progress": progress})
+        told = {"step": step, "generation": self._generation}
+        self._agent.tell(dict(told, progress=progress) if self._rank == 0 else told)  # the ranks keep step
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,90 @@
+"""`dalsegno runs show`: one run, how far it is and where its time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import json_option
+from dalsegno.cli.run_facts import facts_of, state_of, status_of
+
+if TYPE_CHECKING:
+    from dalsegno.launch.goodput import Goodput
+    from dalsegno.launch.progress import Progress
+
+_OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves")
+
+
+@click.command("show")
+@json_option
+@click.argument("run", required=False, default="")
+def command(run: str, json_: bool) -> None:
+    """How far RUN is, and where its time went. Default: the newest run.
+
+    What is told of steps comes from the training library (`dalsegno.train`) in the script.
+    """
+    from dalsegno.cli.statusline import live_text
+    from dalsegno.cluster import runs_home
+    from dalsegno.errors import NotThere
+    from dalsegno.jobs import find_run
+    from dalsegno.launch.progress import read_progress
+    from dalsegno.spec.facts_json import facts_to_json
+
+    found = find_run(runs_home(), run)
+    status, progress = status_of(found), read_progress(found.progress)
+    if status is None:
+        raise NotThere(f"run {found.run} has told nothing yet", hint="`dalsegno runs` lists those that have")
+    if json_:
+        known = facts_of(found, status)
+        out.as_json({**known, "progress": facts_to_json(progress) if progress else None})
+        return
+    now = time.time()
+    out.data(f"{found.run}  {state_of(status, now)}" if status.over else live_text(status, now))
+    if progress is None:
+        out.talk("its script reports no steps; `dalsegno.train.Checkpointer` does")
+        return
+    for line in lines_of(progress):
+        out.data(line)
+
+
+def lines_of(progress: Progress) -> Iterator[str]:
+    """What is known of the steps, of the time and of the snapshots."""
+    figures = progress.figures
+    told = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN]
+    yield "  ".join([f"step {progress.step:,}", f"{figures.get('step_s', 0.0):.3g} s each", *told])
+    yield _times(progress.account)
+    skipped = f", {figures['skipped']:.0f} skipped" if figures.get("skipped") else ""
+    stall = f", {figures['stall_s']:.3g} s each" if figures.get("stall_s") is not None else ""
+    yield (
+        f"snapshots  {figures.get('snapshots', 0):.0f} of this generation in memory{stall}{skipped};"
+        f" {figures.get('saves', 0):.0f} saved to disk"
+    )
+    suggestion = _suggestion(progress)
+    if suggestion:
+        yield suggestion
+
+
+def _times(account: Goodput) -> str:
+    from dalsegno.cli.statusline import clock
+    from dalsegno.launch.goodput import KINDS
+
+    total = sum(account.spent.values()) or 1.0
+    shares = [f"{100 * account.spent.get(kind, 0.0) / total:.1f} % {kind}" for kind in KINDS]
+    return f"time  {', '.join(shares)}  of {clock(total)}"
+
+
+def _suggestion(progress: Progress) -> str:
+    """Young and Daly's interval, once there is something to reckon with."""
+    from dalsegno.cli.statusline import clock
+    from dalsegno.train.interval import suggest_interval_s
+
+    account, total = progress.account, sum(progress.account.spent.values())
+    best_s = suggest_interval_s(progress.figures.get("stall_s") or 0.0, account.failures, total)
+    if best_s is None:
+        return ""
+    times = f"{account.failures} failure{'s' if account.failures > 1 else ''} in {clock(total)}"
+    return f'with {times}, disk_every="{max(1, round(best_s))}s" would lose the least time'
