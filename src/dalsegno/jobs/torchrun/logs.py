@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from string import Template
 
 from dalsegno.jobs.torchrun.args import TorchrunArgs, parse_streams
 from dalsegno.jobs.torchrun.tee import Tail, Tee
+from dalsegno.jobs.torchrun.temporary import Temporary
 
 STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their numbers as files
 ERROR_FILE = "error.json"
@@ -24,7 +24,7 @@ class Logs:
         self.args, self.run, self._tee = args, run, tee
         self._redirects, self._tees = parse_streams(args.redirects), parse_streams(args.tee)
         self._base: Path | None = None
-        self._temporary = ""
+        self._temporary: Temporary | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
         """Of one life of a worker: `output`, `log` (its errors), `error_file`. "" is where our own goes."""
@@ -59,7 +59,8 @@ class Logs:
         if self._base is None:
             root = self.args.log_dir
             if not root:
-                root = self._temporary = tempfile.mkdtemp(prefix="torchelastic_")
+                self._temporary = Temporary()
+                root = self._temporary.path
             os.makedirs(root, exist_ok=True)
             safe = self.run.replace(os.sep, "_")
             self._base = Path(tempfile.mkdtemp(prefix=f"{safe}_", dir=root))
@@ -68,15 +69,8 @@ class Logs:
     def close(self, ended_well: bool) -> None:
         """Of a temporary folder nothing stays but output, and after a failure the errors that the report names."""
         self._tee.close()
-        files = [path for path in _all_files(self._temporary) if os.stat(path).st_size]
-        kept = [path for path in files if not ended_well or os.path.basename(path) != ERROR_FILE]
-        if self._temporary and not kept:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-def _all_files(folder: str) -> list[str]:
-    """All below it; none below no folder."""
-    return [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
+        if self._temporary:
+            self._temporary.close(*([ERROR_FILE] if ended_well else []))
 
 
 def _bits(streams: Mapping[int | None, int], local_rank: int) -> int:
