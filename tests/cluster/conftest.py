@@ -108,7 +108,7 @@ class Cli:
         return str(path)
 
     def status(self, name: str) -> dict[str, object]:
-        value: dict[str, object] = json.loads(self.ok("status", "--json", "-c", name))
+        value: dict[str, object] = json.loads(self.ok("status", "--json", "-M", name))
         return value
 
 

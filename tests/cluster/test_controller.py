@@ -62,7 +62,7 @@ def test_it_is_back_after_a_kill(shared: Cli):
 def test_on_loopback_ports_it_is_there_too_and_goes_with_the_cluster(cli: Cli):
     cli.ok("up", cli.file(small(1) + "local: {hosts: loopback}\n"))
     path = cli.home / "clusters/one/run/controller.sock"
-    assert ask_from(cli, {"runs": True}, "-c", "one") == {"runs": []}
+    assert ask_from(cli, {"runs": True}, "-M", "one") == {"runs": []}
     (pid,) = (process.pid for process in marked(str(path.parents[1])) if "controller" in arguments(process.pid))
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: controller_answers(path))

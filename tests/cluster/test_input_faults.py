@@ -233,8 +233,8 @@ def test_a_target_that_is_not_built_validates_and_up_says_so(tmp_path: Path, tar
         (["up", "--nonsense"], 2, "No such option"),
         (["status", "extra"], 2, "unexpected extra argument"),
         (["down", "../../etc"], 2, "`../../etc` is no name of a cluster"),
-        (["status", "-c", "../../etc"], 1, "there is no cluster `../../etc`"),
-        (["shell", "-c", "nothing", "--", "true"], 1, "there is no cluster `nothing`"),
+        (["status", "-M", "../../etc"], 1, "there is no cluster `../../etc`"),
+        (["shell", "-M", "nothing", "--", "true"], 1, "there is no cluster `nothing`"),
         (["status"], 1, "there is no cluster yet"),
         (["env"], 1, "there is no cluster yet"),
     ],
@@ -263,34 +263,34 @@ def test_the_variable_names_the_cluster_and_the_option_wins(pair: Bounded):
     assert "there are 2 clusters: one, two" in pair.refused("status", code=2)
     named = replace(pair, more=(("DALSEGNO_CLUSTER", "two"),))
     assert named.ok("status").startswith("two (local) is up")
-    assert named.ok("status", "-c", "one").startswith("one (local) is up")
+    assert named.ok("status", "-M", "one").startswith("one (local) is up")
     wrong = replace(pair, more=(("DALSEGNO_CLUSTER", "onne"),))
     assert "there is no cluster `onne`" in wrong.refused("status") and "did you mean `one`?" in wrong.refused("status")
 
 
 def test_a_shell_that_has_a_clusters_environment_speaks_of_that_cluster(pair: Bounded):
     """After `eval "$(dalsegno env)"` no name is needed; inside a host there is nothing to be seen, and that is said."""
-    exported = json.loads(pair.ok("env", "-c", "two", "--json"))
+    exported = json.loads(pair.ok("env", "-M", "two", "--json"))
     assert replace(pair, more=tuple(exported.items())).ok("status").startswith("two (local) is up")
-    inside = plain(pair.run("shell", "-c", "two", "--", *pair.argv("status")))
+    inside = plain(pair.run("shell", "-M", "two", "--", *pair.argv("status")))
     assert inside.code == 2 and "this shell is inside a host of a cluster" in inside.err
 
 
 @pytest.mark.parametrize(
     "words",
-    [["ls"], ["status", "-c", "one"], ["plan", "one.yaml"], ["env", "-c", "one"], ["validate", "one.yaml"]],
+    [["ls"], ["status", "-M", "one"], ["plan", "one.yaml"], ["env", "-M", "one"], ["validate", "one.yaml"]],
 )
 def test_json_is_json_and_nothing_else_is_on_standard_output(pair: Bounded, words: list[str]):
     assert json.loads(pair.ok(words[0], "--json", *words[1:]))
 
 
 def test_a_failure_leaves_standard_output_empty_with_json_too(pair: Bounded):
-    pair.refused("status", "--json", "-c", "nothing")
+    pair.refused("status", "--json", "-M", "nothing")
     pair.refused("plan", "--json", "nothing.yaml")
     assert json.loads(pair.run("validate", "--json", "nothing.yaml").out)["valid"] is False
 
 
-@pytest.mark.parametrize("words", [["status", "-c", "one"], ["schema"], ["ls"], ["--help"]])
+@pytest.mark.parametrize("words", [["status", "-M", "one"], ["schema"], ["ls"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_error(pair: Bounded, words: list[str]):
     read, write = os.pipe()
     os.close(read)
@@ -304,7 +304,7 @@ def test_a_reader_that_goes_away_is_no_error(pair: Bounded, words: list[str]):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", [["status", "-c", "one"], ["up", "one.yaml"], ["shell", "-c", "one", "--", "true"]])
+@pytest.mark.parametrize("words", [["status", "-M", "one"], ["up", "one.yaml"], ["shell", "-M", "one", "--", "true"]])
 def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: str):
     """As cron jobs and daemons start commands."""
     done = subprocess.run(
@@ -317,7 +317,7 @@ def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: s
 def test_a_full_disk_behind_standard_output_is_said(pair: Bounded):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            pair.argv("status", "-c", "one"), env=pair.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
+            pair.argv("status", "-M", "one"), env=pair.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
         )
     assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
 
@@ -340,7 +340,7 @@ def test_a_damaged_file_of_ours_is_told_in_words(pair: Bounded, file: str, text:
     good = path.read_text()
     path.write_text(text)
     try:
-        for words in (["status", "-c", "one"], ["plan", "one.yaml"], ["shell", "-c", "one", "--", "true"]):
+        for words in (["status", "-M", "one"], ["plan", "one.yaml"], ["shell", "-M", "one", "--", "true"]):
             plain(pair.run(*words))
         assert "two " in plain(pair.run("ls")).out  # the others are still there to be seen
     finally:

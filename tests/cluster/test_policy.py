@@ -79,7 +79,7 @@ class Site:
         return self.cli.home / "clusters" / self.name
 
     def run(self, *command: str, user: str = "") -> Answer:
-        return self.cli.run("shell", "-c", self.name, *(["-u", user] if user else []), "--", *command, timeout_s=60)
+        return self.cli.run("shell", "-M", self.name, *(["-u", user] if user else []), "--", *command, timeout_s=60)
 
     def ok(self, *command: str, user: str = "") -> str:
         answer = self.run(*command, user=user)
@@ -322,7 +322,7 @@ def test_root_may_also_become_a_user_of_the_machine_whose_group_has_another_name
 def test_the_login_node_is_a_host_of_its_own_and_no_node_of_slurms(site: Site):
     assert site.ok("hostname", user="ada") == "login-1"
     assert "login-1" not in site.ask("sinfo", "-h", "-N", "-o", "%N").split()
-    inside = site.cli.ok("shell", "-c", "one", "-w", "login-1", "--", "srun", "hostname").strip()
+    inside = site.cli.ok("shell", "-M", "one", "-w", "login-1", "--", "srun", "hostname").strip()
     assert inside == "work-1"
 
 

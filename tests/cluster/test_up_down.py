@@ -24,7 +24,7 @@ def small(nodes: int = 2, accounting: bool = False, name: str = "one") -> str:
 
 
 def idle_nodes(cli: Cli, name: str = "one") -> int:
-    return cli.ok("shell", "-c", name, "--", "sinfo", "-h", "-N", "-t", "idle").count("\n")
+    return cli.ok("shell", "-M", name, "--", "sinfo", "-h", "-N", "-t", "idle").count("\n")
 
 
 def test_up_makes_all_nodes_idle_and_up_again_does_nothing(cli: Cli):
@@ -85,20 +85,20 @@ def test_two_clusters_with_equal_node_names_do_not_meet(cli: Cli):
     cli.ok("up", cli.file(small(2, name="one")))
     cli.ok("up", cli.file(small(2, name="two")))
     for name in ("one", "two"):
-        cli.ok("shell", "-c", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 100")
+        cli.ok("shell", "-M", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 100")
     for name in ("one", "two"):
         eventually(
             lambda name=name: (
-                cli.ok("shell", "-c", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING"
+                cli.ok("shell", "-M", name, "--", "squeue", "-h", "-o", "%j %T").strip() == f"{name} RUNNING"
             )
         )
     assert cli.run("status").code == 2  # which of the two?
-    cli.ok("shell", "-c", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
-    eventually(lambda: cli.ok("shell", "-c", "one", "--", "squeue", "-h") == "")
+    cli.ok("shell", "-M", "one", "--", "scancel", "-n", "one")  # job 1 of both: same id, same node names, same user
+    eventually(lambda: cli.ok("shell", "-M", "one", "--", "squeue", "-h") == "")
     cli.ok("down", "one")
-    assert cli.ok("shell", "-c", "two", "--", "squeue", "-h", "-o", "%j %T").strip() == "two RUNNING"
+    assert cli.ok("shell", "-M", "two", "--", "squeue", "-h", "-o", "%j %T").strip() == "two RUNNING"
     assert cli.ok(
-        "shell", "-c", "two", "--", "srun", "--overlap", "--jobid=1", "-N2", "-n2", "pgrep", "-c", "sleep"
+        "shell", "-M", "two", "--", "srun", "--overlap", "--jobid=1", "-N2", "-n2", "pgrep", "-c", "sleep"
     ).split() == ["1", "1"]
 
 

@@ -12,7 +12,7 @@ from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, run_options
 
 @click.command(context_settings=dict(RUN_SETTINGS))
 @run_options
-@click.option("--cluster", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
+@click.option("--cluster", "-M", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
 @click.option("--dry-run", is_flag=True, help="Print what Slurm would be asked for, and ask for nothing.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)

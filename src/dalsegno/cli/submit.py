@@ -14,7 +14,7 @@ _HINT = "name a job file (`job.yaml`), or an sbatch script, whose first line sta
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--cluster", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
+@click.option("--cluster", "-M", metavar="NAME", help="Which cluster; else the one this shell is on, or the only one.")
 @click.option("--detach", is_flag=True, help="Job file: submit and leave; the run's id is printed.")
 @click.option("--dry-run", is_flag=True, help="Job file: print what Slurm would be asked for, and ask for nothing.")
 @click.argument("file", type=click.Path())

@@ -1,0 +1,23 @@
+"""A short option means one thing in all commands, and what Slurm means by it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from dalsegno.cli.main import COMMANDS
+
+
+def meanings(letter: str) -> set[str]:
+    """The long spellings that go with it, over all commands."""
+    commands = [import_module(f"dalsegno.cli.{name}").command for name in COMMANDS]
+    options = [option for command in commands for option in command.params if isinstance(option, click.Option)]
+    return {
+        option.opts[-1] if option.opts[0] == letter else option.opts[0] for option in options if letter in option.opts
+    }
+
+
+def test_c_is_cpus_and_m_the_cluster_as_in_slurm() -> None:
+    assert meanings("-c") == {"--cpus-per-task"}
+    assert meanings("-M") == {"--cluster"}
