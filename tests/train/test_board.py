@@ -63,3 +63,11 @@ def test_a_single_rank_needs_no_store() -> None:
     board.write("stop", 1)
     board.write("stop", 2, replace=False)
     assert (board.read(), board.gather("x", 5)) == ({"stop": 1}, [5])
+
+
+def test_a_second_board_on_the_same_store_knows_nothing_of_the_first() -> None:
+    store = torch.distributed.HashStore()
+    first, second = (StoreBoard(store, 0, 1, number) for number in range(2))
+    first.write("stop", 7)
+    assert first.gather("disk", "old") == ["old"]
+    assert (second.read(), second.gather("disk", "new")) == ({}, ["new"])

@@ -44,6 +44,10 @@ def unnumbered(batches: Any) -> Iterator[list[int]]:
             yield batch.tolist()
 
 
+def one_pass(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
 def train(stream: Iterator[list[int]], place: Place, steps: int) -> list[list[int]]:
     seen = []
     for _ in range(steps):
@@ -79,6 +83,21 @@ def test_a_sampler_that_draws_its_order_from_torch_draws_the_same_again(stop: in
     place.load_state_dict(kept)
     torch.set_rng_state(drawn)
     assert first + train(unnumbered(batches), place, 9 - stop) == whole
+
+
+@pytest.mark.parametrize("make", [loader, random_loader])
+def test_a_pass_that_is_finished_is_not_begun_again(make: Any) -> None:
+    torch.manual_seed(3)
+    batches, place = make()
+    train(iter(one_pass(batches)), place, len(batches))
+    place.finish(0)
+    kept, drawn = place.state_dict(), torch.get_rng_state()
+    second = one_pass(batches)
+    assert (kept["epoch"], kept["samples"]) == (1, 0)
+    batches, place = make()
+    place.load_state_dict(kept)
+    torch.set_rng_state(drawn)
+    assert one_pass(batches) == second
 
 
 def test_what_workers_have_prefetched_does_not_count() -> None:

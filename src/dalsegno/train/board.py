@@ -7,6 +7,7 @@ written there lies a little in the future.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, Protocol
 
@@ -45,40 +46,45 @@ class OwnBoard:
 class StoreBoard:
     """In the store through which the ranks found each other: it is there already, and no GPU waits for it."""
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
+    def __init__(self, store: Any, rank: int, world: int, number: int = 0) -> None:
         self._store, self._rank, self._world = store, rank, world
-        self._store.compare_set("dalsegno/board", "", "{}")
+        self._name = f"dalsegno/{number}"
+        self._store.compare_set(f"{self._name}/board", "", "{}")
 
     def read(self) -> dict[str, Any]:
-        words: dict[str, Any] = json.loads(self._store.get("dalsegno/board"))
+        words: dict[str, Any] = json.loads(self._store.get(f"{self._name}/board"))
         return words
 
     def write(self, word: str, value: Any, replace: bool = True) -> None:
-        found = self._store.get("dalsegno/board").decode()
+        found = self._store.get(f"{self._name}/board").decode()
         while True:
             words = json.loads(found)
             if word in words and not replace:
                 return
             wanted = json.dumps({**words, word: value})
-            now = self._store.compare_set("dalsegno/board", found, wanted).decode()
+            now = self._store.compare_set(f"{self._name}/board", found, wanted).decode()
             if now == wanted:
                 return
             found = now
 
     def gather(self, subject: str, value: Any) -> list[Any]:
         """Each writes, the first rank reads them all and writes the whole: N messages, not N times N."""
-        self._store.set(f"dalsegno/{subject}/{self._rank}", json.dumps(value))
+        place = f"{self._name}/{subject}"
+        self._store.set(f"{place}/{self._rank}", json.dumps(value))
         if self._rank == 0:
-            every = [json.loads(self._store.get(f"dalsegno/{subject}/{rank}")) for rank in range(self._world)]
-            self._store.set(f"dalsegno/{subject}", json.dumps(every))
-        told: list[Any] = json.loads(self._store.get(f"dalsegno/{subject}"))
+            every = [json.loads(self._store.get(f"{place}/{rank}")) for rank in range(self._world)]
+            self._store.set(place, json.dumps(every))
+        told: list[Any] = json.loads(self._store.get(place))
         return told
 
 
+_boards = itertools.count()
+
+
 def open_board(rank: int, world: int) -> Board:
-    """Of this process's group."""
+    """Of this process's group, a new one each time: ranks open their first together, then their second."""
     if world == 1:
         return OwnBoard()
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return StoreBoard(_get_default_store(), rank, world)
+    return StoreBoard(_get_default_store(), rank, world, next(_boards))

@@ -76,6 +76,7 @@ class Checkpointer:
         self._objects, self._own = Objects(objects), Own(sampler)
         self._open_folder()
         self.resumed = self._resume()
+        self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
         self._teller = Teller(self._agent, self._where.generation, self._where.rank)
@@ -108,6 +109,7 @@ class Checkpointer:
             for epoch in range(place.epoch, total):
                 place.number(epoch)
                 yield epoch
+                place.finish(epoch)
             self._finish()
         finally:
             self._end()
@@ -123,7 +125,7 @@ class Checkpointer:
         self._look()
         now_due = due(self.step, self.memory_every, self.disk_every, self._words)
         if now_due.memory or now_due.disk:
-            self._keeping.keep(self._state(), save=now_due.disk)
+            self._keep(save=now_due.disk)
             self._clock.stall(time.monotonic())
         self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
         if now_due.stop:
@@ -188,6 +190,10 @@ class Checkpointer:
             for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed).items():
                 self._board.write(word, value)
 
+    def _keep(self, save: bool) -> None:
+        self._save_step = self.step if save else self._save_step
+        self._keeping.keep(self._state(), save)
+
     def _state(self) -> State:
         where = self._where
         return take(self._objects.nested(), self._own.take(), self.step, where.rank, where.world)
@@ -207,15 +213,17 @@ class Checkpointer:
         sys.exit(contract.SAVED if saved else contract.TERMINATED)
 
     def _finish(self) -> None:
-        """All steps are done: the last one is saved, and waited for."""
-        self._keeping.keep(self._state(), save=True)
-        if not self._all_saved(LAST_SAVE_S):
+        """All steps are done: the last one is saved, and waited for. A save that failed before is tried again."""
+        if self._save_step == self.step and self._all_saved(LAST_SAVE_S):
+            return
+        self._keep(save=True)
+        if not self._all_saved(LAST_SAVE_S, "again"):
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
-    def _all_saved(self, timeout_s: float) -> bool:
+    def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
         """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
         ours = self._keeping.wait(self.step, timeout_s)
-        return all(self._board.gather(f"saved/{self.step}", ours))
+        return all(self._board.gather(f"saved/{self.step}{attempt}", ours))
 
     def _end(self) -> None:
         self._wish.stop_listening()

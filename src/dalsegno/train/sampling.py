@@ -43,6 +43,11 @@ class Place:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
+    def finish(self, epoch: int) -> None:
+        """This pass is over, and all that the script does after one."""
+        self.epoch, self.samples, self.seed = epoch + 1, 0, None
+        self._resume, self._begun = None, False
+
     def step_done(self, samples: int | None) -> None:
         self.samples += self._batch() if samples is None else samples
 
@@ -52,6 +57,7 @@ class Place:
         if self._resume is not None and epoch < self._resume["epoch"]:
             return iter(())
         left = self._resume if self._resume is not None and epoch == self._resume["epoch"] else None
+        left = None if left is not None and left["seed"] is None else left  # it had not begun
         self._resume, self._begun = None, True
         self.epoch, self.samples = epoch, left["samples"] if left else 0
         self.seed = left["seed"] if left else torch.get_rng_state()

@@ -60,7 +60,7 @@ class Saver:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for result in self.results(until - time.monotonic()):
-                if result.step == step:
+                if result.step == step or not self.busy:  # it is done, or its saver has died
                     return result
         return Result(step, "", timeout_s, f"not done within {timeout_s:.0f} s")
 

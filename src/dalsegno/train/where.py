@@ -28,7 +28,7 @@ def find_where(environ: Mapping[str, str] = os.environ) -> Where:
     try:
         return Where(
             run=_run(environ),
-            generation=int(environ.get(contract.GENERATION) or environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+            generation=_generation(environ),
             rank=int(environ.get("RANK") or 0),
             world=int(environ.get("WORLD_SIZE") or 1),
             local_world=int(environ.get("LOCAL_WORLD_SIZE") or 1),
@@ -36,6 +36,11 @@ def find_where(environ: Mapping[str, str] = os.environ) -> Where:
         )
     except ValueError as error:
         raise CheckpointError(f"RANK, WORLD_SIZE or the like is not a number: {error}") from None
+
+
+def _generation(environ: Mapping[str, str]) -> int:
+    """From 1. torchrun counts its restarts instead."""
+    return int(environ.get(contract.GENERATION) or int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) + 1)
 
 
 def _run(environ: Mapping[str, str]) -> str:
