@@ -125,7 +125,7 @@ class Checkpointer:
         self._look()
         now_due = due(self.step, self.memory_every, self.disk_every, self._words)
         if now_due.memory or now_due.disk:
-            self._keep(save=now_due.disk)
+            self._keep(save=now_due.disk, must=now_due.stop)
             self._clock.stall(time.monotonic())
         self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
         if now_due.stop:
@@ -186,13 +186,13 @@ class Checkpointer:
             self._board.write("failed", self.step)
         self._words = self._board.read()
         if self._where.rank == 0:
-            stall_s, failed = self._clock.last_stall_s, self._words.get("failed")
+            stall_s, failed = self._keeping.counted.stall_s, self._words.get("failed")
             for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed).items():
                 self._board.write(word, value)
 
-    def _keep(self, save: bool) -> None:
-        self._save_step = self.step if save else self._save_step
-        self._keeping.keep(self._state(), save)
+    def _keep(self, save: bool, must: bool = False) -> None:
+        if self._keeping.keep(self._state(), save, must) and save:
+            self._save_step = self.step
 
     def _state(self) -> State:
         where = self._where
@@ -214,15 +214,15 @@ class Checkpointer:
 
     def _finish(self) -> None:
         """All steps are done: the last one is saved, and waited for. A save that failed before is tried again."""
-        if self._save_step == self.step and self._all_saved(LAST_SAVE_S):
+        if self._all_saved(LAST_SAVE_S):
             return
-        self._keep(save=True)
+        self._keep(save=True, must=True)
         if not self._all_saved(LAST_SAVE_S, "again"):
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
         """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
-        ours = self._keeping.wait(self.step, timeout_s)
+        ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         return all(self._board.gather(f"saved/{self.step}{attempt}", ours))
 
     def _end(self) -> None:

@@ -17,7 +17,6 @@ class Clock:
     starting_s: float = 0.0  # until the first step began
     saving_s: float = 0.0  # the training stood still for snapshots
     steps: int = 0
-    last_stall_s: float | None = None
     _mark: float = field(default=0.0, repr=False)
 
     def begin(self, now: float) -> None:
@@ -33,6 +32,5 @@ class Clock:
 
     def stall(self, now: float) -> None:
         """A snapshot was taken since the step ended."""
-        self.last_stall_s = now - self._mark
-        self.saving_s += self.last_stall_s
+        self.saving_s += now - self._mark
         self._mark = now

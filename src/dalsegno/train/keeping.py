@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +34,7 @@ class Counted:
 
     snapshots: int = 0
     skipped: int = 0
+    stall_s: float | None = None  # of the last snapshot
     saves: int = 0
     save_s: float = 0.0
 
@@ -57,16 +59,27 @@ class Keeping:
         )
         self._mover = Mover()
         self._open: _Open | None = None
+        self._prepared = False
 
-    def keep(self, state: State, save: bool) -> None:
-        """Copy the state into memory, and have it saved from there; without room for it, save it here and now."""
+    def keep(self, state: State, save: bool, must: bool = False) -> bool:
+        """Copy the state into memory, and have it saved from there. Without room for it, it is saved here and now.
+
+        `must`: this one may not be left out, even if all slots are in use. False if it was.
+        """
         self.settle(wait=True)
-        draft = self._begin(state)
+        self._prepare(state)
+        began = time.monotonic()
+        draft = self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         if draft is not None:
             self._open = _Open(draft, self._mover.move(draft), save)
             self.settle(wait=False)
-        elif save:
+            self.counted.stall_s = time.monotonic() - began
+        elif save and (must or self._slots is None):
             self._note(Result(state.step, "", 0.0, save_here(Request(self._terms, state.step, ""), state)))
+        else:
+            self.counted.skipped += 1
+            return False
+        return True
 
     def settle(self, wait: bool) -> None:
         """Commit a snapshot once all of it is there."""
@@ -101,17 +114,19 @@ class Keeping:
         if self._slots is not None:
             self._slots.close()
 
-    def _begin(self, state: State) -> Draft | None:
-        if self._slots is None:
-            return None
+    def _prepare(self, state: State) -> None:
+        """Memory is found, touched and pinned before the first snapshot, which would else seem ten times as dear."""
+        if self._slots is None or self._prepared:
+            return
         try:
-            draft = self._slots.begin(state, spare=self._saver.busy)
+            self._slots.prepare(state)
         except NoRoom as error:
             self._warn(f"{error}; every save now stops the training while it is written")
+            self._slots.close()
             self._slots = None
-            return None
-        self.counted.skipped += draft is None
-        return draft
+            return
+        self._mover.prepare(self._slots.slots, state)
+        self._prepared = True
 
     def _note(self, result: Result) -> None:
         self.failed = bool(result.why)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.draft import Draft, copy_now
+from dalsegno.train.memory.slot import Slot
+from dalsegno.train.state import State
 
 
 class Moving(Protocol):
@@ -32,16 +35,20 @@ class Mover:
     def __init__(self) -> None:
         self._copier: Copier | None = None
 
-    def move(self, draft: Draft) -> Moving:
-        device = next((source.device for _, source in draft.pairs if source.is_cuda), None)
-        if device is None:
-            copy_now(draft.pairs)
-            return Moved()
-        if self._copier is None:
+    def prepare(self, slots: Sequence[Slot], state: State) -> None:
+        """Pinning takes a while: all slots at once, before the first snapshot."""
+        device = next((piece.tensor.device for piece in state.pieces if piece.tensor.is_cuda), None)
+        if device is not None:
             self._copier = Copier(device)
             register_optimizer_step_pre_hook(self._before_step)
-        self._copier.pin(draft.slot)
-        return self._copier.copy(draft.pairs)
+            for slot in slots:
+                self._copier.pin(slot)
+
+    def move(self, draft: Draft) -> Moving:
+        if self._copier is None:
+            copy_now(draft.pairs)
+            return Moved()
+        return self._copier.start(draft)
 
     def _before_step(self, *ignored: object) -> None:
         """An optimizer is about to change what is being copied."""

@@ -36,7 +36,7 @@ class Teller:
             "starting_s": clock.starting_s,
             "stepping_s": clock.stepping_s,
             "saving_s": clock.saving_s,
-            "stall_s": clock.last_stall_s,
+            "stall_s": counted.stall_s,
             "snapshots": counted.snapshots,
             "skipped": counted.skipped,
             "saves": counted.saves,
