@@ -106,6 +106,11 @@ def facts(run: Run) -> dict[str, object]:
     return next(each for each in json.loads(run.cli.ok("runs", "--json", "--all")) if each["run"] == run.id)
 
 
+def in_slurms_books(cli: Cli, job: int) -> tuple[str, str]:
+    words = cli.ok("shell", "--", "scontrol", "-o", "show", "job", str(job)).split()
+    return next(each for each in words if "JobState=" in each), next(each for each in words if "ExitCode=" in each)
+
+
 # ---- by itself
 
 
@@ -123,6 +128,8 @@ def test_the_exit_code_of_a_follower_is_the_run_s_own(tiers: Cli, work: Path, en
     answer, run = follow(tiers, work, f"import os, sys\n{end}\n", *QUICK, *restarts)
     assert (answer.code, said in answer.err) == (code, True), answer.err
     assert (run.generation, facts(run)["state"]) == (1, "done" if code == 0 else "failed")
+    (job,) = (each["job"] for each in run.journal("granted"))
+    assert in_slurms_books(tiers, job) == (f"JobState={'FAILED' if code else 'COMPLETED'}", f"ExitCode={code}:0")
 
 
 BUG = """
@@ -205,6 +212,7 @@ def test_who_cancels_a_run_leaves_nothing_of_it_on_any_node(tiers: Cli, work: Pa
     assert sleepers(seconds) == []
     run.no_trace()
     assert (facts(run)["state"], facts(run)["exit_code"]) == ("cancelled", 143)
+    assert in_slurms_books(tiers, run.journal("granted")[0]["job"])[0] == "JobState=CANCELLED"
 
 
 def end_it(run: Run, how: str, follower: subprocess.Popen[str]) -> None:

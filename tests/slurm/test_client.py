@@ -257,3 +257,16 @@ def test_of_many_sacctmgr_commands_the_ones_not_done_are_named() -> None:
         slurm.sacctmgr_all([["add", "qos", "high"], ["add", "user", "z", "account=none"]])
     assert "not done: sacctmgr add user z account=none" in caught.value.what
     assert "add qos high" not in caught.value.what
+
+
+def test_an_allocation_is_ended_by_slurm_s_own_library_with_an_exit_code_as_wait_tells_it():
+    asked, slurm = client({"show config": recorded("config"), "slurm_complete_job": ""})
+    asked.complete(17, 3)
+    folder = asked.config()["PluginDir"]
+    assert slurm.calls[1][0][-3:] == (f"{folder}/libslurmfull.so", "17", str(3 << 8))
+
+
+def test_where_the_library_is_another_nothing_is_taken_for_done():
+    asked, _ = client({"show config": recorded("config"), "slurm_complete_job": fails("undefined symbol")})
+    with pytest.raises(CommandFailed):
+        asked.complete(17, 0)

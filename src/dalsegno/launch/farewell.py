@@ -11,6 +11,7 @@ from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Finish
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.telling import Teller, Told
+from dalsegno.train.contract import TERMINATED
 from dalsegno.train.frames import Message
 
 FAREWELL_S = 3.0
@@ -35,7 +36,7 @@ async def say_farewell(of: Departing, end: Finish) -> int:
     while of.agents.peers and time.monotonic() < until:
         await asyncio.sleep(0.01)
     if not of.resting:
-        await of.staff.dismiss()
+        await of.staff.dismiss(None if end.code == TERMINATED else end.code)
     of.keep()
     of.said_farewell = True  # connections that break from now on have nothing more to tell
     if of.resting:

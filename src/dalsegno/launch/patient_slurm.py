@@ -53,6 +53,14 @@ class PatientSlurm:
                 await asyncio.sleep(AGAIN_S)
         return None
 
+    async def complete(self, job: int, exit_code: int) -> bool:
+        """Whether it was ended so; a Slurm whose library is another than we know can still be told to cancel it."""
+        try:
+            await asyncio.to_thread(self._client.complete, job, exit_code)
+        except DalsegnoError:
+            return False
+        return True
+
     async def shrink(self, job: int, nodes: Sequence[str]) -> bool:
         """Leave a job only these of its nodes. Not tried again: whoever wants it will ask again."""
         try:

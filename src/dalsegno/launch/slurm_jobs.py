@@ -191,14 +191,14 @@ class SlurmJobs:
         if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
             job.nodes = stay
 
-    async def give_back(self, jobs: Iterable[Job]) -> None:
-        """End jobs we do not need any more; the one we live in ends with us."""
+    async def give_back(self, jobs: Iterable[Job], code: int | None = None) -> None:
+        """End jobs we do not need any more; the one we live in ends with us. Without a code they are cancelled."""
         for job in list(jobs):
             job.given_back = True
             if job.asking is not None:
                 job.asking.kill()
                 self.waiting_id(job)
-            await self._cancel(job)
+            await self._cancel(job, code)
 
     async def sweep(self) -> None:
         """At the very end: a job whose id we never learned bears the run's name."""
@@ -206,11 +206,13 @@ class SlurmJobs:
             if each != self.site.own_job:
                 await self.slurm.cancel(each)
 
-    async def _cancel(self, job: Job) -> None:
+    async def _cancel(self, job: Job, code: int | None = None) -> None:
         if job in self.jobs:
             self.jobs.remove(job)
         if job.id is not None and job.id != self.site.own_job:
-            await self.slurm.cancel(job.id)
+            had_nodes = code is not None and bool(job.nodes)
+            if not (had_nodes and await self.slurm.complete(job.id, code or 0)):
+                await self.slurm.cancel(job.id)
         until = time.monotonic() + 2.0
         while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
             await asyncio.sleep(0.02)

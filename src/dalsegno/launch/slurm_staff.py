@@ -287,13 +287,13 @@ class SlurmStaff:
             else:
                 self.boss.stop(1, "Slurm does not queue its job again")
             return
-        await self._jobs.give_back([job for job in self._jobs.jobs if job.role != NEXT])
+        await self._jobs.give_back([job for job in self._jobs.jobs if job.role != NEXT], code=0)
         if not self._jobs.jobs:
             self.begin(NEXT)
         self.boss.keep()
 
-    async def dismiss(self) -> None:
-        await self._jobs.give_back(self._jobs.jobs)
+    async def dismiss(self, code: int | None = None) -> None:
+        await self._jobs.give_back(self._jobs.jobs, code)
         await self._jobs.sweep()
 
     def soon(self, work: Awaitable[None]) -> None:

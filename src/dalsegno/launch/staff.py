@@ -95,8 +95,8 @@ class Staff(Protocol):
         """Nothing runs any more: give the nodes back."""
         ...
 
-    async def dismiss(self) -> None:
-        """The run is over: nothing of ours may stay in Slurm."""
+    async def dismiss(self, code: int | None = None) -> None:
+        """The run is over: nothing of ours may stay in Slurm. It is told this exit code, or None: cancelled."""
         ...
 
     @property
@@ -151,7 +151,7 @@ class NoStaff:
 
     async def move(self) -> None: ...
 
-    async def dismiss(self) -> None: ...
+    async def dismiss(self, code: int | None = None) -> None: ...
 
     @property
     def jobs(self) -> tuple[int, ...]:

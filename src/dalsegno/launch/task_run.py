@@ -47,7 +47,8 @@ class TaskRun:
             self.folder.exit_code.unlink(missing_ok=True)
             self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
             return SAVED
-        await self.jobs.give_back(self.jobs.jobs)
+        code = self.status.exit_code
+        await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
         await self.jobs.sweep()
         self._tell(phase=ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.errors import CommandFailed, NotThere
 from dalsegno.slurm.accounts_info import AccountsInfo
+from dalsegno.slurm.completion import complete_argv
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.names import free_text, job_id, node_list, word
 from dalsegno.slurm.node_info import NodeInfo
@@ -114,6 +115,12 @@ class SlurmClient:
         wanted = [job_id(job) for job in jobs]
         if wanted:
             self._tell(("scancel", *((f"--signal={signal}",) if signal else ()), *wanted), fine=_GONE)
+
+    def complete(self, job: int, exit_code: int) -> None:
+        """End an allocation that has no script, with a code for Slurm's books: COMPLETED, or FAILED."""
+        plugins = self.config().get("PluginDir", "").partition(":")[0]
+        argv = complete_argv(plugins, job, exit_code)
+        self._runner.run((*self._prefix, *argv), env=self._env, timeout_s=self._timeout_s).checked()
 
     def hold(self, *jobs: int | str) -> None:
         self._tell(("scontrol", "hold", *map(job_id, jobs)))
