@@ -330,7 +330,7 @@ async def test_a_coordinator_that_cannot_read_what_is_saved_begins_anew_and_give
         given_back: list[int] = []
 
         class Staffed(NoStaff):
-            async def dismiss(self) -> None:
+            async def dismiss(self, code: int | None = None) -> None:
                 given_back.append(len(given_back))
 
         run.task = asyncio.ensure_future(Coordinator(run.site, lambda boss: Staffed()).serve())

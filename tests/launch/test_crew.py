@@ -68,3 +68,13 @@ def test_the_error_file_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: P
     crew = Crew(3)
     crew.add(0, **files(tmp_path, 0))
     assert crew.hurt() == []
+
+
+def test_the_last_complaint_counts_of_one_that_gave_up_and_not_of_one_that_was_killed_or_runs(tmp_path: Path):
+    crew = Crew(3)
+    gave_up, killed, runs = (crew.add(rank, **files(tmp_path, rank)) for rank in range(3))
+    for worker in (gave_up, killed, runs):
+        Path(worker.log).write_text("error: no data\n")
+    assert crew.ended(gave_up, 2)["traceback"] == "error: no data"
+    assert "traceback" not in crew.ended(killed, -9)
+    assert crew.hurt() == []

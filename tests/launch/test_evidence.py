@@ -1,11 +1,13 @@
 """What a dead worker left to tell why it died."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.evidence import MAX_CHARS, gather, last_traceback, oom_kills
+from dalsegno.launch.agent.evidence import MAX_CHARS, gather, last_traceback, last_words, oom_kills
 
 SIMPLE = """Traceback (most recent call last):
   File "/home/ada/train.py", line 7, in <module>
@@ -130,3 +132,28 @@ def test_a_broken_error_file_leaves_the_log(tmp_path: Path):
 
 def test_the_kernel_counts_those_it_killed_for_memory():
     assert oom_kills() >= 0
+
+
+def test_a_script_that_does_not_parse_says_where(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
+    shown = done.stderr.decode().partition("<module>\n")[2]  # as the warm parent shows it: without its own frames
+    log.write_text(f"hello\n{shown}")
+    assert gather(str(log), "") == {"traceback": shown.rstrip("\n")}
+    assert shown.startswith('  File "train.py", line 2') and "SyntaxError: '(' was never closed" in shown
+
+
+@pytest.mark.parametrize(
+    "line", ["train.py: error: the following arguments are required: --data", "bash: x: not found"]
+)
+def test_of_one_that_gave_up_the_last_line_is_told_if_it_complains(tmp_path: Path, line: str):
+    log = tmp_path / "rank0.log"
+    log.write_text(f"step 1\n{line}\n\n")
+    assert last_words(str(log)) == {"traceback": line}
+    assert last_words(str(log), since=log.stat().st_size) == {} == last_words(str(tmp_path / "none"))
+
+
+def test_a_last_line_that_complains_of_nothing_tells_nothing(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    log.write_text("an error that was handled\nstep 7\n")
+    assert last_words(str(log)) == {} == gather(str(log), "")

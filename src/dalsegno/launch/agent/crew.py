@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.launch.agent.evidence import gather, oom_kills
+from dalsegno.launch.agent.evidence import gather, last_words, oom_kills
 
 Report = dict[str, Any]
 
@@ -52,7 +52,8 @@ class Crew:
         """Note an end; what the worker left to tell goes along."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
-            report.update(gather(worker.log, worker.error_file, worker.log_start))
+            told = gather(worker.log, worker.error_file, worker.log_start)
+            report.update(told or (last_words(worker.log, worker.log_start) if code > 0 else {}))
             report["oom"] = code == -9 and oom_kills() > self.oom_before
         self.reports[worker.rank] = report
         return report

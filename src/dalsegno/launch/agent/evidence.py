@@ -5,19 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from typing import Any
 
 _TAIL_BYTES = 65536
+# A script that does not parse has no traceback: it is not in any frame yet.
+_NOT_PARSED = re.compile(r'^  File ".+", line \d+\n(?:    .*\n)*(?:Syntax|Indentation|Tab)Error: .*$', re.MULTILINE)
+_COMPLAINT = re.compile(r"error|exception|fatal|cannot|can't|not found|no such|denied|invalid|usage:", re.IGNORECASE)
 _START = "Traceback (most recent call last):"
 MAX_CHARS = 8000
+_LINE_CHARS = 300
 
 
 def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
     """`traceback` and, where torch's `record` wrote one, the `time` of the error. Empty if there is nothing to tell."""
     told = _read_error_file(error_file)
-    traceback = told.get("traceback") or last_traceback(_tail(log, since))
+    tail = "" if told.get("traceback") else _tail(log, since)
+    traceback = told.get("traceback") or last_traceback(tail) or _not_parsed(tail)
     found = {"traceback": traceback[-MAX_CHARS:]} if traceback else {}
     return dict(found, at=told["at"]) if "at" in told else found
+
+
+def last_words(log: str, since: int = 0) -> dict[str, Any]:
+    """Of one that gave up without a traceback: the last line of its log, if that is a complaint."""
+    line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
+    return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
+
+
+def _not_parsed(text: str) -> str:
+    found = _NOT_PARSED.findall(text)
+    return found[-1] if found else ""
 
 
 def last_traceback(text: str) -> str:
