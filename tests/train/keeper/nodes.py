@@ -48,6 +48,7 @@ class Node:
         return "127.0.0.1", self.port
 
     def order(self, message: Message) -> None:
+        self._sock.settimeout(WAIT_S)
         send(self._sock, message)
 
     def keep(self, buddy: Address | None = None, generation: int = 1, secret: str = SECRET, **more: Any) -> None:
@@ -133,4 +134,4 @@ class Node:
 
 def _be_keeper(name: str, folder: Path) -> None:
     os.closerange(3, 1024)  # what the test has open: a connection is closed only when nobody holds it any more
-    serve(name, folder)
+    serve(name, folder, nice=0)

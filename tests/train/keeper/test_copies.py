@@ -67,10 +67,23 @@ def test_without_a_buddy_snapshots_are_checksummed(node: NewNode) -> None:
     assert [verify(one.path(held)) for held in one.held()] == [Verdict.WHOLE] and one.sent() == []
 
 
+def test_a_snapshot_that_cannot_be_read_does_not_hold_up_the_others(node: NewNode) -> None:
+    one, other = node("one"), node("other")
+    other.keep()
+    one.commit(filled(2, rank=1, world=2))
+    (damaged,) = one.held()
+    with one.path(damaged).open("r+b") as file:
+        file.seek(damaged.record.own.at)
+        file.write(b"?")
+    one.commit(filled(1, rank=0, world=2))
+    one.keep(other.address)
+    one.until(lambda: one.sent() == [1])
+
+
 def test_what_comes_faster_than_it_can_be_sent_is_skipped(node: NewNode) -> None:
     one, other = pair(node, rate=1e6)
     for step in range(1, 6):
-        one.commit(filled(step, elements=60_000), slots=5)
+        one.commit(filled(step, elements=40_000), slots=5)
         _until_a_file_is_made(other.folder, 1)
     one.until(lambda: 5 in one.sent())
     other.until(lambda: [copy for copy in other.kept if copy["step"] == 5])
@@ -156,13 +169,13 @@ def test_a_rank_that_has_to_wait_does_not_hold_up_another(node: NewNode) -> None
     one.until(lambda: [kept for kept in one.kept if kept["rank"] == 1 and kept["sent"]])
 
 
-def test_a_generation_that_was_given_up_can_send_no_more(node: NewNode) -> None:
-    one, other = pair(node)
+def test_a_generation_that_was_given_up_can_send_no_more_and_its_agent_hears_why(node: NewNode) -> None:
+    one, other = node("one"), node("other")
     other.keep(generation=2)
+    other.ready()
+    one.keep(other.address, generation=1)
     one.commit(filled(1))
-    one.until(lambda: [kept for kept in one.kept if kept["summed"]])
-    time.sleep(0.2)  # time to do it wrong
-    one.listen()
+    one.until(lambda: [message for message in one.heard if "gone on without" in message.get("trouble", "")])
     assert one.sent() == [] and other.copies() == []
     one.keep(other.address, generation=2, resumed=1)
     one.until(one.sent)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dalsegno.train.frames import Message, send
-from dalsegno.train.keeper.wire import Stranger, dial, receive
+from dalsegno.train.keeper.wire import Stranger, answer, at_work, dial, receive
 from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
 from dalsegno.train.proof import nonce, prove
 from tests.train.keeper.conftest import NewNode
@@ -139,3 +139,12 @@ def test_what_makes_no_sense_ends_the_call_and_nothing_else(node: NewNode, messa
                 pass
             raise ConnectionError("that is an answer too")
     assert one.fetch(0, 1)["ok"]
+
+
+def test_who_has_long_work_to_do_says_so_and_is_waited_for() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        with at_work(other):
+            assert receive(one) == {"wait": True}
+        send(other, {"go": True})
+        assert answer(one) == {"go": True}

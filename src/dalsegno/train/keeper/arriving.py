@@ -10,7 +10,7 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import send
 from dalsegno.train.keeper.receiving import make_room
-from dalsegno.train.keeper.wire import fill, receive
+from dalsegno.train.keeper.wire import answer, at_work, fill
 from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
 
@@ -42,10 +42,12 @@ class Arriving:
     def take_from(self, sock: socket.socket) -> None:
         """All that is missing, if this holder lives so long. What came stays for the next one."""
         send(sock, {"fetch": self._wanted.asked(), "header": self._header, "at": self._at})
-        answer = receive(sock)
-        if answer.get("gone"):
+        said = answer(sock)
+        if said.get("gone"):
             raise CheckpointError("it is not there any more")
-        coming = self._expect(str(answer["header"]), int(answer["at"]))
+        with at_work(sock):
+            coming = self._expect(str(said["header"]), int(said["at"]))
+        send(sock, {"go": True})
         self._at = fill(sock, coming.buffer, self._at)
         if self._at < len(coming.buffer):
             raise ConnectionError(f"the connection broke after {self._at} of {len(coming.buffer)} bytes")

@@ -27,6 +27,7 @@ class Books:
         self.keep: Keep | None = None
         self._sent: dict[Sent, Address] = {}
         self._told: list[Message] | None = None
+        self._trouble = ""
 
     def order(self, keep: Keep) -> None:
         with self.changed:
@@ -42,6 +43,13 @@ class Books:
             if kept != self._told:
                 self.tell({"kept": kept})
                 self._told = kept
+
+    def complain(self, why: str) -> None:
+        """Of what goes on going wrong the agent hears once."""
+        with self.changed:
+            if why != self._trouble:
+                self.tell({"trouble": why})
+                self._trouble = why
 
     def held(self) -> list[Held]:
         return holdings(self.keep.run, self.folder) if self.keep else []

@@ -14,7 +14,7 @@ from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.holdings import Held
 from dalsegno.train.keeper.pace import unlimited
 from dalsegno.train.keeper.plan import find_own, find_shared
-from dalsegno.train.keeper.wire import send_part
+from dalsegno.train.keeper.wire import answer, at_work, send_part
 from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import parse_sums
 from dalsegno.train.memory.snapshot import held_snapshot, read_header
@@ -35,9 +35,11 @@ def _give(sock: socket.socket, message: Message, books: Books, one: Held, shared
         if snapshot is None or snapshot.record != one.record:
             return False
         sums = parse_sums(read_header(path)) if one.summed else None
-        header, part = outgoing(snapshot, sums, shared)
+        with at_work(sock):
+            header, part = outgoing(snapshot, sums, shared)
         same = message.get("header") == header.hex()
         start = min(max(0, int(message.get("at", 0))), len(part)) if same else 0
         send(sock, {"header": header.hex(), "at": start})
+        answer(sock)
         send_part(sock, path, one.record.shared if shared else one.record.own, start, unlimited())
         return True

@@ -18,12 +18,13 @@ from dalsegno.train.memory.safe import Safe
 COPIES = 3  # slots for what a buddy sends of one rank
 OWN, SHARED = 3, 4  # and those for the parts that were fetched for it
 
-Sent = tuple[int, int]  # rank, and the number of its snapshot
+Sent = tuple[int, int]  # a rank, and the number of its snapshot
 
 
-def to_sum(held: Iterable[Held]) -> Held | None:
+def to_sum(held: Iterable[Held], failed: Collection[Sent] = ()) -> Held | None:
     """The newest snapshot of this node that has no checksums."""
-    return max((one for one in held if not one.copy and not one.summed), key=lambda one: one.place, default=None)
+    without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
+    return max(without, key=_place, default=None)
 
 
 def to_send(held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe | None = None) -> Held | None:

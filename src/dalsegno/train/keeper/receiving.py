@@ -11,7 +11,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import Message, send
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.plan import COPIES, slot_for
-from dalsegno.train.keeper.wire import fill
+from dalsegno.train.keeper.wire import at_work, fill
 from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
 from dalsegno.train.memory.room import Room, check_room, read_room
@@ -67,12 +67,15 @@ class Receiving:
 
     def _receive(self, sock: socket.socket, path: Path, header: bytes, record: Record) -> Message:
         make_room(path, record, self._read_room)
-        coming = Incoming(path, header)
+        with at_work(sock):
+            coming = Incoming(path, header)
         send(sock, {"go": True})
         if fill(sock, coming.buffer, 0) < len(coming.buffer):
             coming.abandon()
             raise ConnectionError("the sender is gone")
-        if not coming.is_whole():
+        with at_work(sock):
+            whole = coming.is_whole()
+        if not whole:
             coming.abandon()
             return {"damaged": True}
         coming.commit()

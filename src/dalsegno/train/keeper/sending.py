@@ -9,18 +9,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from enum import Enum
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import BadFrame, send
+from dalsegno.train.frames import BadFrame, Message, send
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.holdings import Held
 from dalsegno.train.keeper.orders import Address, Keep
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.keeper.plan import Sent, key_of, to_send
-from dalsegno.train.keeper.wire import Stranger, dial, receive, send_part
+from dalsegno.train.keeper.wire import Stranger, answer, dial, send_part
 from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import Sums, parse_sums
 from dalsegno.train.memory.snapshot import held_snapshot, read_header
@@ -31,14 +32,14 @@ _SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped ma
 
 class Outcome(Enum):
     SENT = "the buddy has it"
-    GONE = "it was overwritten"
+    GONE = "it was overwritten, or is damaged"
     LATER = "no slot was free there"
     REFUSED = "refused, or damaged on its way"
     BROKEN = "no connection"
 
 
 # How long others come first. A slot becomes free within a step or so.
-_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.GONE: 0.0}
+_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.GONE: 0.5}
 
 
 class Sending:
@@ -65,6 +66,13 @@ class Sending:
                 self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
             else:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
+
+    def turn_to(self, buddy: Address | None) -> None:
+        """Another thread says: whoever else is being sent to may be dead, and need not be waited for."""
+        sock = self._sock
+        if sock is not None and self._buddy != buddy:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _next(self) -> tuple[Keep, Address, Held]:
         with self._books.changed:
@@ -95,16 +103,22 @@ class Sending:
             try:
                 sock = self._connect(keep, buddy)
                 send(sock, {"offer": keep.generation, "header": header.hex()})
-                answer = receive(sock)
-                if answer.get("go"):
+                said = answer(sock)
+                if said.get("go"):
                     send_part(sock, path, snapshot.record.own, 0, self._pace)
-                    answer = receive(sock)
+                    said = answer(sock)
             except (OSError, BadFrame, Stranger, CheckpointError):
                 self._close()
                 return Outcome.BROKEN
-        if answer.get("later"):
+        return self._outcome(said)
+
+    def _outcome(self, said: Message) -> Outcome:
+        if said.get("kept") or said.get("have"):
+            return Outcome.SENT
+        if said.get("later"):
             return Outcome.LATER
-        return Outcome.SENT if answer.get("kept") or answer.get("have") else Outcome.REFUSED
+        self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
+        return Outcome.REFUSED
 
     def _connect(self, keep: Keep, buddy: Address) -> socket.socket:
         if self._sock is None or self._buddy != buddy:

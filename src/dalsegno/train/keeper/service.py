@@ -25,9 +25,9 @@ from dalsegno.train.memory.names import FOLDER
 NICE = 10  # the training comes first
 
 
-def serve(agent: str, folder: Path = FOLDER) -> None:
+def serve(agent: str, folder: Path = FOLDER, nice: int = NICE) -> None:
     """Until the agent goes: then the process ends at once, whatever its threads are doing."""
-    _be_modest()
+    _be_modest(nice)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect("\0" + agent)
         keeper = Keeper(folder, sock)
@@ -37,8 +37,8 @@ def serve(agent: str, folder: Path = FOLDER) -> None:
     os._exit(0)
 
 
-def _be_modest() -> None:
-    os.nice(NICE)
+def _be_modest(nice: int) -> None:
+    os.nice(nice)
     torch.set_num_threads(1)  # and those of a process that this one was forked from did not come along
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for workers, sent to the whole group
@@ -57,13 +57,13 @@ class Keeper:
     def __init__(self, folder: Path, agent: socket.socket) -> None:
         self._agent, self._telling = agent, threading.Lock()
         self._books = Books(folder, self._tell)
-        self._server, self._fetching = Server(self._books), Fetching(self._books)
+        self._server, self._fetching, self._sending = Server(self._books), Fetching(self._books), Sending(self._books)
 
     def start(self) -> None:
         self._tell({"keeper": self._server.port})
         works: list[Callable[[], None]] = [
             self._server.accept_for_ever,
-            Sending(self._books).send_for_ever,
+            self._sending.send_for_ever,
             lambda: sum_for_ever(self._books),
         ]
         for work in works:
@@ -82,6 +82,7 @@ class Keeper:
     def _do(self, order: Order | None) -> None:
         if isinstance(order, Keep):
             self._books.order(order)
+            self._sending.turn_to(order.buddy)
         elif isinstance(order, Fetch):
             self._fetching.start(order)
         elif isinstance(order, Drop):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dalsegno.train.frames import BadFrame, Message, Reader, send
@@ -16,6 +18,7 @@ from dalsegno.train.proof import holds, nonce, prove
 CONNECT_S = 2.0
 PROOF_S = 5.0
 STALL_S = 5.0  # a connection on which nothing moves for so long is as good as broken
+BEAT_S = 1.0
 IDLE_S = 60.0
 _PROOF_BYTES = 1 << 10  # all that a stranger can make us hold
 _FRAME_BYTES = 16 << 10
@@ -68,6 +71,33 @@ def receive(sock: socket.socket, until: float | None = None, limit: int = _FRAME
         raise BadFrame(f"a message of {int.from_bytes(length, 'big')} bytes is longer than {limit}")
     body = _exactly(sock, int.from_bytes(length, "big"), until)
     return next(iter(Reader().feed(length + body)))
+
+
+def answer(sock: socket.socket) -> Message:
+    """The next frame of someone who may have long work to do before, and says so."""
+    while True:
+        message = receive(sock)
+        if "wait" not in message:
+            return message
+
+
+@contextlib.contextmanager
+def at_work(sock: socket.socket) -> Iterator[None]:
+    """Whoever waits for our answer hears meanwhile that we live: memory and checksums of a large part take seconds."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):
+            while not done.wait(BEAT_S):
+                send(sock, {"wait": True})
+
+    beating = threading.Thread(target=beat, daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beating.join()
 
 
 def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
