@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import time
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
@@ -46,6 +48,19 @@ def follow(run: Run) -> Popen[str]:
     follower = Popen(argv, env=run.cli.env, stdout=PIPE, stderr=PIPE, text=True)
     assert follower.stdout is not None and follower.stdout.readline()
     return follower
+
+
+def test_in_a_terminal_down_asks_before_it_ends_anything(run: Run):
+    ours, theirs = pty.openpty()
+    asked = Popen(run.cli.argv("down", "one"), env=run.cli.env, stdin=theirs, stdout=DEVNULL, stderr=theirs)
+    os.write(ours, b"n\n")
+    assert asked.wait(30) == 1
+    said = os.read(ours, 10_000).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert f"ends 1 run ({run.id})" in said and "take one down? [y/N]" in said and "one stays as it is" in said
+    assert run.status.phase == "running"
+    assert run.cli.run("down", "one", "--yes").code == 0
 
 
 def test_down_names_what_it_ends_and_deletes_and_its_runs_are_cancelled(run: Run):
