@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.screen import prefixed
+from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.follow import Line
 from tests.cli.runs import end, make_run, members, say, tell
@@ -100,6 +101,38 @@ def test_what_comes_while_it_is_followed(run: RunFolder, follow: Callable[..., s
     end(run)
     assert child.wait(20) == 0
     assert child.stderr.read() == "run train-k3f9x is done after 1:00\n"
+
+
+def formed(run: RunFolder, generation: int) -> None:
+    journal.append(run.journal, 1.0, "generation", generation=generation, nodes=["n1"], nproc_per_node=2, wanted=1)
+
+
+def test_a_generation_is_told_of_before_the_first_line_it_says(
+    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
+):
+    tell(run, coordinator_pid=1, updated=time.time() + 3600, phase="starting", nodes=members("n1"))
+    formed(run, 1)
+    say(run, 1, 0, "step 1\n")
+    child = follow(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert child.stdout
+    assert [child.stdout.readline() for _ in range(3)] == [
+        "run train-k3f9x starts on 1 node\n", "generation 1: 1 node, 2 processes\n", "[0] step 1\n",
+    ]  # fmt: skip
+    alive(run)
+    formed(run, 2)
+    say(run, 2, 1, "again\n")
+    assert [child.stdout.readline() for _ in range(2)] == ["generation 2: 1 node, 2 processes\n", "[1] again\n"]
+    end(run)
+    assert child.stdout.read() == "run train-k3f9x is done after 1:00\n"
+
+
+def test_a_run_that_was_over_before_anybody_looked_had_a_generation_all_the_same(
+    run: RunFolder, follow: Callable[..., subprocess.Popen[str]]
+):
+    formed(run, 1)
+    end(run)
+    _, err = follow().communicate(timeout=20)
+    assert err.splitlines() == ["generation 1: 1 node, 2 processes", "run train-k3f9x is done after 1:00"]
 
 
 def test_ctrl_c_in_a_script_cancels_the_run(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):

@@ -61,7 +61,8 @@ class Follower:
         while True:
             now = time.time()
             status = self.watch.look(now)  # first: what is logged before a run's last status is then seen below
-            self.screen.lines(self.logs.lines(now, final=is_over(status)))
+            tell = partial(self.screen.status, status, now) if not is_over(status) else _nothing
+            self.screen.lines(self.logs.lines(now, final=is_over(status)), news=tell)
             if is_over(status):
                 return self._end(status)
             self.screen.status(status, now)
@@ -71,6 +72,7 @@ class Follower:
             time.sleep(pause_s(self.logs))
 
     def _end(self, status: Status) -> int:
+        self.screen.generations()
         self.screen.notes()
         self.screen.clear()
         if status.exit_code == 0:
@@ -104,6 +106,9 @@ class Follower:
     def _detach(self) -> int:
         self.screen.talk(f"run {self.run} goes on; `dalsegno logs -f {self.run}` follows it again")
         return 0
+
+
+def _nothing() -> None: ...
 
 
 def pause_s(logs: RunLogs) -> float:

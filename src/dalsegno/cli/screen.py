@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.statusline import last_cause, live_text, sentences
+from dalsegno.cli.statusline import last_cause, live_text, new_generations, sentences, told_cause
 from dalsegno.launch import journal
 from dalsegno.launch.follow import Line
-from dalsegno.launch.status import Status
+from dalsegno.launch.status import RUNNING, Status
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 _REDRAW_S = 0.5
@@ -41,13 +41,21 @@ class Screen:
         self._colour = sys.stdout.isatty()
         self._told: Status | None = None
         self._said: set[str] = set()
+        self._announced = 0  # the last generation that was told of
         self._drawn = ""
         self._drawn_at = 0.0
 
-    def lines(self, lines: Iterable[Line]) -> None:
-        """As bytes: what a program said goes on as it came, whatever our locale can name."""
+    def lines(self, lines: Iterable[Line], news: Callable[[], None] = lambda: None) -> None:
+        """As bytes: what a program said goes on as it came, whatever our locale can name.
+
+        Before the first of a new generation comes what there is to say of it: `news`, or else what the journal has.
+        """
         sys.stdout.flush()
         for line in lines:
+            if line.generation > self._announced:
+                sys.stdout.buffer.flush()
+                news()
+                self.generations(line.generation)
             self.clear()
             self.ranks = max(self.ranks, (line.rank or 0) + 1)
             text = prefixed(line, 1 if self._bare else self.ranks, self._colour)
@@ -57,8 +65,10 @@ class Screen:
     def status(self, status: Status, now: float) -> None:
         self.ranks = max(self.ranks, status.world_size)
         changed = status != self._told
-        news = sentences(self._told, status, self._cause()) if changed else []
+        news = sentences(self._told, status, self._cause(), self._announced) if changed else []
         self._told = status
+        if status.phase == RUNNING:
+            self._announced = max(self._announced, status.generation)
         if self._quiet:
             return
         for text in news:
@@ -67,6 +77,15 @@ class Screen:
             self.notes()
         if self._live:
             self._draw(live_text(status, now), now)
+
+    def generations(self, up_to: int = sys.maxsize) -> None:
+        """Those that no status was seen to have: one may be over before anybody has looked."""
+        story = list(journal.read(self._story)) if self._story and not self._quiet else []
+        for number, text in new_generations(story, self._announced, told_cause(self._told)).items():
+            if number <= up_to:
+                self._announced = number
+                self.talk(text)
+        self._announced = max(self._announced, up_to if up_to < sys.maxsize else 0)
 
     def notes(self) -> None:
         """What the run noted and no status was seen to say: the next word may come too soon after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dalsegno.jobs.prepare import HANDED_OVER
 from dalsegno.launch.journal import Entry
@@ -25,8 +25,9 @@ def live_text(status: Status, now: float) -> str:
     return "  ".join([*parts, clock(elapsed_s(status, now))])
 
 
-def sentences(before: Status | None, after: Status, cause: str = "") -> list[str]:
-    """What there is to tell of the way from one status to the next; `cause` is what ended the last generation."""
+def sentences(before: Status | None, after: Status, cause: str = "", announced: int = 0) -> list[str]:
+    """What there is to tell of the way from one status to the next; `cause` is what ended the last generation, and
+    generations up to `announced` have been told of."""
     told = [f"{what} is lost" for what in _lost(before, after) if what.split()[1] not in cause.split()]
     if after.phase == WAITING:
         return [*told, *_waiting(before, after)]
@@ -34,14 +35,35 @@ def sentences(before: Status | None, after: Status, cause: str = "") -> list[str
         told.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
     elif after.phase == RESTARTING and after.started and (before is None or before.phase != RESTARTING):
         told.append(f"run {after.run} restarts{f': {cause}' if cause else ''}")
-    elif after.phase == RUNNING and (
-        before is None or (before.phase, before.generation) != (RUNNING, after.generation)
-    ):
-        told_before = before is not None and before.phase == RESTARTING
-        told.append(_generation(after, "" if told_before else cause))
+    elif after.phase == RUNNING and after.generation > announced and not _same_generation(before, after):
+        told.append(_generation(after, "" if told_cause(before) else cause))
     if before is not None and before.message != after.message and after.message and not is_smaller(after):
         told.append(after.message)
     return told
+
+
+def _same_generation(before: Status | None, after: Status) -> bool:
+    return before is not None and (before.phase, before.generation) == (RUNNING, after.generation)
+
+
+def told_cause(before: Status | None) -> bool:
+    """Whether it was told why the generation that ended last did so."""
+    return before is not None and before.phase == RESTARTING
+
+
+def new_generations(entries: Sequence[Entry], announced: int, told_why: bool) -> dict[int, str]:
+    """The same of generations that a journal tells of, by their numbers: for those that no status was seen to have."""
+    found: dict[int, str] = {}
+    for place, entry in enumerate(entries):
+        if entry.get("event") == "generation" and int(entry["generation"]) > announced:
+            cause = last_cause(entries[: place + 1]) if found or not told_why else ""
+            found[int(entry["generation"])] = _formed(entry, cause)
+    return found
+
+
+def _formed(entry: Entry, cause: str) -> str:
+    nodes, each = len(entry["nodes"]), int(entry["nproc_per_node"])
+    return _generation_text(int(entry["generation"]), nodes, nodes * each, int(entry.get("wanted", nodes)), cause)
 
 
 def last_cause(entries: Iterable[Entry]) -> str:
@@ -108,21 +130,21 @@ def clock(seconds: float) -> str:
 
 
 def _generation(after: Status, cause: str) -> str:
-    size = f"{_count(_group_size(after), 'node')}, {_count(after.world_size, 'process', 'processes')}"
-    why = f" ({cause})" if cause and after.generation > 1 else ""
-    return f"generation {after.generation}: {size}{why}{_smaller(after)}"
+    wanted = after.wanted_nodes if is_smaller(after) else 0
+    return _generation_text(after.generation, _group_size(after), after.world_size, wanted, cause)
+
+
+def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause: str) -> str:
+    why = f" ({cause})" if cause and number > 1 else ""
+    smaller = f"; smaller than the {_count(wanted, 'node')} asked for, which changes the effective batch"
+    size = f"{_count(nodes, 'node')}, {_count(processes, 'process', 'processes')}"
+    return f"generation {number}: {size}{why}{smaller if nodes < wanted else ''}"
 
 
 def _cause(entry: Entry) -> str:
     if entry["event"] == "lost":
         return f"{entry.get('node')} is lost: {entry.get('why')}"
     return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
-
-
-def _smaller(status: Status) -> str:
-    if not is_smaller(status):
-        return ""
-    return f"; smaller than the {_count(status.wanted_nodes, 'node')} asked for, which changes the effective batch"
 
 
 def _waiting(before: Status | None, after: Status) -> list[str]:
