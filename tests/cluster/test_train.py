@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -115,4 +116,20 @@ def test_ten_kills_and_two_power_cuts_later_every_bit_is_the_same(
     sources = training.sources()
     assert len(sources) > 8, "most faults cost a generation; a spare's agent, or two at once, do not"
     assert set(sources[1:]) == {"memory"}, sources
+    run.no_trace()
+
+
+def test_a_node_that_is_wanted_back_has_all_ranks_save_the_same_step_and_go_on_elsewhere(
+    undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
+) -> None:
+    training = Training(cluster_for_runs, tmp_path, 300, 0.02)
+    run = training.run
+    run.wait_for(lambda: training.step() > 20, LONG_S)
+    os.kill(next(iter(run.agents().values())), signal.SIGUSR2)  # what Slurm sends before the time limit
+    assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
+    ends = {max(step for g, rank, step, _ in training.losses() if (g, rank) == (1, each)) for each in range(4)}
+    assert len(ends) == 1, "all ranks have stopped after the same step"
+    assert training.sources() == ["nothing", "disk"]
+    assert min(step for g, _, step, _ in training.losses() if g == 2) == ends.pop() + 1, "no step is done twice"
+    assert training.weights() == undisturbed.weights()
     run.no_trace()

@@ -80,6 +80,8 @@ class Snapshots:
             self._tell({"kept": self.held(), "port": self._port})
         elif "fetched" in message:
             self._fetched(message)
+        elif "trouble" in message:
+            self._tell({"note": f"copies of snapshots: {message['trouble']}"})
 
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """It listens before the worker hears of it."""
@@ -151,5 +153,6 @@ class Snapshots:
     def _keep(self) -> None:
         assert self._keeper is not None
         buddy = list(self._buddy) if self._buddy else None
+        resumed = self._resume.step if self._resume else None
         terms = {"run": self.run, "secret": self._secret.hex(), "buddy": buddy, "generation": self._generation}
-        self._keeper({"keep": terms})
+        self._keeper({"keep": {**terms, "resumed": resumed}})
