@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a checkpoint costs: the stall of a snapshot in memory and of torch's own, beside a plain copy of the same bytes.
 
-    benchmarks/checkpoint.py               1 GiB of state, about a minute; prints a table
+    benchmarks/checkpoint.py               1 GiB of state, about two minutes; prints a table
+    benchmarks/checkpoint.py --write       also puts the table into docs/performance.md
     benchmarks/checkpoint.py --gib 0.25    less of it
     benchmarks/checkpoint.py --runs 3      fewer repetitions
 
@@ -14,26 +15,33 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from statistics import median
 
 import torch
 from quiet import available_mib, busy_share
-from table import Row, render
+from table import Row, render, write
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from dalsegno.train import Checkpointer  # noqa: E402
+from dalsegno.train.disk.write import write_share  # noqa: E402
 from dalsegno.train.memory.checksum import Verdict, checksum, judge  # noqa: E402
 from dalsegno.train.memory.names import sweep  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from dalsegno.train.moving import Mover  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
 
+PAGE = ROOT / "docs" / "performance.md"
+COMPUTE_S = 0.5  # of one step: forward and backward
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
 Nested = dict[str, dict[str, torch.Tensor]]
@@ -44,13 +52,16 @@ def main() -> int:
     if available_mib() < options.gib * 5 * 1024:
         print(f"needs {options.gib * 5:.0f} GiB of free memory", file=sys.stderr)
         return 1
-    folder = Path(tempfile.mkdtemp(prefix="dalsegno-benchmark-"))
+    folder = Path(tempfile.mkdtemp(prefix="dalsegno-benchmark-", dir=options.folder))
     try:
         rows = list(measure(training_state(int(options.gib * GIB)), options.runs, options.gib, folder))
     finally:
         sweep(RUN)
         shutil.rmtree(folder)
     print(render(rows))
+    if options.write:
+        measured = f"Measured on {date.today()} with torch {torch.__version__}, {os.cpu_count()} cores."
+        write(PAGE, f"{measured}\n\n{render(rows)}", "checkpoint")
     return 0
 
 
@@ -58,6 +69,8 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--runs", type=int, default=7, help="repetitions")
+    parser.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     return parser.parse_args()
 
 
@@ -77,24 +90,31 @@ def shapes(wide: int) -> list[tuple[str, int]]:
 
 
 def measure(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
-    yield from memory_snapshot(nested, runs, gib)
+    yield from memory_snapshot(nested, runs, gib, folder)
     yield from memory_restore(nested, runs, gib)
-    yield from torchs_own(nested, max(2, runs // 3), gib, folder)
+    yield from disk_save(nested, runs, gib, folder)
+    yield from between_steps(folder)
 
 
-def memory_snapshot(nested: Nested, runs: int, gib: float) -> Iterator[Row]:
-    """The stall of a snapshot, and a copy of the same tensors into memory that is warm."""
+def memory_snapshot(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
+    """The stall of a snapshot, beside a copy of the same tensors into warm memory, and beside torch's own way."""
     slots, warm = Slots(RUN, rank=0, generation=1), {kind: dict(map(clone, of.items())) for kind, of in nested.items()}
     slots.prepare(state_at(nested, 0))
-    copies, stalls = [], []
-    for step in range(1, runs + 2):
+    copies, whole, beside, others = [], [], [], []
+    for step in range(1, 2 * runs + 3, 2):
         copies.append(timed(lambda: copy(warm, nested)))
-        stalls.append(timed(lambda step=step: slots.write(state_at(nested, step))))  # type: ignore[misc]
+        whole.append(timed(lambda step=step: slots.write(state_at(nested, step))))  # type: ignore[misc]
+        beside.append(stall_beside(slots, state_at(nested, step + 1)))
+        others.append(torchs_stall(nested, folder / "dcp"))
     slots.close()
-    floor = median(copies[1:])
+    floor, other = median(copies[1:]), median(others[1:])
     yield row(f"plain copy of {gib:g} GiB into warm memory", None, copies[1:])
-    ratio = f"{median(stalls[1:]) / floor:.2f} x the plain copy"
-    yield row(f"snapshot of {gib:g} GiB in memory: training stands still", round(1.5 * floor, 3), stalls[1:], ratio)
+    ratio = f"{median(whole[1:]) / floor:.2f} x the plain copy"
+    yield row(f"snapshot of {gib:g} GiB in memory, waited for", round(1.5 * floor, 3), whole[1:], ratio)
+    yield row(f"DCP async_save of {gib:g} GiB: training stands still", None, others[1:])
+    times = f"DCP stands still {other / median(beside[1:]):.0f} x as long"
+    what = f"snapshot of {gib:g} GiB beside the training: training stands still"
+    yield row(what, round(other / 5, 3), beside[1:], times)
 
 
 def memory_restore(nested: Nested, runs: int, gib: float) -> Iterator[Row]:
@@ -112,20 +132,72 @@ def memory_restore(nested: Nested, runs: int, gib: float) -> Iterator[Row]:
     yield row(f"restore of {gib:g} GiB from memory, every byte verified", 0.5 * gib, verified)
 
 
-def torchs_own(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
-    """How long torch's own ways keep the training waiting."""
+def disk_save(nested: Nested, runs: int, gib: float, folder: Path) -> Iterator[Row]:
+    """A rank's share with checksum and fsync, beside `dd conv=fsync` of as many bytes that are no zeros."""
+    source, state = folder / "source", state_at(nested, 1)
+    source.write_bytes(memoryview(torch.randint(0, 255, (int(gib * GIB),), dtype=torch.uint8).numpy()))
+    raw, ours = [], []
+    for n in range(runs):
+        raw.append(timed(lambda: dd(source, folder / "raw")))
+        ours.append(timed(lambda n=n: write_share(folder, state, RUN, n)))  # type: ignore[misc]
+        for left in folder.glob(".step-*"):
+            shutil.rmtree(left)
+    source.unlink()
+    yield row(f"dd conv=fsync of {gib:g} GiB", None, raw)
+    share = f"{median(raw) / median(ours):.0%} of dd's speed"
+    yield row(f"save of {gib:g} GiB to disk, in the background", round(median(raw) / 0.8, 3), ours, share)
+
+
+def between_steps(folder: Path) -> Iterator[Row]:
+    """What `done` costs a step of 50 ms when nothing is due."""
+    model = torch.nn.Linear(256, 256)
+    ckpt = Checkpointer(folder / "idle", model=model, optimizer=torch.optim.Adam(model.parameters()), disk_every="10m")
+    costs = []
+    for step in ckpt.steps(60):
+        time.sleep(0.05)
+        costs.append(timed(lambda step=step: ckpt.done(step, loss=1.0)))  # type: ignore[misc]
+    yield row("done(), when nothing is due", 0.01 * 0.05, costs, "1 % of a step of 50 ms is what was asked")
+
+
+def stall_beside(slots: Slots, state: State) -> float:
+    """As `done` does it: the copy goes on in the next forward and backward pass, and the optimizer waits for the rest."""
+    mover, began = Mover(), time.perf_counter()
+    draft = slots.begin(state)
+    assert draft is not None
+    moving = mover.move(draft, {piece.tensor.data_ptr() for piece in state.pieces})
+    called = time.perf_counter()
+    compute(COMPUTE_S)
+    waits = time.perf_counter()
+    moving.wait()
+    stall = (called - began) + (time.perf_counter() - waits)
+    draft.commit()
+    mover.close()
+    return stall
+
+
+def compute(seconds: float) -> None:
+    """A model's passes on one core."""
+    until, matrix = time.perf_counter() + seconds, torch.rand(256, 256)
+    while time.perf_counter() < until:
+        matrix @ matrix
+
+
+def torchs_stall(nested: Nested, folder: Path) -> float:
+    """How long DCP's async_save keeps the training waiting; its writing is not counted."""
     from torch.distributed.checkpoint import async_save
 
-    stalls = []
-    for n in range(runs):
-        started = time.perf_counter()
-        saving = async_save(nested, checkpoint_id=folder / f"dcp-{n}", no_dist=True)
-        stalls.append(time.perf_counter() - started)
-        getattr(saving, "upload_completion", saving).result()
-        shutil.rmtree(folder / f"dcp-{n}")
-    yield row(f"DCP async_save of {gib:g} GiB: training stands still", None, stalls)
-    saves = [timed(lambda: torch.save(nested, folder / "whole.pt")) for _ in range(runs)]
-    yield row(f"torch.save of {gib:g} GiB, without fsync", None, saves)
+    started = time.perf_counter()
+    saving = async_save(nested, checkpoint_id=folder, no_dist=True)
+    stall = time.perf_counter() - started
+    getattr(saving, "upload_completion", saving).result()
+    shutil.rmtree(folder)
+    return stall
+
+
+def dd(source: Path, target: Path) -> None:
+    command = ["dd", f"if={source}", f"of={target}", "bs=4M", "conv=fsync", "status=none"]
+    subprocess.run(command, check=True)
+    target.unlink()
 
 
 # How it is measured -----------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class Checkpointer:
                 self._board.write(word, value)
 
     def _keep(self, save: bool, must: bool = False) -> None:
-        if self._keeping.keep(self._state(), save, must) and save:
+        if self._keeping.keep(self._state(), self._objects.steady(), save, must) and save:
             self._save_step = self.step
 
     def _state(self) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,17 +61,18 @@ class Keeping:
         self._open: _Open | None = None
         self._prepared = False
 
-    def keep(self, state: State, save: bool, must: bool = False) -> bool:
+    def keep(self, state: State, steady: Container[int], save: bool, must: bool = False) -> bool:
         """Copy the state into memory, and have it saved from there. Without room for it, it is saved here and now.
 
-        `must`: this one may not be left out, even if all slots are in use. False if it was.
+        `steady`: the addresses of tensors that only an optimizer's step changes. `must`: this one may not be left out,
+        even if all slots are in use. False if it was.
         """
         self.settle(wait=True)
         self._prepare(state)
         began = time.monotonic()
         draft = self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
         if draft is not None:
-            self._open = _Open(draft, self._mover.move(draft), save)
+            self._open = _Open(draft, self._mover.move(draft, steady), save)
             self.settle(wait=False)
             self.counted.stall_s = time.monotonic() - began
         elif save and (must or self._slots is None):
@@ -110,6 +111,8 @@ class Keeping:
         return not self.failed
 
     def close(self) -> None:
+        self.settle(wait=True)
+        self._mover.close()
         self._saver.close()
         if self._slots is not None:
             self._slots.close()

@@ -9,7 +9,7 @@ import torch
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.nested import empty_out
-from dalsegno.train.shards import is_sharded
+from dalsegno.train.shards import is_sharded, local_part
 from dalsegno.train.state import put_together
 
 RESERVED = ("dalsegno",)
@@ -25,6 +25,17 @@ class Objects:
 
     def nested(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._named.items()}
+
+    def steady(self) -> set[int]:
+        """The addresses of what only an optimizer's step changes: its parameters, and its states."""
+        found: set[int] = set()
+        for each in self._named.values():
+            if isinstance(each, torch.optim.Optimizer):
+                parameters = [parameter for group in each.param_groups for parameter in group["params"]]
+                states = [value for state in each.state.values() for value in state.values()]
+                held = [value for value in (*parameters, *states) if isinstance(value, torch.Tensor)]
+                found.update(local_part(tensor).data_ptr() for tensor in held)
+        return found
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """The sharded tensors there are or will be, by name: they tell how a saved one has to be cut."""

@@ -36,6 +36,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return any(placement.is_shard() for placement in placements)
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is on this rank."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
 def with_local(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """A DTensor laid out as `like`, whose part on this rank is `local`."""
     from torch.distributed.tensor import DTensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 
@@ -86,21 +86,34 @@ class Copier:
         slot.on_release = lambda: self._unpin(address)
         return True
 
-    def start(self, draft: Draft) -> Pending:
-        """Copy a snapshot's tensors into its slot. Commit the draft when they are there."""
-        self.pin(draft.slot)
-        return self.copy(draft.pairs)
+    def start(self, draft: Draft, steady: Container[int] | None = None) -> Pending:
+        """Copy a snapshot's tensors into its slot. Commit the draft when they are there.
 
-    def copy(self, pairs: Iterable[Pair]) -> Pending:
+        `steady`: the addresses of tensors that nothing changes before `before_change`; None if that holds for all. The
+        others are copied first, and the training stream waits for them.
+        """
+        self.pin(draft.slot)
+        pairs = draft.pairs
+        if steady is None:
+            return self.copy(pairs)
+        first = [pair for pair in pairs if pair[1].data_ptr() not in steady]
+        return self.copy([pair for pair in pairs if pair[1].data_ptr() in steady], first)
+
+    def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> Pending:
         """Start copying what the training stream has computed so far. Tensors in this machine's memory go at once."""
         started = time.perf_counter()
         if self._last is not None:
             self._last.wait()  # two snapshots at once would share one staging buffer
-        pairs = [(target, source) for target, source in pairs if source.numel()]
+        pairs = [(target, source) for target, source in (*first, *pairs) if source.numel()]
+        waited_for = {id(source) for _, source in first}
         on_device = [(target, source) for target, source in pairs if source.device == self.device]
         staged = self._staged(on_device)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        sources = self._send(staged or on_device)
+        hurried = sum(id(source) in waited_for for _, source in on_device)
+        sources = self._send((staged or on_device)[:hurried])
+        if hurried:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        sources += self._send((staged or on_device)[hurried:])
         copied = torch.cuda.Event()
         copied.record(self._stream)
         copy_now((target, source) for target, source in pairs if source.device != self.device)
