@@ -160,7 +160,7 @@ def between_steps(folder: Path) -> Iterator[Row]:
 
 
 def stall_beside(slots: Slots, state: State) -> float:
-    """As `done` does it: the copy goes on in the next forward and backward pass, and the optimizer waits for the rest."""
+    """As `done` does it: the copy goes on while the next passes run, and the optimizer waits for the rest."""
     mover, began = Mover(), time.perf_counter()
     draft = slots.begin(state)
     assert draft is not None
