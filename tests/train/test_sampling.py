@@ -89,6 +89,7 @@ def test_a_sampler_that_draws_its_order_from_torch_draws_the_same_again(stop: in
 def test_a_pass_that_is_finished_is_not_begun_again(make: Any) -> None:
     torch.manual_seed(3)
     batches, place = make()
+    place.number(0)
     train(iter(one_pass(batches)), place, len(batches))
     place.finish(0)
     kept, drawn = place.state_dict(), torch.get_rng_state()

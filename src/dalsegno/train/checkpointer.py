@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import itertools
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ from dalsegno.train.where import Where, find_where
 GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
 Every = Union[int, str, None]
+_checkpointers = itertools.count()  # of this process
 
 
 class Checkpointer:
@@ -66,7 +68,9 @@ class Checkpointer:
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
         self._clock = Clock(began=time.monotonic())
-        self._agent = find_agent()
+        self._number = next(_checkpointers)
+        # The agent keeps one state for each rank: that of the first. A second one, say of the next phase, goes to disk.
+        self._agent = find_agent() if self._number == 0 else None
         # Without an agent nobody would find a snapshot again.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = _found_where()
@@ -156,14 +160,16 @@ class Checkpointer:
         return found
 
     def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
-        where = self._where
+        """What it writes bears a name of its own: a cell of a notebook may be run twice."""
+        where, number = self._where, self._number
+        run = f"{where.run}.{number}" if number else where.run
         terms = Terms(
-            str(self.folder), where.run, where.generation, where.rank, where.world,
+            str(self.folder), run, where.generation, where.rank, where.world,
             keep, keep_every, sweep=self._agent is None,
         )  # fmt: skip
         if self._agent is None:
             self._say("no run agent here: what is saved goes to disk only")
-            atexit.register(sweep_rank, where.run, where.rank)
+            atexit.register(sweep_rank, run, where.rank)
         return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
 
     def _begin(self) -> None:

@@ -98,9 +98,11 @@ def _teach(sampler: Any, place: Place) -> None:
         def __iter__(self) -> Iterator[Any]:
             return place.pass_over(super().__iter__)
 
-        def set_epoch(self, epoch: int) -> None:
-            place.numbered = True
-            super().set_epoch(epoch)
+    def set_epoch(self: Any, epoch: int) -> None:
+        place.numbered = True
+        kind.set_epoch(self, epoch)
 
+    if hasattr(kind, "set_epoch"):
+        Placed.set_epoch = set_epoch
     Placed.__name__, Placed.__qualname__ = kind.__name__, kind.__qualname__
     sampler.__class__ = Placed

@@ -1,0 +1,72 @@
+"""examples/gpt.py: alone, with DDP and with FSDP2; stopped and going on, on another number of ranks too."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TINY_GPT, TORCHRUN, assert_well, launcher, losses
+from tests.jobs.torchrun.launcher import Launcher
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # several processes, each with torch
+
+__all__ = ["launcher"]
+LONG = ["--steps", "300", "--save-every", "100"]
+SINGLE = ["--standalone", "--nproc-per-node", "1"]
+
+
+def stopped(launcher: Launcher, *words: str, fsdp: bool = False) -> subprocess.CompletedProcess[str]:
+    """A rank is asked to end: all save the same step, and stop after it."""
+    run = launcher.run(*words, str(FRAIL), "SIGTERM", "0", "20", *TINY_GPT, *LONG, *(["--fsdp"] if fsdp else []))
+    assert run.returncode == 1 and 20 < len(losses(run)) < 300, run.stderr[-3000:]
+    assert f"saved step {len(losses(run))}, stopping" in run.stderr
+    return run
+
+
+def first_loss(run: subprocess.CompletedProcess[str]) -> float:
+    (loss,) = losses(run)[min(losses(run))]
+    return float(loss)
+
+
+@pytest.mark.parametrize("kind", ["--fsdp", ""])
+def test_twenty_steps_on_two_ranks_and_a_sample_at_the_end(launcher: Launcher, kind: str) -> None:
+    run = launcher.run(*PAIR, *TINY_GPT, "--steps", "20", *kind.split())
+    assert_well(run)
+    assert list(losses(run)) == list(range(20))
+    assert len(run.stdout.split("step 19 loss ")[1].partition("\n")[2]) == 21
+
+
+@pytest.mark.parametrize("kind", ["--fsdp", ""])
+def test_a_run_that_was_stopped_goes_on_without_a_seam(launcher: Launcher, kind: str) -> None:
+    first = stopped(launcher, *PAIR, fsdp=bool(kind))
+    second = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split())
+    undisturbed = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split(), "--checkpoints", "undisturbed")
+    assert_well(second), assert_well(undisturbed)
+    assert set(losses(first)).isdisjoint(losses(second))
+    assert losses(first, second) == losses(undisturbed)
+
+
+@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), (SINGLE, PAIR)])
+def test_shards_are_cut_anew_for_another_number_of_ranks(
+    launcher: Launcher, before: list[str], after: list[str]
+) -> None:
+    first = stopped(launcher, *before, fsdp=True)
+    second = launcher.run(*after, *TINY_GPT, *LONG, "--fsdp", program=TORCHRUN)
+    assert_well(second)
+    assert min(losses(second)) == max(losses(first)) + 1
+    assert first_loss(second) < first_loss(first) - 0.5  # it has not begun anew
+
+
+def test_what_ranks_sharded_one_process_goes_on_with(launcher: Launcher) -> None:
+    first = stopped(launcher, *PAIR, fsdp=True)
+    second = launcher.run(*TINY_GPT, *LONG, program=ALONE)
+    assert_well(second)
+    assert min(losses(second)) == max(losses(first)) + 1
+    assert first_loss(second) < first_loss(first) - 0.5
+
+
+def test_the_text_is_all_sonnets_of_fourteen_lines() -> None:
+    numbers_and_poems = (EXAMPLES / "data/sonnets.txt").read_text().rstrip("\n").split("\n\n")
+    assert len(numbers_and_poems) == 2 * 21
+    assert {len(poem.split("\n")) for poem in numbers_and_poems[1::2]} == {14}

@@ -1,0 +1,92 @@
+"""As people use it elsewhere: cells that are run again in one process, threads, compiled models, rates by the epoch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
+
+from dalsegno.train import Checkpointer  # noqa: E402
+from tests.jobs.torchrun.launcher import eventually  # noqa: E402
+
+pytestmark = [
+    pytest.mark.cluster,  # savers are processes with torch
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+]
+DATA = TensorDataset(torch.linspace(0, 1, 40).reshape(20, 2))
+PER_EPOCH, EPOCHS = 5, 3
+
+
+class Step(NamedTuple):
+    number: int
+    epoch: int
+    rate: float
+    loss: float
+
+
+class Interrupted(Exception):
+    pass
+
+
+def cell(folder: Path, stop_after: int | None = None, compiled: bool = False) -> list[Step]:
+    """What a notebook would have in one cell."""
+    torch.manual_seed(0)
+    model: Any = torch.nn.Linear(2, 1)
+    model = torch.compile(model, backend="eager") if compiled else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    sampler = RandomSampler(DATA)
+    loader = DataLoader(DATA, 4, sampler=sampler)
+    ckpt = Checkpointer(folder, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, disk_every=1)
+    seen = []
+    for epoch in ckpt.epochs(EPOCHS):
+        for (inputs,) in loader:
+            loss = model(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(Step(ckpt.step, epoch, optimizer.param_groups[0]["lr"], loss.item()))
+            ckpt.done(loss=loss)
+            if ckpt.step == stop_after:
+                eventually(lambda: _saved(folder) == stop_after)
+                raise Interrupted
+        scheduler.step()
+    return seen
+
+
+def _saved(folder: Path) -> int:
+    latest = folder / "latest"
+    return int(os.readlink(latest).partition("-")[2]) if latest.is_symlink() else -1
+
+
+@pytest.mark.parametrize("stop_after", [3, PER_EPOCH, EPOCHS * PER_EPOCH])
+def test_a_cell_that_was_interrupted_goes_on_when_it_is_run_again(tmp_path: Path, stop_after: int) -> None:
+    whole = cell(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        cell(tmp_path / "cut", stop_after)
+    assert cell(tmp_path / "cut") == whole[stop_after:]
+    assert cell(tmp_path / "whole") == []
+
+
+def test_a_compiled_model_goes_on_and_so_does_the_same_model_without(tmp_path: Path) -> None:
+    whole = cell(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        cell(tmp_path / "cut", stop_after=7, compiled=True)
+    assert cell(tmp_path / "cut") == whole[7:]
+
+
+def test_a_thread_trains_and_saves_though_it_hears_no_signals(tmp_path: Path) -> None:
+    seen: list[Step] = []
+    thread = threading.Thread(target=lambda: seen.extend(cell(tmp_path)))
+    thread.start()
+    thread.join(60)
+    assert [step.number for step in seen] == list(range(EPOCHS * PER_EPOCH))
+    assert _saved(tmp_path) == EPOCHS * PER_EPOCH
