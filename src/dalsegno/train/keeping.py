@@ -36,6 +36,7 @@ class Counted:
     skipped: int = 0
     stall_s: float | None = None  # of the last snapshot
     saves: int = 0
+    overtaken: int = 0
     save_s: float = 0.0
 
 
@@ -101,7 +102,7 @@ class Keeping:
         results = self._saver.results()
         for result in results:
             self._note(result)
-        return any(result.why for result in results)
+        return any(result.why and not result.overtaken for result in results)
 
     def wait(self, step: int, timeout_s: float) -> bool:
         """Until the save of that step is done; says whether it is on disk."""
@@ -132,9 +133,18 @@ class Keeping:
         self._prepared = True
 
     def _note(self, result: Result) -> None:
+        if result.overtaken:
+            self._note_overtaken(result.step)
+            return
         self.failed = bool(result.why)
         if result.why:
             self._warn(f"step {result.step} was not saved: {result.why}. The training goes on; it will be tried again")
         else:
             self.counted.saves += 1
             self.counted.save_s = result.seconds
+
+    def _note_overtaken(self, step: int) -> None:
+        """Nothing is wrong but the interval; once is enough, and the first rank speaks for all."""
+        self.counted.overtaken += 1
+        if self.counted.overtaken == 1 and self._terms.rank == 0:
+            self._warn(f"step {step} was given up for a newer one: a save takes longer than disk_every")

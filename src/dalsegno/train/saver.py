@@ -41,7 +41,8 @@ def serve(sock: socket.socket) -> None:
             break
         terms, began = request.terms, time.monotonic()
         why = save(request, asked.overtaken)
-        asked.tell({"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why})
+        told = {"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why}
+        asked.tell({**told, "overtaken": bool(why) and asked.overtaken()})
     if terms is not None and terms.sweep:
         sweep_rank(terms.run, terms.rank)
 

@@ -16,12 +16,13 @@ from dalsegno.train.request import Request, render
 
 
 class Result(NamedTuple):
-    """Of one save. `why` is empty if all went well."""
+    """Of one save. `why` is empty if all went well. `overtaken`: given up for a newer one."""
 
     step: int
     slot: str
     seconds: float
     why: str
+    overtaken: bool = False
 
 
 class Saver:
@@ -60,8 +61,10 @@ class Saver:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for result in self.results(until - time.monotonic()):
-                if result.step == step or not self.busy:  # it is done, or its saver has died
+                if result.step == step:
                     return result
+            if not self.busy:
+                return Result(step, "", 0.0, "the saver has died")
         return Result(step, "", timeout_s, f"not done within {timeout_s:.0f} s")
 
     def close(self) -> None:
@@ -99,4 +102,5 @@ def _start() -> socket.socket:
 
 def _parse(line: bytes) -> Result:
     told: dict[str, Any] = json.loads(line)
-    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]))
+    overtaken = bool(told.get("overtaken"))
+    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), overtaken)

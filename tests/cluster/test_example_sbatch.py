@@ -1,0 +1,34 @@
+"""examples/ddp.sbatch as people would submit it, and with the one word more that it tells of."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.jobs.torchrun.launcher import python_with_torch
+
+EXAMPLES = SOURCE.parent / "examples"
+pytestmark = pytest.mark.timeout(200)
+PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun "
+
+
+@pytest.mark.parametrize("launcher", [PLAIN, OURS], ids=["torchrun", "dalsegno torchrun"])
+def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
+    folder = shared.home / f"ddp-{len(launcher)}"
+    folder.mkdir()
+    python = Path(python_with_torch())
+    settings = f"export PATH={python.parent}:$PATH PYTHONPATH={SOURCE} NPROC=1 EPOCHS=2 DDP={EXAMPLES}/ddp.py"
+    script = (EXAMPLES / "ddp.sbatch").read_text().replace(PLAIN, launcher).replace("\nNPROC=", f"\n{settings}\nNPROC=")
+    (folder / "ddp.sbatch").write_text(script)
+    job = shared.ok("submit", "ddp.sbatch", cwd=folder).split()[-1]
+    output = folder / f"slurm-{job}.out"
+    latest = folder / "checkpoints/ddp/latest"
+    eventually(lambda: latest.is_symlink() and os.readlink(latest) == "step-000000000064", 90)
+    assert "epoch 1 step 63 loss" in output.read_text()
+    eventually(
+        lambda: shared.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "all", "-o", "%T") == "COMPLETED\n", 30
+    )
