@@ -97,7 +97,7 @@ def test_the_shell_s_own_slurm_is_taken_where_no_cluster_is_named(shared: Cli, f
     elsewhere = Cli(folder, os.geteuid())
     nothing = elsewhere.run("run", "--dry-run", "train.py", cwd=folder)
     assert nothing.code == 1
-    assert "there is no cluster to run on" in nothing.err
+    assert "there is no cluster yet" in nothing.err
     env = {**elsewhere.env, "SLURM_CONF": exported["SLURM_CONF"]}
     argv = elsewhere.argv("run", "--dry-run", "train.py")
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
