@@ -1,4 +1,4 @@
-"""examples/ddp.sbatch as people would submit it, and with the one word more that it tells of."""
+"""The examples on a cluster: ddp.sbatch as people would submit it and with one word more, and `dalsegno run`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.examples.programs import EXAMPLES, TINY_GPT
 from tests.jobs.torchrun.launcher import python_with_torch
 
-EXAMPLES = SOURCE.parent / "examples"
 pytestmark = pytest.mark.timeout(200)
 PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun "
 
@@ -32,3 +32,12 @@ def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     eventually(
         lambda: shared.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "all", "-o", "%T") == "COMPLETED\n", 30
     )
+
+
+@pytest.mark.parametrize("script", ["ddp.py", "gpt.py"])
+def test_dalsegno_run_trains_the_examples_on_two_nodes(shared: Cli, script: str) -> None:
+    folder = shared.home / script
+    words = ["2", "1"] if script == "ddp.py" else [*TINY_GPT[1:], "--fsdp", "--steps", "20"]
+    said = shared.ok("run", "--nodes", "2", str(EXAMPLES / script), *words, "--checkpoints", str(folder))
+    assert f"step {63 if script == 'ddp.py' else 19} loss" in said
+    assert os.readlink(folder / "latest") == f"step-0000000000{64 if script == 'ddp.py' else 20}"
