@@ -71,6 +71,10 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     _boot_hosts(site, plan)
     state = _start_head(site, plan, state)
     since = time.time()
+    if plan.unfinished and plan.reconfigure:
+        # Before slurmd runs where it does not yet: a step that starts while slurmd reads its files again can lose its
+        # output (seen with Slurm 22.05, about once in 30).
+        site.slurm.reconfigure()
     _start_nodes(site, plan)
     remove_hosts(site.folder, plan.remove_hosts)
     _settle(site, plan, since)
@@ -182,7 +186,8 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
 def _settle(site: Site, plan: LocalPlan, since: float) -> None:
     if plan.accounting:  # slurmdbd knows limits on GPUs only once slurmctld has told it of them
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
-    if plan.reconfigure or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
+    changed = plan.reconfigure and not plan.unfinished
+    if changed or (plan.accounting and any(part.allow_qos for part in plan.cluster.partitions)):
         site.slurm.reconfigure()  # also for QOS that partitions name and slurmctld did not know when it started
     names = [node.name for node in plan.cluster.nodes]
     site.say(f"waiting for {compress(names)}")
