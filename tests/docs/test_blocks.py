@@ -58,10 +58,21 @@ def test_every_block_is_of_a_kind_that_is_tested():
     assert all(block.file for block in every_block("python")), "a script is a file that the page's commands run"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not needs_cluster(page)], ids=lambda page: page.name)
+def without_cluster(torch: bool) -> list[Path]:
+    return [page for page in PAGES if not needs_cluster(page) and needs_torch(page) == torch]
+
+
+@pytest.mark.cluster  # it needs none, but several Pythons that import torch
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", without_cluster(torch=True), ids=lambda page: page.name)
+def test_commands_that_need_torch_answer_as_the_page_says(page: Path, tmp_path: Path):
+    pytest.importorskip("torch")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
+    assert play(page, tmp_path, env) == []
+
+
+@pytest.mark.parametrize("page", without_cluster(torch=False), ids=lambda page: page.name)
 def test_commands_that_need_no_cluster_answer_as_the_page_says(page: Path, tmp_path: Path):
-    if needs_torch(page):
-        pytest.importorskip("torch")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_HOME": str(tmp_path / "home")}
     assert play(page, tmp_path, env) == []
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, launcher, losses
+from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, in_long_form, launcher, losses
 from tests.jobs.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # several processes, each with torch
@@ -26,13 +26,14 @@ def test_alone_it_trains_and_a_second_start_has_nothing_left_to_do(launcher: Lau
     assert os.readlink(launcher.folder / "checkpoints/ddp/latest") == "step-000000000032"
 
 
+@in_long_form
 def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(launcher: Launcher) -> None:
     at_once = launcher.run(DDP, "3", "1", "--checkpoints", "once", program=ALONE)
     parts = [launcher.run(DDP, epochs, "1", "--checkpoints", "parts", program=ALONE) for epochs in ("1", "3")]
     assert losses(*parts) == losses(at_once)
 
 
-@pytest.mark.parametrize("killed_at", ["1", "70"])
+@pytest.mark.parametrize("killed_at", [pytest.param("1", marks=in_long_form), "70"])
 def test_a_worker_that_is_killed_leaves_no_seam_in_the_loss(launcher: Launcher, killed_at: str) -> None:
     words = [DDP, "4", "2", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed")
@@ -43,6 +44,7 @@ def test_a_worker_that_is_killed_leaves_no_seam_in_the_loss(launcher: Launcher, 
     assert launcher.left() == []
 
 
+@in_long_form
 def test_plain_torchrun_started_again_goes_on_from_disk(launcher: Launcher) -> None:
     words = [DDP, "3", "1", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed", program=TORCHRUN)

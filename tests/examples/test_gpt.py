@@ -6,13 +6,24 @@ import subprocess
 
 import pytest
 
-from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TINY_GPT, TORCHRUN, assert_well, launcher, losses
+from tests.examples.programs import (
+    ALONE,
+    EXAMPLES,
+    FRAIL,
+    PAIR,
+    TINY_GPT,
+    TORCHRUN,
+    assert_well,
+    in_long_form,
+    launcher,
+    losses,
+)
 from tests.jobs.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # several processes, each with torch
 
 __all__ = ["launcher"]
-LONG = ["--steps", "300", "--save-every", "100"]
+LONG = ["--steps", "160", "--save-every", "80"]
 SINGLE = ["--standalone", "--nproc-per-node", "1"]
 
 
@@ -37,7 +48,7 @@ def test_twenty_steps_on_two_ranks_and_a_sample_at_the_end(launcher: Launcher, k
     assert len(run.stdout.split("step 19 loss ")[1].partition("\n")[2]) == 21
 
 
-@pytest.mark.parametrize("kind", ["--fsdp", ""])
+@pytest.mark.parametrize("kind", ["--fsdp", pytest.param("", marks=in_long_form)])
 def test_a_run_that_was_stopped_goes_on_without_a_seam(launcher: Launcher, kind: str) -> None:
     first = stopped(launcher, *PAIR, fsdp=bool(kind))
     second = launcher.run(*PAIR, *TINY_GPT, *LONG, *kind.split())
@@ -47,7 +58,7 @@ def test_a_run_that_was_stopped_goes_on_without_a_seam(launcher: Launcher, kind:
     assert losses(first, second) == losses(undisturbed)
 
 
-@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), (SINGLE, PAIR)])
+@pytest.mark.parametrize(("before", "after"), [(PAIR, SINGLE), pytest.param(SINGLE, PAIR, marks=in_long_form)])
 def test_shards_are_cut_anew_for_another_number_of_ranks(
     launcher: Launcher, before: list[str], after: list[str]
 ) -> None:
