@@ -33,7 +33,8 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(launcher: Launc
     assert losses(*parts) == losses(at_once)
 
 
-@pytest.mark.parametrize("killed_at", [pytest.param("1", marks=in_long_form), "70"])
+@in_long_form
+@pytest.mark.parametrize("killed_at", ["1", "70"])
 def test_a_worker_that_is_killed_leaves_no_seam_in_the_loss(launcher: Launcher, killed_at: str) -> None:
     words = [DDP, "4", "2", "--checkpoints"]
     undisturbed = launcher.run(*PAIR, *words, "undisturbed")

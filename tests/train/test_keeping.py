@@ -87,12 +87,14 @@ def test_a_model_whose_optimizer_is_not_known_is_copied_at_once(keeping: Keeping
 
 def test_snapshots_find_no_slot_only_when_all_are_needed(keeping: Keeping) -> None:
     training = Training()
-    assert all(keeping.keep(training.state(step), training.objects.steady(), save=False) for step in range(8))
-    assert keeping.counted.skipped == 0
+    for step in range(8):
+        keeping.keep(training.state(step), training.objects.steady(), save=False)
+    keeping.settle(wait=True)
+    assert (keeping.counted.snapshots, keeping.counted.skipped) == (8, 0)
 
 
 def test_without_room_in_memory_the_state_is_saved_here_and_now(tmp_path: Path, keeping: Keeping) -> None:
     keeping._slots = None  # as after NoRoom
     training = Training()
-    assert keeping.keep(training.state(4), training.objects.steady(), save=True)
+    keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()

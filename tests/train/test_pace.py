@@ -34,34 +34,41 @@ def test_a_rank_that_has_missed_the_step_stops_all_the_same() -> None:
 def test_soon_is_after_every_rank_has_looked() -> None:
     assert soon(100, step_s=0.05) == 111
     assert soon(100, step_s=10.0) == 102
+    assert soon(100, step_s=10.0, world=1) == 100, "a rank alone stops at once"
 
 
 def test_the_leader_turns_a_time_into_a_step() -> None:
     leader = Leader(Never(), Seconds(60), now=0.0)
     assert leader.words(10, 59.0, 1.0, None) == {}
-    assert leader.words(11, 60.5, 1.0, None) == {"disk": 13}
-    assert leader.words(12, 61.5, 1.0, None) == {}
-    assert leader.words(71, 120.5, 1.0, None) == {"disk": 73}
+    assert leader.words(11, 60.5, 1.0, None, ahead=13) == {"disk": 13}
+    assert leader.words(12, 61.5, 1.0, None, ahead=14) == {}
+    assert leader.words(71, 120.5, 1.0, None, ahead=73) == {"disk": 73}
+
+
+def test_a_save_that_was_announced_is_not_put_off_by_the_next() -> None:
+    leader = Leader(Never(), Seconds(10), now=0.0)  # shorter than a step of 12 s
+    announced = [leader.words(step, 12.0 * step, 12.0, None, ahead=step + 2).get("disk") for step in range(1, 8)]
+    assert announced == [3, None, None, 6, None, None, 9]
 
 
 def test_auto_begins_with_every_step_and_follows_the_cost() -> None:
     leader = Leader(Auto(), Never(), now=0.0)
-    assert leader.words(1, 0.1, 0.1, None) == {"memory": [7, 1]}
-    assert leader.words(10, 1.0, 0.1, 0.005) == {"memory": [16, 5]}
-    assert leader.words(20, 2.0, 0.1, 0.0055) == {}, "wavering"
-    assert leader.words(30, 3.0, 0.1, 0.02) == {"memory": [36, 20]}
+    assert leader.words(1, 0.1, 0.1, None, ahead=7) == {"memory": [7, 1]}
+    assert leader.words(10, 1.0, 0.1, 0.005, ahead=16) == {"memory": [16, 5]}
+    assert leader.words(20, 2.0, 0.1, 0.0055, ahead=26) == {}, "wavering"
+    assert leader.words(30, 3.0, 0.1, 0.02, ahead=36) == {"memory": [36, 20]}
 
 
 def test_a_failed_save_is_tried_again_before_its_time() -> None:
     leader = Leader(Never(), Seconds(3600), now=0.0)
     assert leader.words(10, 100.0, 1.0, None, failed=9) == {}
-    assert leader.words(40, 100.0 + RETRY_S, 1.0, None, failed=9) == {"disk": 42}
+    assert leader.words(40, 100.0 + RETRY_S, 1.0, None, failed=9, ahead=42) == {"disk": 42}
     assert leader.words(70, 100.0 + 2 * RETRY_S, 1.0, None, failed=9) == {}, "it went well this time"
     assert leader.words(71, 101.0 + 2 * RETRY_S, 1.0, None, failed=70) == {}
-    assert leader.words(110, 102.0 + 3 * RETRY_S, 1.0, None, failed=70) == {"disk": 112}
+    assert leader.words(110, 102.0 + 3 * RETRY_S, 1.0, None, failed=70, ahead=112) == {"disk": 112}
 
 
 def test_failures_of_saves_by_steps_are_tried_again_too() -> None:
     leader = Leader(Never(), Steps(100), now=0.0)
     assert leader.words(100, 10.0, 1.0, None, failed=100) == {}
-    assert leader.words(130, 10.0 + RETRY_S, 1.0, None, failed=100) == {"disk": 132}
+    assert leader.words(130, 10.0 + RETRY_S, 1.0, None, failed=100, ahead=132) == {"disk": 132}

@@ -86,6 +86,7 @@ class Checkpointer:
         self._teller = Teller(self._agent, self._where.generation, self._where.rank)
         self._words: dict[str, Any] = {}
         self._looked_at = float("-inf")
+        self._ended = False
         self._wish = Wish()
 
     # The loop
@@ -129,7 +130,7 @@ class Checkpointer:
         self._look()
         now_due = due(self.step, self.memory_every, self.disk_every, self._words)
         if now_due.memory or now_due.disk:
-            self._keep(save=now_due.disk, must=now_due.stop)
+            self._keep(save=now_due.disk)
             self._clock.stall(time.monotonic())
         self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
         if now_due.stop:
@@ -169,10 +170,14 @@ class Checkpointer:
         )  # fmt: skip
         if self._agent is None:
             self._say("no run agent here: what is saved goes to disk only")
-            atexit.register(sweep_rank, run, where.rank)
+            atexit.register(lambda: None if self._keeping.left_to_saver else sweep_rank(run, where.rank))
         return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
 
     def _begin(self) -> None:
+        if self._ended:
+            raise CheckpointError(
+                "this Checkpointer's loop is over", hint="make another one: it goes on from the last save"
+            )
         self._own.give()
         self._wish.listen(self._signals)
         self._clock.begin(time.monotonic())
@@ -182,7 +187,7 @@ class Checkpointer:
     def _look(self) -> None:
         """At the board now and then; what we know ourselves is written there first."""
         now = time.monotonic()
-        ahead = soon(self.step, self._clock.mean_s)
+        ahead = soon(self.step, self._clock.fastest_s, self._where.world)
         if self._wish.heard is not None:
             self._board.write("stop", ahead, replace=False)
         elif now - self._looked_at < READ_S:
@@ -193,12 +198,13 @@ class Checkpointer:
         self._words = self._board.read()
         if self._where.rank == 0:
             stall_s, failed = self._keeping.counted.stall_s, self._words.get("failed")
-            for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed).items():
+            for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed, ahead).items():
                 self._board.write(word, value)
+                self._words[word] = value
 
-    def _keep(self, save: bool, must: bool = False) -> None:
-        if self._keeping.keep(self._state(), self._objects.steady(), save, must) and save:
-            self._save_step = self.step
+    def _keep(self, save: bool) -> None:
+        self._keeping.keep(self._state(), self._objects.steady(), save)
+        self._save_step = self.step if save else self._save_step
 
     def _state(self) -> State:
         where = self._where
@@ -222,16 +228,18 @@ class Checkpointer:
         """All steps are done: the last one is saved, and waited for. A save that failed before is tried again."""
         if self._all_saved(LAST_SAVE_S):
             return
-        self._keep(save=True, must=True)
+        self._keep(save=True)
         if not self._all_saved(LAST_SAVE_S, "again"):
             raise CheckpointError(f"the last step, {self.step}, could not be saved", hint="see the warnings above")
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
         """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
-        return all(self._board.gather(f"saved/{self.step}{attempt}", ours))
+        ends = self._board.gather(f"ended{attempt}", [self.step, ours])
+        return all(end == [self.step, True] for end in ends)
 
     def _end(self) -> None:
+        self._ended = True
         self._wish.stop_listening()
         self._keeping.close()
 
@@ -246,8 +254,10 @@ class Checkpointer:
 
 
 def _found_where() -> Where:
-    where = find_where()
-    if where.world > 1 and not torch.distributed.is_initialized():
+    where, group = find_where(), torch.distributed
+    if group.is_available() and group.is_initialized():
+        where = dataclasses.replace(where, rank=group.get_rank(), world=group.get_world_size())
+    elif where.world > 1:
         raise CheckpointError(
             f"this is one of {where.world} ranks, but they do not know each other yet",
             hint="call torch.distributed.init_process_group before Checkpointer",

@@ -17,7 +17,13 @@ class Clock:
     starting_s: float = 0.0  # until the first step began
     saving_s: float = 0.0  # the training stood still for snapshots
     steps: int = 0
+    recent_s: tuple[float, ...] = ()  # the last steps
     _mark: float = field(default=0.0, repr=False)
+
+    @property
+    def fastest_s(self) -> float:
+        """Of the last steps: no rank will be much faster than that in the next ones."""
+        return min(self.recent_s, default=0.0)
 
     def begin(self, now: float) -> None:
         """The first step begins."""
@@ -28,6 +34,7 @@ class Clock:
         self._mark = now
         self.steps += 1
         self.stepping_s += taken
+        self.recent_s = (*self.recent_s[-19:], taken)
         self.mean_s = taken if self.steps < 3 else (1 - _NEW) * self.mean_s + _NEW * taken  # the first one warms up
 
     def stall(self, now: float) -> None:

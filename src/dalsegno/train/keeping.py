@@ -62,26 +62,23 @@ class Keeping:
         self._open: _Open | None = None
         self._prepared = False
 
-    def keep(self, state: State, steady: Container[int], save: bool, must: bool = False) -> bool:
-        """Copy the state into memory, and have it saved from there. Without room for it, it is saved here and now.
+    def keep(self, state: State, steady: Container[int], save: bool) -> None:
+        """Copy the state into memory, and have it saved from there. Without a slot for it, it is saved here and now.
 
-        `steady`: the addresses of tensors that only an optimizer's step changes. `must`: this one may not be left out,
-        even if all slots are in use. False if it was.
+        `steady`: the addresses of tensors that only an optimizer's step changes.
         """
         self.settle(wait=True)
         self._prepare(state)
         began = time.monotonic()
-        draft = self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
+        draft = self._begin(state)
         if draft is not None:
             self._open = _Open(draft, self._mover.move(draft, steady), save)
             self.settle(wait=False)
             self.counted.stall_s = time.monotonic() - began
-        elif save and (must or self._slots is None):
+        elif save:
             self._note(Result(state.step, "", 0.0, save_here(Request(self._terms, state.step, ""), state)))
         else:
             self.counted.skipped += 1
-            return False
-        return True
 
     def settle(self, wait: bool) -> None:
         """Commit a snapshot once all of it is there."""
@@ -111,12 +108,31 @@ class Keeping:
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
 
+    @property
+    def left_to_saver(self) -> bool:
+        """A saver was started: it removes what is in memory when it has done its last work."""
+        return self._saver.started
+
     def close(self) -> None:
         self.settle(wait=True)
         self._mover.close()
         self._saver.close()
         if self._slots is not None:
             self._slots.close()
+
+    def _begin(self, state: State) -> Draft | None:
+        """A state that has outgrown its slots may find no room for larger ones."""
+        try:
+            return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
+        except NoRoom as error:
+            self._go_without(error)
+            return None
+
+    def _go_without(self, error: NoRoom) -> None:
+        self._warn(f"{error}; every save now stops the training while it is written")
+        if self._slots is not None:
+            self._slots.close()
+        self._slots = None
 
     def _prepare(self, state: State) -> None:
         """Memory is found, touched and pinned before the first snapshot, which would else seem ten times as dear."""
@@ -125,9 +141,7 @@ class Keeping:
         try:
             self._slots.prepare(state)
         except NoRoom as error:
-            self._warn(f"{error}; every save now stops the training while it is written")
-            self._slots.close()
-            self._slots = None
+            self._go_without(error)
             return
         self._mover.prepare(self._slots.slots, state)
         self._prepared = True

@@ -44,8 +44,14 @@ def _by_word(step: int, word: list[int] | None) -> bool:
     return word is not None and step >= word[0] and (step - word[0]) % word[1] == 0
 
 
-def soon(step: int, step_s: float) -> int:
-    """The next step before which every rank will have looked at the board."""
+def soon(step: int, step_s: float, world: int = 2) -> int:
+    """The next step before which every rank will have looked at the board. `step_s`: of the fastest steps.
+
+    A rank alone need not wait for others. Where steps are longer than the time between two looks, every rank looks
+    after each step, and none finishes one that another has not begun.
+    """
+    if world == 1:
+        return step
     return step + math.ceil(READ_S / max(step_s, 1e-6)) + RUN_AHEAD
 
 
@@ -57,21 +63,23 @@ class Leader:
         self._every = 0
         self._save_at = self._next_save(now)
         self._failed: int | None = None
+        self._disk_at = -1  # the save that was announced last
 
     def words(
-        self, step: int, now: float, step_s: float, stall_s: float | None, failed: int | None = None
+        self, step: int, now: float, step_s: float, stall_s: float | None, failed: int | None = None, ahead: int = 0
     ) -> dict[str, Any]:
-        """What to write on the board now. `stall_s`: what a snapshot costs. `failed`: when a save last did."""
+        """What to write on the board now. `stall_s`: what a snapshot costs. `failed`: when a save last did. `ahead`:
+        from which step on it can count."""
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
         if every and not self._near(every):
             self._every = every
-            found["memory"] = [soon(step, step_s), every]
+            found["memory"] = [ahead, every]
         if failed != self._failed:  # a full disk may have been emptied by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        if now >= self._save_at:
+        if now >= self._save_at and step > self._disk_at:  # the last one announced is not still to come
             self._save_at = self._next_save(now)
-            found["disk"] = soon(step, step_s)
+            self._disk_at = found["disk"] = ahead
         return found
 
     def _next_save(self, now: float) -> float:

@@ -29,6 +29,7 @@ class Place:
         self.seed: Any = None  # torch's random state when the pass began: some samplers draw their order from it
         self._resume: dict[str, Any] | None = None
         self._begun = False
+        self._batch_size = 0  # once it was found
         _teach(sampler, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -49,7 +50,8 @@ class Place:
         self._resume, self._begun = None, False
 
     def step_done(self, samples: int | None) -> None:
-        self.samples += self._batch() if samples is None else samples
+        self._batch_size = self._batch_size or (self._batch() if samples is None else 0)
+        self.samples += self._batch_size if samples is None else samples
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """One pass over the data, or what is left of it."""

@@ -32,11 +32,13 @@ class Saver:
         self._rank, self._agent = rank, agent
         self._sock: socket.socket | None = None
         self._buffer = b""
+        self.started = False
         self.busy: set[str] = set()  # slots it was asked to read and has not answered for
 
     def ask(self, request: Request) -> None:
         if self._sock is None:
             self._sock = self._from_agent() or _start()
+            self.started = True
         self.busy = {request.slot}  # a request that waits is replaced by a newer one
         with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
             self._sock.sendall(render(request))
