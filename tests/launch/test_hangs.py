@@ -60,3 +60,13 @@ def test_output_counts_only_where_no_steps_are_told():
 def test_old_steps_are_forgotten():
     times = [1000.0 * number for number in range(10)] + [9000.0 + number for number in range(1, 300)]
     assert stepping(Marks(None, 0.0), *times).limit_s() == 60.0
+
+
+def test_after_the_last_step_nothing_is_a_hang() -> None:
+    for timeout_s in (None, 5.0):
+        marks = Marks(timeout_s, 0.0)
+        for number in range(10):
+            marks.step(number, float(number))
+        assert marks.overdue_s(1000.0) is not None
+        marks.rest()
+        assert marks.overdue_s(1000.0) is None

@@ -158,6 +158,8 @@ class Coordinator:
 
     def _stepped(self, word: Stepped) -> None:
         self.hangs.stepped(word.generation, word.step)
+        if word.over:
+            self.hangs.rest(word.generation)
         if word.generation == self.run.generation:
             self.pen.stepped(word)
 

@@ -49,6 +49,11 @@ class HangWatch:
         if generation == self._of.run.generation:
             self._marks.step(step, time.monotonic())
 
+    def rest(self, generation: int) -> None:
+        """Its script has no more steps to do."""
+        if generation == self._of.run.generation:
+            self._marks.rest()
+
     def look(self) -> None:
         """Called again and again."""
         run = self._of.run

@@ -18,6 +18,7 @@ class Marks:
         self.last = now
         self._steps: list[float] = []
         self._newest = -1
+        self._over = False
 
     def step(self, number: int, now: float) -> None:
         """Any rank's; the first one to reach a step makes the mark."""
@@ -27,12 +28,18 @@ class Marks:
             self._steps = [*self._steps[-KEPT:], now - self.last]
         self._newest, self.last = number, now
 
+    def rest(self) -> None:
+        """The loop is over: what comes now (a last save, an evaluation) makes no steps."""
+        self._over = True
+
     def sign(self, at: float) -> None:
         """Another sign of progress, where no steps are reported: output."""
         if not self._steps:
             self.last = max(self.last, at)
 
     def limit_s(self) -> float | None:
+        if self._over:
+            return None
         if self.timeout_s is not None:
             return self.timeout_s or None
         if len(self._steps) < ENOUGH_STEPS:

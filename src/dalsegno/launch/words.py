@@ -95,6 +95,7 @@ class Stepped:
     generation: int
     step: int
     progress: Mapping[str, float] = field(default_factory=dict)
+    over: bool = False  # no step follows: what the script does now takes as long as it takes
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,9 @@ _READERS: dict[str, Callable[[Message], Word]] = {
     "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
     "ended": lambda said: Ended(_report(said["ended"])),
     "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said), _held(said.get("held"))),
-    "step": lambda said: Stepped(_number(said, "generation"), int(said["step"]), _figures(said.get("progress"))),
+    "step": lambda said: Stepped(
+        _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
+    ),
     "kept": lambda said: Kept(_held(said["kept"]), _number(said, "port")),
     "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),

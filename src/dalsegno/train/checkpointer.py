@@ -152,7 +152,9 @@ class Checkpointer:
 
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
-        found = from_memory(self._objects, self._agent, self._board, rank, self._warn) if self._agent else None
+        found = (
+            from_memory(self._objects, self._agent, self.folder, self._board, rank, self._warn) if self._agent else None
+        )
         found = found or from_disk(self._objects, self.folder, self._board, rank, self._warn)
         if found is not None:
             self.step = found.step
@@ -234,6 +236,7 @@ class Checkpointer:
 
     def _all_saved(self, timeout_s: float, attempt: str = "") -> bool:
         """The first rank's save is done when the checkpoint is whole; no rank leaves before that."""
+        self._teller.tell_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._board.gather(f"ended{attempt}", [self.step, ours])
         return all(end == [self.step, True] for end in ends)

@@ -26,6 +26,7 @@ class _Open(NamedTuple):
     draft: Draft
     moving: Moving
     save: bool
+    call_s: float  # that the training stood still for until now
 
 
 @dataclass
@@ -72,9 +73,9 @@ class Keeping:
         began = time.monotonic()
         draft = self._begin(state)
         if draft is not None:
-            self._open = _Open(draft, self._mover.move(draft, steady), save)
+            moving = self._mover.move(draft, steady)
+            self._open = _Open(draft, moving, save, time.monotonic() - began)
             self.settle(wait=False)
-            self.counted.stall_s = time.monotonic() - began
         elif save:
             self._note(Result(state.step, "", 0.0, save_here(Request(self._terms, state.step, ""), state)))
         else:
@@ -85,7 +86,9 @@ class Keeping:
         if self._open is None or not (wait or self._open.moving.done()):
             return
         opened, self._open = self._open, None
+        began = time.monotonic()
         opened.moving.wait()
+        self.counted.stall_s = opened.call_s + self._mover.waited_s() + (time.monotonic() - began)
         record, path = opened.draft.commit(), str(opened.draft.slot.path)
         self.counted.snapshots += 1
         if self._agent is not None:

@@ -7,6 +7,7 @@ so long their copy may take. All else (a batch norm's statistics change in the f
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Container, Sequence
 from typing import Protocol
 
@@ -65,6 +66,7 @@ class Mover:
     def __init__(self) -> None:
         self._copier: Copier | None = None
         self._beside: Beside | None = None
+        self._waited_s = 0.0
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def prepare(self, slots: Sequence[Slot], state: State) -> None:
@@ -87,13 +89,20 @@ class Mover:
         self._beside = Beside(later)
         return self._beside
 
+    def waited_s(self) -> float:
+        """How long optimizers have waited for copies since this was last asked."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
     def close(self) -> None:
         self._hook.remove()
 
     def _before_step(self, *ignored: object) -> None:
         """An optimizer is about to change what is being copied."""
+        began = time.monotonic()
         if self._copier is not None:
             self._copier.before_change()
         if self._beside is not None:
             self._beside.wait()
             self._beside = None
+        self._waited_s += time.monotonic() - began

@@ -14,6 +14,7 @@ import torch
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.board import Board
 from dalsegno.train.disk.load import Found, find_newest, open_checkpoint
+from dalsegno.train.disk.verify import check, list_steps
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.checksum import Verdict, verify
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
@@ -34,15 +35,24 @@ class Resumed:
     source: str  # "memory" or "disk"
 
 
-def from_memory(objects: Objects, agent: AgentLink, board: Board, rank: int, warn: Warn) -> Resumed | None:
-    """All ranks or none: what one of them cannot load from memory, all load from disk."""
+def from_memory(
+    objects: Objects, agent: AgentLink, folder: Path, board: Board, rank: int, warn: Warn
+) -> Resumed | None:
+    """All ranks or none: what one of them cannot load from memory, or is newer on disk, all load from disk."""
     state = _found_in_memory(agent, rank, warn)
     steps = board.gather("memory", None if state is None else [state.step, state.world])
-    if state is None or any(step != steps[0] for step in steps):
+    on_disk = board.gather("on disk", _newest_on_disk(folder) if rank == 0 else None)[0]
+    if state is None or any(step != steps[0] for step in steps) or state.step < on_disk:
         return None
     layouts = objects.layouts()
     objects.give(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
     return Resumed(state.step, state.world, pickle.loads(state.own), "memory")
+
+
+def _newest_on_disk(folder: Path) -> int:
+    """The last step that was saved, at first sight; -1 if none was."""
+    whole = (path for path in list_steps(folder) if not check(path, every_byte=False).faults)
+    return max((int(path.name.rpartition("-")[2]) for path in whole), default=-1)
 
 
 def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:

@@ -44,6 +44,11 @@ class Teller:
         told = {"step": step, "generation": self._generation}
         self._agent.tell(dict(told, progress=progress) if self._rank == 0 else told)  # the ranks keep step
 
+    def tell_end(self, step: int) -> None:
+        """No step follows: nobody need take the quiet for a hang."""
+        if self._agent is not None:
+            self._agent.tell({"step": step, "generation": self._generation, "over": True})
+
 
 def _number(value: Any) -> float | None:
     """A loss on a GPU is read only when it is told, not at every step: reading it waits for the GPU."""

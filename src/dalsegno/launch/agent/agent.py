@@ -197,8 +197,8 @@ class Agent:
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         if "step" in told:
-            progress = message.get("progress")
-            self.link.send({"step": told["step"], "generation": told.get("generation"), "progress": progress})
+            rest = {word: message.get(word) for word in ("progress", "over")}
+            self.link.send({"step": told["step"], "generation": told.get("generation"), **rest})
         if "grant" in told:
             self._ask_grant(told["grant"], answer)
 
