@@ -1,6 +1,6 @@
 """What srun says of nodes on which it could not start anything."""
 
-from dalsegno.launch.srun_words import launch_failures
+from dalsegno.launch.srun_words import first_exit_code, launch_failures
 
 SAID = """srun: cluster configuration lacks support for cpu binding
 srun: error: Task launch for StepId=59.0 failed on node train-1: Communication connection failure
@@ -25,3 +25,22 @@ def test_words_about_other_jobs_and_other_nodes_are_not_about_this_step():
     assert launch_failures(SAID, 5, NODES) == {}
     assert launch_failures(SAID, 59, NODES[1:]) == {}
     assert launch_failures("srun: error: train-2: task 1: Killed\n", 59, NODES) == {}
+
+
+ENDED = """srun: error: train-2: task 1: Exited with exit code 9
+srun: launch/slurm: _step_signal: Terminating StepId=12.0
+slurmstepd-train-1: error: *** STEP 12.0 ON train-1 CANCELLED AT 2026-11-15T11:22:25 ***
+srun: error: train-1: task 0: Exited with exit code 143
+"""
+
+
+def test_the_first_task_that_ended_by_itself_counts():
+    assert first_exit_code(ENDED) == 9
+
+
+def test_several_tasks_may_be_told_of_at_once():
+    assert first_exit_code("srun: error: train-2: tasks 1-3,5: Exited with exit code 3") == 3
+
+
+def test_tasks_that_were_killed_say_nothing():
+    assert first_exit_code("srun: error: train-1: task 0: Terminated") is None

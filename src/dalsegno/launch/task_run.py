@@ -20,6 +20,7 @@ from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
+from dalsegno.launch.srun_words import first_exit_code
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
 from dalsegno.slurm.states import JobState
 from dalsegno.system.files import read_text
@@ -116,6 +117,7 @@ class TaskRun:
         """A program that failed, or one whose nodes were taken from it? While its job runs on, it was its own doing."""
         while job in self.jobs.jobs and not self._over.is_set():
             if await self.jobs.runs_on(job):
+                code = first_exit_code(read_text(self.folder.agents_log) or "") or code
                 self._end(code, f"the program ended with exit code {code}")
                 return
             await self.jobs.check()
