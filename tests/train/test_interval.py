@@ -1,4 +1,4 @@
-"""How often: what users write, when it is time, and what would be best."""
+"""How often: what users write, and what would be best."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from dalsegno.train.interval import (
     Auto,
     Interval,
-    Last,
     Measured,
     Never,
     Seconds,
     Steps,
     auto_steps,
-    due,
     parse_interval,
     suggest_interval_s,
 )
@@ -45,29 +43,8 @@ def test_auto_may_be_no_choice() -> None:
         parse_interval("auto", "disk_every", auto=False)
 
 
-def test_every_so_many_steps_whatever_the_clock_says() -> None:
-    assert [step for step in range(1, 10) if due(Steps(3), step, -1e9, Last(step - 1, 1e9))] == [3, 6, 9]
-
-
-def test_steps_that_were_missed_are_made_up_for_once() -> None:
-    assert due(Steps(10), 21, 0, Last(19, 0))
-    assert not due(Steps(10), 22, 0, Last(21, 0))
-
-
-def test_every_so_many_seconds() -> None:
-    assert not due(Seconds(60), 9, 159, Last(5, 100))
-    assert due(Seconds(60), 9, 160, Last(5, 100))
-
-
-def test_never_and_nothing_new_are_never_due() -> None:
-    assert not due(Never(), 100, 1e9, Last(0, 0))
-    assert not due(Seconds(1), 5, 1e9, Last(5, 0))
-    assert not due(Auto(), 5, 1e9, Last(5, 0))
-
-
-def test_auto_learns_from_the_first_steps() -> None:
-    assert due(Auto(), 1, 0, Last(0, 0))
-    assert due(Auto(), 1, 0, Last(0, 0), Measured(step_s=0.5))
+def test_auto_takes_every_step_until_it_has_learned() -> None:
+    assert auto_steps(Measured()) == auto_steps(Measured(step_s=0.5)) == 1
 
 
 def test_auto_takes_every_step_where_that_costs_next_to_nothing() -> None:
@@ -76,9 +53,7 @@ def test_auto_takes_every_step_where_that_costs_next_to_nothing() -> None:
 
 
 def test_auto_takes_every_tenth_where_a_snapshot_costs_a_tenth_of_a_step() -> None:
-    measured = Measured(step_s=1.0, stall_s=0.1)
-    assert auto_steps(measured) == 10
-    assert not due(Auto(), 19, 0, Last(10, 0), measured) and due(Auto(), 20, 0, Last(10, 0), measured)
+    assert auto_steps(Measured(step_s=1.0, stall_s=0.1)) == 10
 
 
 @given(st.floats(1e-4, 1e3), st.floats(0, 1e3))

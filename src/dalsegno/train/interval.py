@@ -39,14 +39,6 @@ Interval = Union[Never, Steps, Seconds, Auto]
 
 
 @dataclass(frozen=True)
-class Last:
-    """When it was done before, or when this life of the run began."""
-
-    step: int
-    at_s: float
-
-
-@dataclass(frozen=True)
 class Measured:
     """What is known of the cost so far; None where nothing was measured yet."""
 
@@ -71,27 +63,11 @@ def parse_interval(text: object, name: str = "every", auto: bool = True) -> Inte
     raise ValueError(f"{name}={text!r} is no interval: write {_choices(auto)}")
 
 
-def due(interval: Interval, step: int, now_s: float, last: Last, measured: Measured = UNKNOWN) -> bool:
-    """Whether it is time, now that `step` steps are done."""
-    if step <= last.step or isinstance(interval, Never):
-        return False
-    if isinstance(interval, Steps):
-        return step // interval.every > last.step // interval.every
-    if isinstance(interval, Seconds):
-        return now_s - last.at_s >= interval.every
-    return step - last.step >= auto_steps(measured)
-
-
 def auto_steps(measured: Measured) -> int:
     """Steps between two snapshots so that they stall training for at most 1 % of its time; often at first, to learn."""
     if not measured.step_s or measured.stall_s is None:
         return 1
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))
-
-
-def expected_stall_s(size_bytes: int, bytes_per_s: float) -> float:
-    """What a snapshot of another size than the measured one would cost."""
-    return size_bytes / bytes_per_s if bytes_per_s > 0 else 0.0
 
 
 def suggest_interval_s(save_s: float, failures: int, over_s: float) -> float | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 
+from dalsegno.launch.agent.door import uid_of
 from dalsegno.train.contract import AGENT
 from dalsegno.train.frames import Message
 
 CONNECT_S = 60.0
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
 def become_saver(task: Message) -> None:
@@ -39,7 +38,6 @@ def _first_of_ours(listener: socket.socket) -> socket.socket | None:
         except socket.timeout:
             return None
         sock.settimeout(None)
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if int(_CREDENTIALS.unpack(raw)[1]) == os.getuid():
+        if uid_of(sock) == os.getuid():
             return sock
         sock.close()

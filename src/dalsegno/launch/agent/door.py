@@ -32,7 +32,7 @@ class Door:
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             sock, _ = self._listener.accept()
-            if _uid(sock) != os.getuid() or len(self._readers) >= _MAX_CALLERS:
+            if uid_of(sock) != os.getuid() or len(self._readers) >= _MAX_CALLERS:
                 sock.close()
                 return
             sock.settimeout(1.0)
@@ -63,6 +63,7 @@ class Door:
             sock.close()
 
 
-def _uid(sock: socket.socket) -> int:
+def uid_of(sock: socket.socket) -> int:
+    """Whose process is at the other end of a Unix socket."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[1])
