@@ -291,9 +291,7 @@ def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(
     assert (told["state"], told["exit_code"]) == ("waiting", None)
     if urgent:
         tiers.ok("shell", "--", "scancel", urgent)
-    eventually(lambda: job_states(tiers).get(job) == "PENDING")
-    # Slurm holds a requeued job back until its old credential cannot be used any more.
-    tiers.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
+    start_now(tiers, job)
     run.wait_for_generation(2, LONG_S)
     run.wait_for(lambda: all(run.log(rank) for rank in (0, 1)))
     assert run.finish() == 0
@@ -317,9 +315,7 @@ def test_a_preempted_program_of_srun_s_is_started_again(tiers: Cli, work: Path, 
     run.wait_for(lambda: run.status.phase == "waiting", LONG_S)
     tiers.ok("shell", "--", "scancel", urgent)
     if not controller:
-        job = str(run.journal("submitted")[0]["job"])
-        eventually(lambda: job_states(tiers).get(job) == "PENDING")
-        tiers.ok("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
+        start_now(tiers, str(run.journal("submitted")[0]["job"]))
     run.wait_for(lambda: all(run.log(rank, 1).count("life") == 2 for rank in (0, 1)), LONG_S)
     (work / "stop").touch()
     run.wait_for(lambda: run.status.over, LONG_S)
@@ -332,6 +328,21 @@ def preempt(cli: Cli) -> str:
     job = cli.ok("shell", "--", *words).strip()
     eventually(lambda: job_states(cli).get(job) == "RUNNING")
     return job
+
+
+def start_now(cli: Cli, job: str) -> None:
+    """Slurm holds a requeued job back until its old credential cannot be used any more."""
+    eventually(lambda: job_states(cli).get(job) == "PENDING")
+
+    def begun() -> bool:
+        cli.run("shell", "--", "scontrol", "update", f"jobid={job}", "starttime=now")
+        return job_states(cli)[job] == "RUNNING"
+
+    try:
+        eventually(begun, LONG_S, every_s=1)
+    except AssertionError:
+        words = ("bash", "-c", f"scontrol show job {job}; sinfo -N -o '%N %T %E'; squeue")
+        raise AssertionError(f"job {job} does not start: {cli.ok('shell', '--', *words)}") from None
 
 
 def job_states(cli: Cli) -> dict[str, str]:
