@@ -112,3 +112,25 @@ class CanBreak(Protocol):
     def kill_worker(self, node: str, run: str | None, rank: int | None) -> Worker:
         """Kill one worker on the node, the one of the lowest rank unless told otherwise; returns which."""
         ...
+
+
+@runtime_checkable
+class CanReset(Protocol):
+    """A target that can reset a node's GPUs while the node stays up."""
+
+    def reset_gpus(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanReboot(Protocol):
+    """A target that can boot a node anew, whether it is on, hangs or is off. Slurm must not count on it meanwhile."""
+
+    def reboot(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanReplace(Protocol):
+    """A target that can put another machine in a node's place, under the same name. The old one is off when this
+    returns, and the new one on its way; both words may be said again."""
+
+    def replace(self, node: str) -> None: ...

@@ -1,0 +1,20 @@
+"""Is this node well? Checks as data, one runner, and what a node says of itself to the controller."""
+
+from dalsegno.health.report import BadReport, Finding, Gpu, Report, parse_report, report_message
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown, warned
+
+__all__ = [
+    "BadReport",
+    "Finding",
+    "Gpu",
+    "Remedy",
+    "Report",
+    "Result",
+    "Verdict",
+    "failed",
+    "parse_report",
+    "passed",
+    "report_message",
+    "unknown",
+    "warned",
+]
