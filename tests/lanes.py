@@ -1,7 +1,8 @@
-"""Two pytests side by side: each takes the next file that the other has not taken.
+"""Pytests side by side: two lanes, each takes the next file that the other has not taken, and one that mostly waits.
 
-`python -m tests.lanes ARGS...` runs `pytest ARGS...` so. Most tests on the real cluster wait more than they work, and
-files share nothing but the machine. What measures times is marked `alone` and is not for lanes.
+`python -m tests.lanes -m WHICH ARGS...` runs `pytest -m WHICH ARGS...` so. Files share nothing but the machine. Tests
+marked `waits`, for the minute in which Slurm looks at time limits, say, run beside the two lanes. What measures times
+is marked `alone` and is not for lanes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+
+NOTHING_TO_DO = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 # In each pytest ---------------------------------------------------------------------------------------------
 
@@ -58,16 +61,25 @@ def take(mark: Path) -> bool:
 # All of them ------------------------------------------------------------------------------------------------
 
 
-def run(*args: str) -> int:
-    """One lane is to be seen while it runs, the other when both have ended. 0 if all was well in both."""
+def run(which: str, *args: str) -> int:
+    """One lane is to be seen while it runs, the others when all have ended. 0 if all was well in all."""
     with tempfile.TemporaryDirectory(prefix="dalsegno-lanes-") as folder:
-        argv = [sys.executable, "-m", "pytest", "-p", "tests.lanes", f"--lane={folder}", *args]  # =: it is no test path
-        told = Path(folder) / "told"
-        with told.open("w") as file:
-            lanes = [subprocess.Popen(argv), subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT)]
-        codes = [ended(lane) for lane in lanes]
-        print(told.read_text(), flush=True)
+        in_turn = ["-p", "tests.lanes", f"--lane={folder}", "-m", f"({which}) and not waits"]  # =: it is no test path
+        told = [Path(folder) / f"told-{number}" for number in (2, 3)]
+        lanes = [start(None, *in_turn, *args), start(told[0], *in_turn, *args)]
+        waiting = start(told[1], "-m", f"({which}) and waits", *args)
+        codes = [*map(ended, lanes), 0 if ended(waiting) == NOTHING_TO_DO else waiting.returncode]
+        for path in told:
+            print(path.read_text(), flush=True)
     return next((code for code in codes if code), 0)
+
+
+def start(told: Path | None, *args: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "pytest", *args]
+    if told is None:
+        return subprocess.Popen(argv)
+    with told.open("w") as file:
+        return subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT)
 
 
 def ended(lane: subprocess.Popen[bytes]) -> int:
@@ -80,4 +92,6 @@ def ended(lane: subprocess.Popen[bytes]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(*sys.argv[1:]))
+    if sys.argv[1:2] != ["-m"] or len(sys.argv) < 3:
+        sys.exit("usage: python -m tests.lanes -m WHICH [ARGS FOR PYTEST]...")
+    sys.exit(run(*sys.argv[2:]))

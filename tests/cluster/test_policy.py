@@ -460,6 +460,7 @@ def saved(site: Site) -> Callable[[], bool]:
     return lambda: path.exists() and str(path.stat().st_mtime_ns) != known
 
 
+@pytest.mark.waits
 def test_the_backup_controller_takes_over_and_up_brings_the_primary_back(home: Cli):
     home.ok("up", home.file(PAIR, "pair.yaml"))
     pair, out = Site(home, "pair"), home.home / "pair.out"

@@ -13,6 +13,8 @@ from dalsegno.demo.researchers import Lab, play
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli, at_home, taken_down
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture(scope="module")
 def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:

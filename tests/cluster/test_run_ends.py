@@ -231,6 +231,7 @@ def sleepers(seconds: str) -> list[int]:
 # ---- not at all: it goes on in another job
 
 
+@pytest.mark.waits
 def test_a_run_longer_than_its_job_goes_on_in_the_next_and_loses_no_step(tiers: Cli, work: Path):
     """Slurm sends the signal up to a minute early, so at once."""
     run = detached(tiers, work, SAVES, "-N", "2", "-t", "1", "--signal-lead", "15")
@@ -275,7 +276,7 @@ def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: 
     run.no_trace()
 
 
-@pytest.mark.parametrize("why", ["preempted", "out of time"])
+@pytest.mark.parametrize("why", ["preempted", pytest.param("out of time", marks=pytest.mark.waits)])
 def test_without_a_controller_the_job_is_queued_again_and_the_run_goes_on_in_it(tiers: Cli, work: Path, why: str):
     runs = tiers.home / "runs"
     for folder in (runs, work):
