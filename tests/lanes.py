@@ -1,8 +1,8 @@
-"""Pytests side by side: two lanes, each takes the next file that the other has not taken, and one that mostly waits.
+"""Two pytests side by side: each takes the next file that the other has not taken.
 
-`python -m tests.lanes -m WHICH ARGS...` runs `pytest -m WHICH ARGS...` so. Files share nothing but the machine. Tests
-marked `waits`, for the minute in which Slurm looks at time limits, say, run beside the two lanes. What measures times
-is marked `alone` and is not for lanes.
+`python -m tests.lanes WHICH ARGS...` runs `pytest -m WHICH ARGS...` so. Files share nothing but the machine. After
+`--beside waits` those of them with that mark, which do little but wait, for Slurm's look at time limits once a minute,
+say, have a third pytest. What measures times is marked `alone` and is not for lanes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-
-NOTHING_TO_DO = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 # In each pytest ---------------------------------------------------------------------------------------------
 
@@ -61,15 +59,18 @@ def take(mark: Path) -> bool:
 # All of them ------------------------------------------------------------------------------------------------
 
 
-def run(which: str, *args: str) -> int:
-    """One lane is to be seen while it runs, the others when all have ended. 0 if all was well in all."""
+def run(which: str, *args: str, waits: str = "") -> int:
+    """Tests of mark `waits` have a pytest of their own. One lane is to be seen while it runs, the others when all have
+    ended. 0 if all was well in all."""
     with tempfile.TemporaryDirectory(prefix="dalsegno-lanes-") as folder:
-        in_turn = ["-p", "tests.lanes", f"--lane={folder}", "-m", f"({which}) and not waits"]  # =: it is no test path
+        in_turn = ["-p", "tests.lanes", f"--lane={folder}"]  # =: it is no test path
+        lane = [*in_turn, "-m", f"({which}) and not {waits}" if waits else which, *args]
         told = [Path(folder) / f"told-{number}" for number in (2, 3)]
-        lanes = [start(None, *in_turn, *args), start(told[0], *in_turn, *args)]
-        waiting = start(told[1], "-m", f"({which}) and waits", *args)
-        codes = [*map(ended, lanes), 0 if ended(waiting) == NOTHING_TO_DO else waiting.returncode]
-        for path in told:
+        lanes = [start(None, *lane), start(told[0], *lane)]
+        if waits:
+            lanes += [start(told[1], "-m", f"({which}) and {waits}", *args)]
+        codes = [ended(each) for each in lanes]
+        for path in told[: len(lanes) - 1]:
             print(path.read_text(), flush=True)
     return next((code for code in codes if code), 0)
 
@@ -91,7 +92,11 @@ def ended(lane: subprocess.Popen[bytes]) -> int:
             continue
 
 
+def main(which: str, *args: str) -> int:
+    if args[:1] == ("--beside",):
+        return run(which, *args[2:], waits=args[1])
+    return run(which, *args)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["-m"] or len(sys.argv) < 3:
-        sys.exit("usage: python -m tests.lanes -m WHICH [ARGS FOR PYTEST]...")
-    sys.exit(run(*sys.argv[2:]))
+    sys.exit(main(*sys.argv[1:]))
