@@ -1,0 +1,124 @@
+"""Who is there: silence, then a probe, then the verdict. Pure: times (monotonic) come in, verdicts go out.
+
+A beat is due every 0.4 s. After a second of silence, or at once when a connection breaks, the node's host and
+its slurmd are asked. A node is gone only when both left a whole probe without an answer; whoever answers shows that the
+node lives, whatever has become of its agent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dalsegno.recovery.agent_view import Presence
+
+LOOK_S = 0.05  # how often `look` is called
+LATE_S = 0.3  # a look that comes so much too late says more about us than about them
+SILENT_S = 1.0
+PROBE_S = 0.35  # how long a probe waits for answers
+AGAIN_S = 0.5  # from one probe of a silent node to the next
+SLOWLY_S = 2.0  # the same for nodes about which all is said
+STUCK_S = 10.0  # an agent that says nothing for so long, though its host answers, is as good as dead
+NEW_S = 15.0  # how long a node may take to be heard of for the first time
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What is known of one node."""
+
+    presence: Presence
+    since: float
+    heard: float  # its agent's last word, or when silence began to count
+    probe: float  # when the next one is due
+    probing: bool = False
+    broken: bool = False  # its connection is: it need not be waited for
+    host: bool | None = None
+    slurmd: bool | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """Nodes to probe now. Late: what was being asked before counts for nothing."""
+
+    probe: tuple[str, ...] = ()
+    late: bool = False
+
+
+class Attendance:
+    """The signs of life of all nodes."""
+
+    def __init__(self) -> None:
+        self.signs: dict[str, Sign] = {}
+        self._looked: float | None = None
+
+    def expect(self, node: str, now: float) -> None:
+        """A node that ought to be there; one that is known stays as it is."""
+        if node not in self.signs:
+            self.signs[node] = Sign(Presence.NEVER, now, now, now + NEW_S)
+
+    def forget(self, node: str) -> None:
+        self.signs.pop(node, None)
+
+    def beat(self, node: str, now: float) -> None:
+        """Its agent has said something."""
+        if sign := self.signs.get(node):
+            since = sign.since if sign.presence is Presence.CONNECTED else now
+            self.signs[node] = Sign(
+                Presence.CONNECTED, since, now, now + SILENT_S, sign.probing, host=True, slurmd=sign.slurmd
+            )
+
+    def broke(self, node: str, now: float) -> None:
+        """Its connection has ended."""
+        sign = self.signs.get(node)
+        if sign and sign.presence in (Presence.CONNECTED, Presence.SILENT):
+            self.signs[node] = replace(_turned(sign, Presence.SILENT, now), broken=True, probe=now)
+
+    def answered(self, node: str, now: float, *, host: bool, slurmd: bool) -> None:
+        """A probe is over: who has answered it."""
+        sign = self.signs.get(node)
+        if sign is None:
+            return
+        sign = replace(sign, probing=False, slurmd=slurmd)
+        if sign.presence is not Presence.CONNECTED:  # one that was heard of meanwhile needs no witness
+            sign = _turned(replace(sign, host=host), _verdict(sign, host or slurmd, now), now)
+        self.signs[node] = sign
+
+    def ask(self, node: str, now: float) -> None:
+        """Have a node probed at the next look."""
+        if sign := self.signs.get(node):
+            self.signs[node] = replace(sign, probe=now)
+
+    def look(self, now: float) -> Look:
+        """Called again and again. After a pause of our own all are forgiven one period."""
+        late = self._looked is not None and now - self._looked > LOOK_S + LATE_S
+        self._looked = now
+        if late:
+            self._forgive(now)
+        due = [node for node, sign in self.signs.items() if sign.probe <= now and not sign.probing]
+        for node in due:
+            self.signs[node] = _probed(self.signs[node], now)
+        return Look(tuple(due), late)
+
+    def _forgive(self, now: float) -> None:
+        for node, sign in self.signs.items():
+            heard = now if sign.presence in (Presence.CONNECTED, Presence.SILENT) else sign.heard
+            self.signs[node] = replace(sign, heard=heard, probe=now + SILENT_S, probing=False)
+
+
+def _probed(sign: Sign, now: float) -> Sign:
+    pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) else AGAIN_S
+    if sign.presence is Presence.CONNECTED and now - sign.heard >= SILENT_S:
+        sign = _turned(sign, Presence.SILENT, now)
+    return replace(sign, probing=True, probe=now + pause)
+
+
+def _verdict(sign: Sign, alive: bool, now: float) -> Presence:
+    if sign.presence is Presence.NEVER and (alive or now - sign.since < NEW_S):
+        return Presence.NEVER
+    if not alive:
+        return Presence.GONE
+    stuck = sign.broken or now - sign.heard >= STUCK_S or sign.presence is not Presence.SILENT
+    return Presence.AGENT_DEAD if stuck else Presence.SILENT
+
+
+def _turned(sign: Sign, presence: Presence, now: float) -> Sign:
+    return sign if sign.presence is presence else replace(sign, presence=presence, since=now)
