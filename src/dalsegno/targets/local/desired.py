@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from dalsegno.health.telemetry import healthy, telemetry_text
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -121,17 +121,8 @@ def _gpu_stamp(node: Node, placement: Placement) -> str:
 
 
 def telemetry(node: Node, placement: Placement) -> str:
-    """What the node's simulated GPUs report; fault injection edits it later."""
-    gpus = [
-        {
-            "index": index,
-            "uuid": f"GPU-{revision(node.name, index)}",
-            "name": f"{node.gpu_type.upper() or 'GPU'} (simulated)",
-            "memory_total_mib": node.gpu_memory_mib or SIMULATED_MEMORY_MIB,
-            "memory_used_mib": 0,
-            "temperature_c": 34,
-            "utilization_percent": 0,
-        }
-        for index in range(node.gpus if placement.gpus_simulated else 0)
-    ]
-    return json.dumps({"node": node.name, "gpus": gpus, "stamp": _gpu_stamp(node, placement)}, indent=1)
+    """What the node would report if it had hardware of its own; fault injection edits it later."""
+    count = node.gpus if placement.gpus_simulated else 0
+    memory_mib = node.gpu_memory_mib or SIMULATED_MEMORY_MIB
+    stamp = _gpu_stamp(node, placement)
+    return telemetry_text(healthy(node.name, count, node.gpu_type, memory_mib=memory_mib, stamp=stamp))

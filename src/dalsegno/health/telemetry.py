@@ -1,0 +1,219 @@
+"""The telemetry file of a simulated node: what the node's own hardware would tell, and cannot, because it has none.
+
+Only what cannot be made real on a virtual host is here. Disks that fill, mounts that hang, munge and slurmd that die
+and processes that are stuck are real on it too, and are found by the same checks as anywhere. The kernel's log is here
+because all virtual hosts have one kernel: what it says is no one host's fault.
+
+Fault injection reads the file, changes the value and writes it: a reader finds the old file or the new one, never half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from dalsegno.health.facts import GpuFacts, GpuProcess, LogLine, Port
+from dalsegno.health.links import nvlinks_of
+from dalsegno.system.files import write_atomic
+
+VARIABLE = "DALSEGNO_TELEMETRY"  # where a node's file is; set in everything that runs on a simulated node
+XID = "NVRM: Xid (PCI:{bus}): {code}, pid={pid}, {text}"
+_T = TypeVar("_T")
+
+
+class BadTelemetry(Exception):
+    """Not a telemetry file: what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What a simulated node tells. `stamp` says which GPUs it was made for, and is kept as it is."""
+
+    node: str
+    gpus: tuple[GpuFacts, ...] = ()
+    kernel_log: tuple[LogLine, ...] = ()
+    ports: tuple[Port, ...] = ()
+    clock_skew_s: float | None = 0.0
+    fabric_manager: str = "active"  # systemd's word
+    booted_at: float = 0.0
+    stamp: str = ""
+
+
+# Reading and writing ------------------------------------------------------------------------------------------
+
+
+def telemetry_path(env: Mapping[str, str] = os.environ) -> Path | None:
+    """Where this node's telemetry is; None on a real machine."""
+    return Path(env[VARIABLE]) if env.get(VARIABLE) else None
+
+
+def read_telemetry(path: Path) -> Telemetry:
+    """The file's value. BadTelemetry if there is none, or it is something else."""
+    try:
+        return parse_telemetry(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTelemetry(f"{path}: {error}") from error
+
+
+def parse_telemetry(text: str) -> Telemetry:
+    """Lenient: what is missing or of another type is not told; what is unknown is passed over."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadTelemetry(f"not JSON: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("gpus"), list):
+        raise BadTelemetry("no object with a list of `gpus`")
+    return _lenient(Telemetry, value)
+
+
+def write_telemetry(path: Path, telemetry: Telemetry) -> None:
+    write_atomic(path, telemetry_text(telemetry), durable=False)
+
+
+def telemetry_text(telemetry: Telemetry) -> str:
+    return json.dumps(_plain(telemetry), indent=1)
+
+
+# What is written there ------------------------------------------------------------------------------------------
+
+
+def healthy(
+    node: str, gpus: int, model: str, *, memory_mib: int = 16384, stamp: str = "", machine: str = ""
+) -> Telemetry:
+    """A node that has nothing to complain of. `model` is Slurm's type (h100). Another `machine` under the node's name
+    has other GPUs: other UUIDs and serial numbers."""
+    links = nvlinks_of(model) if gpus > 1 else 0
+    made = [_healthy_gpu(f"{node} {machine} {index}", index, model, links, memory_mib) for index in range(gpus)]
+    ports = tuple(Port(f"sim{index}/1") for index in range(_nics(gpus, model)))
+    return Telemetry(node, tuple(made), ports=ports, stamp=stamp)
+
+
+def with_gpu(telemetry: Telemetry, index: int, **changes: Any) -> Telemetry:
+    """The same with one GPU changed: `with_gpu(t, 0, temperature_c=97.0)`."""
+    changed = tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in telemetry.gpus)
+    return replace(telemetry, gpus=changed)
+
+
+def with_line(telemetry: Telemetry, at: float, text: str, level: int = 3) -> Telemetry:
+    """The same with one more line in the kernel's log."""
+    return replace(telemetry, kernel_log=(*telemetry.kernel_log, LogLine(at, text, level)))
+
+
+def xid_line(code: int, text: str, *, gpu: int = 0, pid: int = 4242) -> str:
+    """As the driver writes it: `NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.`"""
+    return XID.format(bus=f"0000:{0x41 + gpu:02x}:00", code=code, pid=pid, text=text)
+
+
+def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int) -> GpuFacts:
+    from hashlib import blake2b
+
+    mark = blake2b(body.encode(), digest_size=16).hexdigest()
+    return GpuFacts(
+        index=index,
+        uuid=f"GPU-{mark[:8]}-{mark[8:12]}-{mark[12:16]}-{mark[16:20]}-{mark[20:]}",
+        serial=str(int(mark[:10], 16)).zfill(13),
+        model=f"{model.upper() or 'GPU'} (simulated)",
+        temperature_c=34,
+        slowdown_c=87,
+        clock_mhz=345,
+        max_clock_mhz=1980,
+        throttle=(),
+        utilization_percent=0,
+        ecc_corrected=0,
+        ecc_uncorrected=0,
+        remap_pending=False,
+        remap_failed=False,
+        remapped_rows=0,
+        nvlinks=links,
+        nvlink_errors=0,
+        pcie_width=16,
+        memory_total_mib=memory_mib,
+        memory_used_mib=0,
+        processes=(),
+    )
+
+
+def _nics(gpus: int, model: str) -> int:
+    """A port for each GPU of the kind that has a fabric of its own."""
+    return gpus if nvlinks_of(model) else 0
+
+
+# Lenient ------------------------------------------------------------------------------------------------------
+
+_KEYS = {"model": "name"}  # nvidia-smi's word, which its stand-in on simulated nodes reads
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value):
+        return {_KEYS.get(each.name, each.name): _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _lenient(kind: type[_T], entry: Mapping[str, Any]) -> _T:
+    found = {}
+    for each in fields(cast("Any", kind)):
+        value = entry.get(_KEYS.get(each.name, each.name))
+        try:
+            found[each.name] = _READ[str(each.type)](value)
+        except (TypeError, ValueError, OverflowError):
+            found[each.name] = _nothing(each)
+    return kind(**found)
+
+
+def _nothing(of: Any) -> Any:
+    """What stands for a value that is not told; for what must be told, an emptiness of its type."""
+    if of.default is not MISSING:
+        return of.default
+    if of.default_factory is not MISSING:
+        return of.default_factory()
+    return -1 if of.type == "int" else 0.0 if of.type == "float" else ""
+
+
+def _checked(kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{value!r} is of another type")
+        return value
+
+    return read
+
+
+def _number(value: Any) -> float:
+    number: float = _checked((int, float))(value)
+    return number
+
+
+def _several(read: Callable[[Any], _T]) -> Callable[[Any], tuple[_T, ...]]:
+    return lambda value: tuple(read(each) for each in _checked(list)(value))
+
+
+def _entries(kind: type[_T]) -> Callable[[Any], tuple[_T, ...]]:
+    return lambda value: tuple(_lenient(kind, each) for each in _checked(list)(value) if isinstance(each, dict))
+
+
+def _counters(value: Any) -> dict[str, int]:
+    return {str(key): int(count) for key, count in _checked(dict)(value).items() if type(count) is int}
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "str": _checked(str),
+    "bool": _checked(bool),
+    "int": _checked(int),
+    "float": _number,
+    "bool | None": _checked(bool),
+    "int | None": _checked(int),
+    "float | None": _number,
+    "tuple[str, ...] | None": _several(_checked(str)),
+    "tuple[float, ...]": _several(_number),
+    "tuple[GpuFacts, ...]": _entries(GpuFacts),
+    "tuple[GpuProcess, ...] | None": _entries(GpuProcess),
+    "tuple[LogLine, ...]": _entries(LogLine),
+    "tuple[Port, ...]": _entries(Port),
+    "Mapping[str, int]": _counters,
+}
