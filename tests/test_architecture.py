@@ -25,6 +25,7 @@ UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = ("train.contract", "train.frames", "train.proof", "train.keeper", "train.memory", "train.saver")
+TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spec": ("errors", "hostlist", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
-    "health": UP_TO_2,
+    "health": (*UP_TO_2, *TRAIN_WIRE),
     "users": UP_TO_3,
     "launch": (*UP_TO_3, *TRAIN_TALK),
     "jobs": (*UP_TO_4, *TRAIN_TALK),

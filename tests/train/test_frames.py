@@ -50,6 +50,12 @@ def test_a_length_is_refused_before_anything_is_kept_for_it():
         list(Reader().feed((1 << 31).to_bytes(4, "big")))
 
 
+def test_who_is_told_little_may_say_so():
+    assert list(Reader(most_bytes=9).feed(pack({"a": 100}))) == [{"a": 100}]
+    with pytest.raises(BadFrame, match="longer than 9"):
+        list(Reader(most_bytes=9).feed(pack({"a": 1000})))
+
+
 def test_we_say_nothing_that_we_would_not_hear():
     with pytest.raises(BadFrame):
         pack({"text": "x" * MAX_BYTES})

@@ -27,17 +27,17 @@ def pack(message: Message) -> bytes:
 
 
 class Reader:
-    """Turns bytes, in whatever pieces they come, into messages."""
+    """Turns bytes, in whatever pieces they come, into messages, none of them longer than `most_bytes`."""
 
-    def __init__(self) -> None:
-        self._buffer = b""
+    def __init__(self, most_bytes: int = MAX_BYTES) -> None:
+        self._buffer, self._most_bytes = b"", most_bytes
 
     def feed(self, data: bytes) -> Iterator[Message]:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_BYTES:
-                raise BadFrame(f"a message of {length} bytes is longer than {MAX_BYTES}")
+            if length > self._most_bytes:
+                raise BadFrame(f"a message of {length} bytes is longer than {self._most_bytes}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

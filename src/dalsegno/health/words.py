@@ -1,0 +1,131 @@
+"""What agents say to the controller once they are known: beats, reports, answers to orders; and the orders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from dalsegno.health.report import LONGEST, MOST_FINDINGS, BadReport, Report, parse_report, report_message
+from dalsegno.train.frames import Message
+
+MOST_PART = 32 << 10  # characters of a file that one message carries
+_FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+BEAT: Message = {"beat": True}
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The agent lives."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Findings that are new or have changed. `all`: the names of all checks there are; the others are no more."""
+
+    report: Report
+    all: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A part of the answer to an order, or the last one (`done`)."""
+
+    order: int
+    done: bool = False
+    error: str = ""
+    report: Report | None = None
+    port: int = 0  # where it listens, for a pair test
+    file: str = ""
+    part: str = ""  # the next characters of that file
+
+
+Word = Union[Beat, Told, Reply]
+
+
+def told_message(told: Told) -> Message:
+    message: Message = {"report": report_message(told.report)}
+    return message if told.all is None else {**message, "all": sorted(told.all)}
+
+
+def reply_message(reply: Reply) -> Message:
+    message: Message = {"answer": reply.order, "done": reply.done, "error": reply.error[:LONGEST], "port": reply.port}
+    message.update(file=reply.file, part=reply.part)
+    return message if reply.report is None else {**message, "report": report_message(reply.report)}
+
+
+def read_word(message: Mapping[str, Any]) -> Word:
+    """What an agent said; BadReport for anything that none of ours would say."""
+    if message == BEAT:
+        return Beat()
+    if "answer" in message:
+        return _read_reply(message)
+    if set(message) - {"all"} == {"report"}:
+        return Told(_report(message["report"]), _names(message["all"]) if "all" in message else None)
+    raise BadReport("no word of an agent")
+
+
+def _read_reply(message: Mapping[str, Any]) -> Reply:
+    if set(message) - {"report"} != {"answer", "done", "error", "port", "file", "part"}:
+        raise BadReport("no answer to an order")
+    order, port = _number(message, "answer", 1 << 53), _number(message, "port", 65535)
+    error, file, part = (_text(message, key) for key in ("error", "file", "part"))
+    if file and not _FILE.fullmatch(file):
+        raise BadReport("a strange name of a file")
+    report = _report(message["report"]) if "report" in message else None
+    return Reply(order, message["done"] is True, error, report, port, file, part)
+
+
+def _report(value: object) -> Report:
+    if not isinstance(value, dict):
+        raise BadReport("no report")
+    return parse_report(value)
+
+
+def _names(value: object) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > MOST_FINDINGS:
+        raise BadReport("`all` is no list of checks")
+    if not all(isinstance(name, str) and len(name) <= LONGEST for name in value):
+        raise BadReport("`all` is no list of names")
+    return frozenset(value)
+
+
+def _number(message: Mapping[str, Any], key: str, most: int) -> int:
+    value = message[key]
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadReport(f"`{key}` is no number up to {most}")
+    return value
+
+
+def _text(message: Mapping[str, Any], key: str) -> str:
+    value = message[key]
+    if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST):
+        raise BadReport(f"`{key}` is no text, or too long")
+    return value
+
+
+# Orders -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the controller has an agent do: `check` (context), `validate`, `evidence`, `pair-listen`, `pair-dial`."""
+
+    number: int
+    do: str
+    arguments: Mapping[str, str]
+
+
+def order_message(order: Order) -> Message:
+    return {"order": order.number, "do": order.do, "arguments": dict(order.arguments)}
+
+
+def read_order(message: Mapping[str, Any]) -> Order:
+    """BadReport if it is none. The controller is known by then: this guards against another version of it."""
+    arguments = message.get("arguments")
+    if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
+        raise BadReport("no order")
+    if not all(isinstance(value, str) and len(value) <= LONGEST for value in arguments.values()):
+        raise BadReport("an order with strange arguments")
+    return Order(_number(message, "order", 1 << 53), _text(message, "do"), arguments)

@@ -1,0 +1,261 @@
+"""Agent and controller: who they are, and that nothing is taken from anybody else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.report import BadReport, Finding, Report
+from dalsegno.health.result import Remedy, failed
+from dalsegno.health.wire import (
+    AGENT,
+    CONTROLLER,
+    MOST_BYTES,
+    Hello,
+    Seal,
+    hello_message,
+    is_proved,
+    is_welcome,
+    read_hello,
+    read_nonce,
+    read_secret,
+    welcome_message,
+)
+from dalsegno.health.words import (
+    BEAT,
+    Beat,
+    Order,
+    Reply,
+    Told,
+    order_message,
+    read_order,
+    read_word,
+    reply_message,
+    told_message,
+)
+from dalsegno.train.frames import BadFrame, Message, Reader, pack
+from dalsegno.train.proof import nonce
+
+EXAMPLES = 20_000 if os.environ.get("DALSEGNO_LONG") else 150
+SECRET = b"s" * 32
+OURS = nonce()
+HELLO = Hello("gpu-1", "boot-1", 12.5, nonce())
+REPORT = Report("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
+
+
+# Who is there
+
+
+def test_an_agent_and_its_controller_know_each_other():
+    message = hello_message(SECRET, HELLO, OURS)
+    assert read_hello(message) == HELLO and is_proved(message, HELLO, SECRET, OURS)
+    assert is_welcome(welcome_message(SECRET, HELLO, OURS), SECRET, HELLO, OURS)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"node": "gpu-2"}, {"boot": "boot-2"}, {"started": 13.0}, {"nonce": nonce()}, {"proof": "x"}]
+)
+def test_a_hello_that_was_changed_proves_nothing(changed: Message):
+    message = {**hello_message(SECRET, HELLO, OURS), **changed}
+    assert not is_proved(message, read_hello(message), SECRET, OURS)
+
+
+def test_a_hello_of_an_earlier_connection_proves_nothing():
+    assert not is_proved(hello_message(SECRET, HELLO, nonce()), HELLO, SECRET, OURS)
+
+
+def test_a_secret_is_one_nodes_alone():
+    assert not is_proved(hello_message(b"t" * 32, HELLO, OURS), HELLO, SECRET, OURS)
+
+
+def test_who_only_mirrors_us_is_no_controller():
+    said = hello_message(SECRET, HELLO, OURS)
+    assert not is_welcome({"proof": said["proof"]}, SECRET, HELLO, OURS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"node": ""}, {"node": "../etc"}, {"node": "a b"}, {"node": "x" * 64}, {"node": 3}, {"node": "\ud800"},
+        {"boot": ""}, {"boot": "ü"}, {"started": 1}, {"started": float("nan")}, {"started": "1"}, {"nonce": "g" * 32},
+        {"nonce": None}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_strange_hello_is_none(changed: Message):
+    with pytest.raises(BadFrame):
+        read_hello({**hello_message(SECRET, HELLO, OURS), **changed})
+
+
+def test_a_strange_greeting_is_none():
+    for greeting in ({}, {"nonce": 1}, {"nonce": "\ud800" * 32}):
+        with pytest.raises(BadFrame):
+            read_nonce(greeting)
+
+
+def test_a_secret_that_is_missing_or_short_is_told(tmp_path: Path):
+    with pytest.raises(DalsegnoError, match="cannot be read"):
+        read_secret(tmp_path / "none")
+    (tmp_path / "short").write_text("abc\n")
+    with pytest.raises(DalsegnoError, match="shorter than"):
+        read_secret(tmp_path / "short")
+    (tmp_path / "good").write_text("ab" * 32 + "\n")
+    assert read_secret(tmp_path / "good") == b"ab" * 32
+
+
+# Sealed messages
+
+
+def seals(side: str = AGENT) -> tuple[Seal, Seal]:
+    return Seal(SECRET, HELLO, OURS, side), Seal(SECRET, HELLO, OURS, side)
+
+
+def frame(data: bytes) -> Message:
+    (message,) = Reader().feed(data)
+    return message
+
+
+def test_what_is_sealed_is_opened_in_its_order():
+    ours, theirs = seals()
+    said: list[Message] = [BEAT, {"ü": "\ud800"}, {}]
+    assert [theirs.open(frame(ours.close(message))) for message in said] == said
+
+
+def test_a_message_counts_once_and_in_its_turn():
+    ours, theirs = seals()
+    first, second = frame(ours.close({"one": 1})), frame(ours.close({"two": 2}))
+    theirs.open(first)
+    with pytest.raises(BadFrame, match="seal"):
+        theirs.open(first)
+    _, late = seals()
+    with pytest.raises(BadFrame, match="seal"):
+        late.open(second)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Seal(b"t" * 32, HELLO, OURS, AGENT),
+        Seal(SECRET, HELLO, nonce(), AGENT),
+        Seal(SECRET, HELLO, OURS, CONTROLLER),
+        Seal(SECRET, replace(HELLO, node="gpu-2"), OURS, AGENT),
+        Seal(SECRET, replace(HELLO, boot="boot-2"), OURS, AGENT),
+    ],
+)
+def test_the_seal_of_another_secret_connection_side_or_node_is_none(other: Seal):
+    _, theirs = seals()
+    with pytest.raises(BadFrame, match="seal"):
+        theirs.open(frame(other.close(BEAT)))
+
+
+@pytest.mark.parametrize("strange", [{}, {"say": "{}"}, {"say": 1, "mac": 2}, {"say": "{}", "mac": "\ud800"}, BEAT])
+def test_what_is_not_sealed_is_refused(strange: Message):
+    with pytest.raises(BadFrame):
+        seals()[0].open(strange)
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Told(REPORT),
+        Told(REPORT, frozenset({"xid", "ecc"})),
+        Reply(3, True),
+        Reply(3, report=REPORT, error="no", port=4000),
+        Reply(4, file="dmesg.txt", part="a\nb\0"),
+    ],
+)
+def test_words_come_back_as_they_were(word: Told | Reply):
+    message = told_message(word) if isinstance(word, Told) else reply_message(word)
+    ours, theirs = seals()
+    assert read_word(theirs.open(frame(ours.close(message)))) == word
+
+
+def test_orders_come_back_as_they_were():
+    order = Order(5, "check", {"context": "validation"})
+    assert read_order(order_message(order)) == order
+    for strange in ({}, {**order_message(order), "do": 1}, {**order_message(order), "arguments": {"a": 1}}):
+        with pytest.raises(BadReport):
+            read_order(strange)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {}, {"beat": 1.5}, {"beat": True, "x": 1}, {"report": []}, {"report": {"node": "a"}},
+        {**told_message(Told(REPORT)), "all": "xid"}, {**told_message(Told(REPORT)), "all": [1]},
+        {**reply_message(Reply(1)), "answer": True}, {**reply_message(Reply(1)), "answer": -1},
+        {**reply_message(Reply(1)), "port": 65536}, {**reply_message(Reply(1)), "file": "../../etc/passwd"},
+        {**reply_message(Reply(1)), "file": ".."}, {**reply_message(Reply(1)), "part": "x" * 40000},
+        {**reply_message(Reply(1)), "more": 1},
+    ],
+)  # fmt: skip
+def test_strange_words_are_refused(strange: Message):
+    with pytest.raises(BadReport):
+        read_word(strange)
+
+
+# Anything at all: with DALSEGNO_LONG=1 more of it
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = ("beat", "report", "all", "answer", "done", "error", "port", "file", "part", "node", "boot", "nonce", "proof",
+        "started", "order", "do", "arguments", "say", "mac", "findings", "gpus")  # fmt: skip
+MESSAGES = st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), JSON, max_size=8)
+
+
+@given(MESSAGES, st.sampled_from([told_message(Told(REPORT, frozenset())), reply_message(Reply(1, report=REPORT))]))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_any_message_is_a_word_or_refused(message: Message, good: Message):
+    for candidate in (message, {**good, **message}, {**good, "report": {**good["report"], **message}}):
+        try:
+            assert isinstance(read_word(candidate), (Beat, Told, Reply))
+        except BadReport:
+            pass
+
+
+@given(MESSAGES)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_any_message_is_a_hello_an_order_or_refused(message: Message):
+    for candidate in (message, {**hello_message(SECRET, HELLO, OURS), **message}):
+        try:
+            assert not is_proved(candidate, read_hello(candidate), b"t" * 32, OURS)
+        except BadFrame:
+            pass
+    for candidate in (message, {**order_message(Order(1, "x", {})), **message}):
+        try:
+            read_order(candidate)
+        except BadReport:
+            pass
+
+
+@given(st.binary(max_size=200), st.integers(0, 200), st.integers(1, 50))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_bytes_that_were_cut_changed_or_put_in_never_pass(noise: bytes, at: int, cut: int):
+    """Whatever happens to the bytes, what is read is what was said, in its order, or nothing more."""
+    ours, theirs = seals()
+    said: list[Message] = [{"n": n} for n in range(4)]
+    whole = b"".join(ours.close(message) for message in said)
+    heard: list[Message] = []
+    reader = Reader(MOST_BYTES)
+    try:
+        for message in reader.feed(whole[:at] + noise + whole[at + cut :]):
+            heard.append(theirs.open(message))
+    except BadFrame:
+        pass
+    assert heard == said[: len(heard)]
+
+
+def test_a_long_message_is_refused_before_it_is_kept():
+    with pytest.raises(BadFrame, match="longer"):
+        list(Reader(MOST_BYTES).feed(pack({"say": "x" * MOST_BYTES})[:10]))
