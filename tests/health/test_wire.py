@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -218,25 +219,19 @@ MESSAGES = st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), JSON, ma
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_any_message_is_a_word_or_refused(message: Message, good: Message):
     for candidate in (message, {**good, **message}, {**good, "report": {**good["report"], **message}}):
-        try:
+        with contextlib.suppress(BadReport):
             assert isinstance(read_word(candidate), (Beat, Told, Reply))
-        except BadReport:
-            pass
 
 
 @given(MESSAGES)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_any_message_is_a_hello_an_order_or_refused(message: Message):
     for candidate in (message, {**hello_message(SECRET, HELLO, OURS), **message}):
-        try:
+        with contextlib.suppress(BadFrame):
             assert not is_proved(candidate, read_hello(candidate), b"t" * 32, OURS)
-        except BadFrame:
-            pass
     for candidate in (message, {**order_message(Order(1, "x", {})), **message}):
-        try:
+        with contextlib.suppress(BadReport):
             read_order(candidate)
-        except BadReport:
-            pass
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.integers(1, 50))
