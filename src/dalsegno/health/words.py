@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from dalsegno.health.report import LONGEST, MOST_FINDINGS, BadReport, Report, parse_report, report_message
 from dalsegno.train.frames import Message
@@ -41,7 +41,7 @@ class Reply:
     part: str = ""  # the next characters of that file
 
 
-Word = Union[Beat, Told, Reply]
+Word = Beat | Told | Reply
 
 
 def told_message(told: Told) -> Message:
