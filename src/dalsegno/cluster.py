@@ -87,7 +87,7 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 def place_named(name: str, env: Mapping[str, str] = os.environ) -> Place:
     """Where a cluster of this name is, or would be made."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-        raise UsageError(f"`{name}` is no name of a cluster")
+        raise UsageError(f"`{name}` is no name of a cluster", hint="`dalsegno ls` shows their names")
     return {place.name: place for place in places(env)}.get(name) or Place(name, home(env))
 
 

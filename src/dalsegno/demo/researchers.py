@@ -93,7 +93,10 @@ def _ask_too_much(lab: Lab) -> str:
         )
     except CommandFailed as refused:
         return refused.stderr.strip().splitlines()[-1].removeprefix("sbatch: error: ")
-    raise TargetError("Slurm took a job that asks for 9 GPUs on an 8-GPU node")
+    raise TargetError(
+        "Slurm took a job that asks for 9 GPUs on an 8-GPU node",
+        hint="`dalsegno demo --keep`, then `dalsegno shell -- scontrol show nodes` tells what Slurm makes of them",
+    )
 
 
 def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
@@ -137,6 +140,9 @@ def _until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
     until = time.monotonic() + timeout_s
     while not (value := answer()):
         if time.monotonic() > until:
-            raise TargetError(f"waited {timeout_s:.0f} s in vain for: {what}")
+            raise TargetError(
+                f"waited {timeout_s:.0f} s in vain for: {what}",
+                hint="is the machine very busy? `dalsegno demo --keep` leaves the cluster up to look at",
+            )
         time.sleep(0.1)
     return value

@@ -74,7 +74,7 @@ class SlurmClient:
             raise NotThere(f"Slurm knows no job {job}", hint="`sacct -j` finds those that ended long ago")
         found = parse_job(done.checked(hint=_hint(done)).stdout)
         if not found:
-            raise NotThere(f"Slurm knows no job {job}")
+            raise NotThere(f"Slurm knows no job {job}", hint="`squeue` lists those that wait or run")
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
 
     def partitions(self) -> list[PartitionInfo]:

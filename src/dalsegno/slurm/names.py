@@ -18,9 +18,9 @@ def node_list(nodes: str | Iterable[str]) -> str:
     names = [nodes] if isinstance(nodes, str) else list(nodes)
     for name in names:
         if not _NODE.fullmatch(name):
-            raise DalsegnoError(f"{name!r} is not a node's name")
+            raise DalsegnoError(f"{name!r} is not a node's name", hint="`sinfo -N` lists them")
     if not names:
-        raise DalsegnoError("no node was named")
+        raise DalsegnoError("no node was named", hint="`sinfo -N` lists them")
     return compress(names)
 
 
@@ -35,7 +35,9 @@ def job_id(job: int | str) -> str:
 def word(kind: str, name: str) -> str:
     """The name of a QOS, account, user, partition, reservation."""
     if not _WORD.fullmatch(name):
-        raise DalsegnoError(f"{name!r} is not a name Slurm takes for a {kind}")
+        raise DalsegnoError(
+            f"{name!r} is not a name Slurm takes for a {kind}", hint="use letters, digits, `_`, `-` and `.`"
+        )
     return name
 
 

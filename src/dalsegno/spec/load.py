@@ -56,7 +56,9 @@ def _read(name: str) -> str:
         raise SpecError([Problem("that is not a text file (UTF-8)", name, _INIT)]) from None
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError([Problem(f"the file cannot be read: {said}", name)]) from None
+        raise SpecError(
+            [Problem(f"the file cannot be read: {said}", name, "is it the right file, and may you read it?")]
+        ) from None
 
 
 def _not_a_mapping(document: Document) -> Problem:

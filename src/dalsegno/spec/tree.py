@@ -116,7 +116,9 @@ def _events(text: str, filename: str) -> Iterator[yaml.Event]:
     except yaml.MarkedYAMLError as error:
         raise SpecError([_syntax(error, filename)]) from None
     except yaml.YAMLError as error:
-        raise SpecError([Problem(f"not valid YAML: {error}", f"{filename}:1")]) from None
+        raise SpecError(
+            [Problem(f"not valid YAML: {error}", f"{filename}:1", "`dalsegno init` writes a file to start from")]
+        ) from None
 
 
 def _unreadable(error: yaml.reader.ReaderError, text: str, filename: str) -> Problem:

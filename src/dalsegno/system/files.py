@@ -101,7 +101,9 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
         return DalsegnoError(f"may not write {path}", hint="use sudo, or set DALSEGNO_HOME to a folder of yours")
     if error.errno == errno.EROFS:
         return DalsegnoError(f"{path} is on a read-only file system", hint="set DALSEGNO_HOME to another folder")
-    return DalsegnoError(f"cannot write {path}: {error.strerror}")
+    return DalsegnoError(
+        f"cannot write {path}: {error.strerror}", hint="look at that path; DALSEGNO_HOME may name another folder"
+    )
 
 
 def owner_name(path: Path) -> str:

@@ -27,7 +27,10 @@ def _files(node: Node, layout: Layout) -> tuple[str, ...]:
         f"/dev/{_DEVICES[node.gres]}{index}" for index in range(node.gpus)
     )
     if len(files) != node.gpus:
-        raise DalsegnoError(f"node {node.name} has {node.gpus} GPUs but {len(files)} device files")
+        raise DalsegnoError(
+            f"node {node.name} has {node.gpus} GPUs but {len(files)} device files",
+            hint="`gpus:` of its partition is what one node has; `nvidia-smi -L` shows those of a machine",
+        )
     for file in files:
         _refuse_unreadable(file)
     return files

@@ -11,7 +11,10 @@ from dalsegno.spec.facts import Cluster
 
 def render_slurmdbd_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
     if layout.dbd is None:
-        raise DalsegnoError(f"cluster {cluster.name} has no place for slurmdbd")
+        raise DalsegnoError(
+            f"cluster {cluster.name} has no place for slurmdbd",
+            hint="`slurm: {accounting: false}` does without; with accounting the target must say where it runs",
+        )
     settings = {**_daemon(layout, layout.dbd), **_storage(layout.dbd.storage)}
     return header("slurmdbd.conf", cluster.name, layout.spec) + lines(settings)
 

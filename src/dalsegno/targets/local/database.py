@@ -41,7 +41,10 @@ def _mariadb_version(runner: Runner) -> str:
     said = runner.run([program("mariadbd") or "mariadbd", "--version"], timeout_s=30).checked().stdout
     found = re.search(r"Ver (\S+?)(-MariaDB)?\s", said)
     if not found:
-        raise TargetError(f"mariadbd does not tell its version: {said.strip()[:200]}")
+        raise TargetError(
+            f"mariadbd does not tell its version: {said.strip()[:200]}",
+            hint="`mariadbd --version` should; `./dalsegno setup` installs it",
+        )
     return re.sub(r"[^\w.+-]", "_", found[1])
 
 

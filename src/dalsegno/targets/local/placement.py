@@ -142,7 +142,10 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
     if missing:
         first = free.port_run(len(missing), set(ports.values()))
         if first is None:
-            raise TargetError(f"no {len(missing)} free ports in a row between {FIRST_PORT} and {LAST_PORT}")
+            raise TargetError(
+                f"no {len(missing)} free ports in a row between {FIRST_PORT} and {LAST_PORT}",
+                hint="`ss -ltn` shows who listens; `dalsegno ls` shows clusters that could be taken down",
+            )
         ports.update(zip(missing, range(first, first + len(missing)), strict=True))
     addresses = {name: "127.0.0.1" for name in host_names(cluster)}
     return replace(base, ports=ports, addresses=addresses)
