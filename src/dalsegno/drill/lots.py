@@ -1,0 +1,46 @@
+"""Which faults a drill injects, where and after how many steps. Pure: the same seed, the same drill."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A fault as `inject` knows it, and what is to be expected of it."""
+
+    fault: str
+    options: tuple[str, ...] = ()
+    stops: bool = True  # training cannot go on where it was
+    heals: bool = True  # the controller has something to mend
+    weight: int = 1
+
+
+KINDS = (
+    Kind("power-off", weight=3),
+    Kind("worker-kill", heals=False, weight=3),
+    Kind("xid", ("79",), stops=False, weight=2),
+    Kind("agent-dead", stops=False, heals=False),
+    Kind("slurmd-dead", stops=False),
+    Kind("net-cut", ("--for", "3s")),
+)
+
+
+@dataclass(frozen=True)
+class Lot:
+    """One fault to come."""
+
+    kind: Kind
+    after_steps: int  # since the last one was recovered from
+    node: int  # the how manieth of those that train at that time
+
+
+def draw(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Lot]:
+    """Every kind once, as far as there is room, then by weight; in random order."""
+    dice = random.Random(seed)
+    chosen = dice.sample(list(kinds), min(count, len(kinds)))
+    chosen += dice.choices(list(kinds), [kind.weight for kind in kinds], k=count - len(chosen))
+    dice.shuffle(chosen)
+    return [Lot(kind, dice.randint(5, 25), dice.randrange(1_000_000)) for kind in chosen]

@@ -1,0 +1,128 @@
+"""What happened in a drill, and what each fault cost. Pure: times in, times out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A fault that was injected. `stops`: what it hits cannot go on training; `heals`: the node is to be mended."""
+
+    number: int
+    fault: str
+    node: str
+    at: float  # seconds since 1970, as all times here
+    stops: bool = True
+    heals: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that somebody noticed or did: the run's coordinator, or the cluster's controller."""
+
+    at: float
+    what: str  # KNOWN, DRAINED, VALIDATED, RETURNED, or another word for the picture
+    node: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that the first rank has done."""
+
+    at: float
+    step: int
+    loss: float
+    generation: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What came of a blow, in seconds after it; None: not seen."""
+
+    blow: Blow
+    known_s: float | None = None
+    drained_s: float | None = None
+    resumed_s: float | None = None
+    returned_s: float | None = None
+    steps_lost: int = 0
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A drill as a whole. `exact`: are the weights those of an undisturbed run, bit for bit? None: not tried."""
+
+    seed: int
+    nodes: tuple[str, ...]
+    started: float
+    ended: float
+    blows: tuple[Blow, ...]
+    marks: tuple[Mark, ...]
+    steps: tuple[Step, ...]
+    goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
+    exit_code: int = 0
+    orphans: int = 0
+    exact: bool | None = None
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        return tuple(recovery(blow, self.blows, self.marks, self.steps) for blow in self.blows)
+
+    @property
+    def steps_lost(self) -> int:
+        """Done again, since nothing of them was saved."""
+        return sum(again(self.steps))
+
+    @property
+    def share(self) -> float:
+        """Of its time, what was productive."""
+        total = sum(self.goodput.values())
+        return self.goodput.get("productive", 0.0) / total if total else 0.0
+
+    @property
+    def survived(self) -> bool:
+        return self.exit_code == 0 and not self.orphans and self.exact is not False
+
+
+def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> Recovery:
+    """What the next blow to the same node brings about is its own."""
+    until = min((each.at for each in blows if each.node == blow.node and each.at > blow.at), default=float("inf"))
+    on_node = [mark for mark in marks if mark.node == blow.node and blow.at <= mark.at < until]
+
+    def after(what: str, since: float = blow.at) -> float | None:
+        return min((mark.at - blow.at for mark in on_node if mark.what == what and mark.at >= since), default=None)
+
+    drained_s = after(DRAINED) if blow.heals else None
+    return Recovery(
+        blow,
+        known_s=after(KNOWN),
+        drained_s=drained_s,
+        resumed_s=resumed(blow, steps) if blow.stops else None,
+        returned_s=after(RETURNED, blow.at + (drained_s or 0.0)) if blow.heals else None,
+        steps_lost=lost_to(blow, blows, steps),
+    )
+
+
+def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
+    """Until the first step of a later generation than the one it hit."""
+    hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
+    return min((step.at - blow.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
+
+
+def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[Step]) -> int:
+    """Steps that were done again between this blow and the next."""
+    until = min((each.at for each in blows if each.at > blow.at), default=float("inf"))
+    return sum(lost for step, lost in zip(steps, again(steps), strict=True) if blow.at < step.at <= until)
+
+
+def again(steps: Sequence[Step]) -> list[int]:
+    """For each step 1 if it had been done before."""
+    furthest, found = -1, []
+    for step in steps:
+        found.append(int(step.step <= furthest))
+        furthest = max(furthest, step.step)
+    return found

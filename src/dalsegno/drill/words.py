@@ -1,0 +1,73 @@
+"""A drill in words and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from dalsegno.drill.story import Drill, Recovery
+
+COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVICE", "STEPS LOST"]
+
+
+def rows(drill: Drill) -> list[list[str]]:
+    """A line for each fault, under COLUMNS."""
+    return [_row(each) for each in drill.recoveries]
+
+
+def _row(each: Recovery) -> list[str]:
+    blow = each.blow
+    trains_on = seconds(each.resumed_s) if blow.stops else "no stop"
+    healed = [seconds(each.drained_s), seconds(each.returned_s)] if blow.heals else ["", ""]
+    times = [seconds(each.known_s), healed[0], trains_on, healed[1]]
+    return [str(blow.number), blow.fault, blow.node, *times, str(each.steps_lost)]
+
+
+def seconds(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.1f} s"
+
+
+def sentences(drill: Drill) -> list[str]:
+    """What to take home."""
+    found = [_outcome(drill), _time(drill)]
+    resumed = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None]
+    if resumed:
+        found.append(f"training went on after {median(resumed):.1f} s (median), {max(resumed):.1f} s at the most")
+    if drill.exact is not None:
+        same = (
+            "are those of an undisturbed run, bit for bit" if drill.exact else "DIFFER from those of an undisturbed run"
+        )
+        found.append(f"the weights {same}")
+    if drill.orphans:
+        found.append(f"{drill.orphans} processes were left behind")
+    return found
+
+
+def _outcome(drill: Drill) -> str:
+    count = len(drill.blows)
+    faults = f"{count} fault{'s' * (count != 1)}"
+    if drill.exit_code:
+        return f"the run ended with exit code {drill.exit_code} after {faults}"
+    return f"the run survived {faults}; {drill.steps_lost} of {len(drill.steps)} steps were done again"
+
+
+def _time(drill: Drill) -> str:
+    spent = [f"{kind} {drill.goodput[kind]:.1f} s" for kind in drill.goodput if drill.goodput[kind] >= 0.05]
+    return f"goodput {drill.share:.0%} of {drill.ended - drill.started:.0f} s ({', '.join(spent)})"
+
+
+def as_json(drill: Drill) -> dict[str, Any]:
+    """All of it, for programs."""
+    recoveries = [{**asdict(each.blow), **_figures(each)} for each in drill.recoveries]
+    whole = {"seed": drill.seed, "survived": drill.survived, "exit_code": drill.exit_code, "exact": drill.exact}
+    times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
+    steps = {"steps": len(drill.steps), "steps_lost": drill.steps_lost, "orphans": drill.orphans}
+    marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
+    return {**whole, **times, **steps, "faults": recoveries, "events": marks}
+
+
+def _figures(each: Recovery) -> dict[str, float | int | None]:
+    times = {"known_s": each.known_s, "drained_s": each.drained_s, "resumed_s": each.resumed_s}
+    return {**times, "returned_s": each.returned_s, "steps_lost": each.steps_lost}

@@ -1,0 +1,67 @@
+"""The page of a drill: whole, self-contained, and nothing in it that somebody's names could do."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from dalsegno.drill.page import render_page
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
+
+STEPS = tuple(Step(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
+MARKS = (Mark(51.0, KNOWN, "n1", "silent"), Mark(51.5, DRAINED, "n1"), Mark(60.0, RETURNED, "n1"))
+DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS, {"productive": 90.0})
+
+
+class Balance(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+def parsed(page: str) -> Balance:
+    found = Balance()
+    found.feed(page)
+    assert found.open == []
+    return found
+
+
+def test_it_is_whole_and_loads_nothing():
+    page = render_page(DRILL)
+    parsed(page)
+    assert not re.search(r"(src|href|url)\s*[=(]|<script|@import", page)
+
+
+def test_it_shows_the_figures_the_curve_and_the_node_s_time_out():
+    page = render_page(DRILL)
+    words = parsed(page).words
+    assert {"the run survived 1 fault; 0 of 100 steps were done again", "power-off", "1.0 s", "10.0 s"} <= set(words)
+    assert page.count('class="curve"') == 2  # one for each generation
+    assert page.count('class="gone"') == page.count('class="mending"') == 1
+
+
+def test_names_are_only_text():
+    bad = '<img src=x onerror="alert(1)">'
+    page = render_page(
+        Drill(7, (bad,), 0.0, 10.0, (Blow(1, bad, bad, 5.0),), (Mark(6.0, bad, bad, bad),), STEPS), title=bad
+    )
+    assert "<img" not in page
+    parsed(page)
+
+
+def test_a_drill_of_which_nothing_was_seen_has_a_page_too():
+    parsed(render_page(Drill(7, (), 5.0, 5.0, (), (), ())))

@@ -1,0 +1,62 @@
+"""What each fault of a drill cost, from what was noted when."""
+
+from __future__ import annotations
+
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Recovery, Step
+
+
+def steps(*each: tuple[float, int, int]) -> tuple[Step, ...]:
+    """Time, number, generation."""
+    return tuple(Step(at, step, 1.0, generation) for at, step, generation in each)
+
+
+def drill(blows: tuple[Blow, ...], marks: tuple[Mark, ...] = (), done: tuple[Step, ...] = ()) -> Drill:
+    return Drill(1, ("n1", "n2"), 0.0, 100.0, blows, marks, done)
+
+
+def test_a_power_cut_is_timed_from_the_cut_to_the_node_s_return():
+    blow = Blow(1, "power-off", "n1", 10.0)
+    marks = (Mark(11.2, KNOWN, "n1"), Mark(11.5, DRAINED, "n1"), Mark(24.0, RETURNED, "n1"))
+    done = steps((9.0, 0, 1), (9.9, 1, 1), (12.0, 1, 2), (12.2, 2, 2))
+    (found,) = drill((blow,), marks, done).recoveries
+    assert found == Recovery(blow, 11.2 - 10, 1.5, 2.0, 14.0, steps_lost=1)
+
+
+def test_what_happened_to_other_nodes_or_before_is_not_its_doing():
+    blow = Blow(1, "power-off", "n1", 10.0)
+    marks = (Mark(9.0, KNOWN, "n1"), Mark(11.0, KNOWN, "n2"))
+    assert drill((blow,), marks).recoveries == (Recovery(blow),)
+
+
+def test_what_the_next_fault_of_the_same_node_brings_about_is_its_own():
+    first, second = Blow(1, "power-off", "n1", 10.0), Blow(2, "power-off", "n1", 50.0)
+    marks = (Mark(51.0, KNOWN, "n1"),)
+    assert [each.known_s for each in drill((first, second), marks).recoveries] == [None, 1.0]
+
+
+def test_a_return_before_the_drain_is_not_its_return():
+    blow = Blow(1, "xid", "n1", 10.0, stops=False)
+    marks = (Mark(10.1, RETURNED, "n1"), Mark(11.0, DRAINED, "n1"), Mark(20.0, RETURNED, "n1"))
+    (found,) = drill((blow,), marks).recoveries
+    assert (found.drained_s, found.returned_s, found.resumed_s) == (1.0, 10.0, None)
+
+
+def test_training_goes_on_when_a_later_generation_has_done_a_step():
+    blow = Blow(1, "power-off", "n1", 10.0)
+    done = steps((9.0, 5, 1), (10.2, 6, 1), (13.0, 6, 2))  # a step was still under way
+    assert drill((blow,), (), done).recoveries[0].resumed_s == 3.0
+
+
+def test_steps_that_were_done_again_are_lost_and_counted_once():
+    done = steps((1, 0, 1), (2, 1, 1), (3, 2, 1), (6, 1, 2), (7, 2, 2), (8, 3, 2))
+    blows = (Blow(1, "worker-kill", "n1", 4.0), Blow(2, "worker-kill", "n1", 7.5))
+    found = drill(blows, (), done)
+    assert found.steps_lost == 2
+    assert [each.steps_lost for each in found.recoveries] == [2, 0]
+
+
+def test_it_is_survived_only_when_nothing_is_wrong():
+    base = drill(())
+    assert base.survived
+    for wrong in ({"exit_code": 1}, {"orphans": 1}, {"exact": False}):
+        assert not Drill(1, (), 0.0, 1.0, (), (), (), **wrong).survived  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""The report of a drill in words."""
+
+from __future__ import annotations
+
+import json
+
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
+from dalsegno.drill.words import as_json, rows, sentences
+
+BLOWS = (
+    Blow(1, "power-off", "n1", 10.0),
+    Blow(2, "worker-kill", "n2", 40.0, heals=False),
+    Blow(3, "xid 79", "n1", 60.0, stops=False),
+)
+MARKS = (Mark(11.2, KNOWN, "n1"), Mark(11.5, DRAINED, "n1"), Mark(24.0, RETURNED, "n1"), Mark(40.1, KNOWN, "n2"))
+STEPS = (Step(9.0, 0, 2.5, 1), Step(12.0, 0, 2.5, 2), Step(39.0, 1, 2.4, 2), Step(40.5, 2, 2.3, 3))
+DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, BLOWS, MARKS, STEPS, {"productive": 90.0, "lost": 10.0}, exact=True)
+
+
+def test_every_fault_has_a_line_and_what_was_not_seen_is_said():
+    assert rows(DRILL) == [
+        ["1", "power-off", "n1", "1.2 s", "1.5 s", "2.0 s", "14.0 s", "1"],
+        ["2", "worker-kill", "n2", "0.1 s", "", "0.5 s", "", "0"],
+        ["3", "xid 79", "n1", "not seen", "not seen", "no stop", "not seen", "0"],
+    ]
+
+
+def test_the_end_says_what_it_all_came_to():
+    assert sentences(DRILL) == [
+        "the run survived 3 faults; 1 of 4 steps were done again",
+        "goodput 90% of 100 s (productive 90.0 s, lost 10.0 s)",
+        "training went on after 1.2 s (median), 2.0 s at the most",
+        "the weights are those of an undisturbed run, bit for bit",
+    ]
+
+
+def test_what_went_wrong_is_said_first():
+    bad = Drill(7, (), 0.0, 10.0, BLOWS[:1], (), (), exit_code=1, orphans=2, exact=False)
+    assert sentences(bad)[0] == "the run ended with exit code 1 after 1 fault"
+    assert "the weights DIFFER from those of an undisturbed run" in sentences(bad)
+    assert "2 processes were left behind" in sentences(bad)
+
+
+def test_programs_get_all_of_it():
+    told = json.loads(json.dumps(as_json(DRILL)))
+    assert told["survived"] is True and told["share"] == 0.9
+    assert told["faults"][0]["resumed_s"] == 2.0 and told["faults"][2]["known_s"] is None
