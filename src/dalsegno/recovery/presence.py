@@ -70,22 +70,23 @@ class Attendance:
         """Its connection has ended."""
         sign = self.signs.get(node)
         if sign and sign.presence in (Presence.CONNECTED, Presence.SILENT):
-            self.signs[node] = replace(_turned(sign, Presence.SILENT, now), broken=True, probe=now)
+            self.signs[node] = replace(_turned(sign, Presence.SILENT, now), broken=True, probe=now, slurmd=None)
 
-    def answered(self, node: str, now: float, *, host: bool, slurmd: bool) -> None:
-        """A probe is over: who has answered it."""
+    def answered(self, node: str, now: float, *, host: bool | None, slurmd: bool | None) -> None:
+        """A probe is over: who has answered it. None: it could not be asked, or needed not."""
         sign = self.signs.get(node)
         if sign is None:
             return
-        sign = replace(sign, probing=False, slurmd=slurmd)
-        if sign.presence is not Presence.CONNECTED:  # one that was heard of meanwhile needs no witness
-            sign = _turned(replace(sign, host=host), _verdict(sign, host or slurmd, now), now)
+        sign = replace(sign, probing=False, slurmd=sign.slurmd if slurmd is None else slurmd)
+        # One that was heard of meanwhile needs no witness, and a probe that we could not make is none.
+        if sign.presence is not Presence.CONNECTED and (host is not None or slurmd):
+            sign = _turned(replace(sign, host=host), _verdict(sign, bool(host or slurmd), now), now)
         self.signs[node] = sign
 
     def ask(self, node: str, now: float) -> None:
-        """Have a node probed at the next look."""
+        """Have a node probed at the next look, its slurmd with it."""
         if sign := self.signs.get(node):
-            self.signs[node] = replace(sign, probe=now)
+            self.signs[node] = replace(sign, probe=now, slurmd=None)
 
     def look(self, now: float) -> Look:
         """Called again and again. After a pause of our own all are forgiven one period."""
@@ -107,7 +108,7 @@ class Attendance:
 def _probed(sign: Sign, now: float) -> Sign:
     pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) else AGAIN_S
     if sign.presence is Presence.CONNECTED and now - sign.heard >= SILENT_S:
-        sign = _turned(sign, Presence.SILENT, now)
+        sign = replace(_turned(sign, Presence.SILENT, now), slurmd=None)
     return replace(sign, probing=True, probe=now + pause)
 
 

@@ -1,0 +1,248 @@
+"""The node agents as the controller holds them: who is there, what they last reported, and what they are told to do.
+
+Part of the controller's one loop: everything is registered with its selector, nothing waits, and `wake` says when to
+look again.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dalsegno.health.report import MOST_FINDINGS, BadReport, Report
+from dalsegno.health.wire import Hello
+from dalsegno.health.words import Order, Reply, Told, order_message, read_word
+from dalsegno.recovery.agent_call import Call
+from dalsegno.recovery.agent_door import STRANGER_S, AgentDoor
+from dalsegno.recovery.agent_orders import MOST_ORDERS, Answer, Orders, Pending
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.complaints import Complaints
+from dalsegno.recovery.presence import LOOK_S, Attendance
+from dalsegno.recovery.probes import Place, Probes, family_of
+from dalsegno.train.frames import Message
+
+OLD_BOOTS = 32  # of one node, that are remembered
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class _Known:
+    """What is known of one node beside its signs of life. Times are seconds since 1970."""
+
+    place: Place
+    presence: Presence = Presence.NEVER
+    since: float = field(default_factory=time.time)
+    heard: float = 0.0
+    call: Call | None = None
+    seen: str = ""  # the address from which its agent called
+    boot: str = ""
+    old_boots: deque[str] = field(default_factory=lambda: deque(maxlen=OLD_BOOTS))
+    report: Report | None = None
+    settings: Message = field(default_factory=dict)
+
+
+class Agents:
+    """`changed` hears of every node whose presence or report is another than before."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        secret_of: Callable[[str], bytes | None],
+        say: Say,
+        changed: Callable[[str], None] = lambda node: None,
+        stranger_s: float = STRANGER_S,
+    ) -> None:
+        self._complaints, self._changed, self._say = Complaints(say), changed, say
+        self._attendance, self._known = Attendance(), dict[str, _Known]()
+        self._probes = Probes(selector, self._probed)
+        self._door = AgentDoor(selector, secret_of, self, self._complaints, stranger_s)
+        self._orders = Orders(time.time_ns() // 1000)
+        self._look_at = 0.0
+
+    # For the controller
+
+    def open(self, host: str, port: int) -> int:
+        """Listen for agents; the port."""
+        return self._door.open(host, port)
+
+    def close(self) -> None:
+        self._probes.cancel()
+        for known in self._known.values():
+            if known.call:
+                self._door.drop(known.call)
+        self._door.close()
+
+    def expect(self, places: Mapping[str, Place], settings: Mapping[str, Message] | None = None) -> None:
+        """The nodes that there are, and what their agents are to know of their checks. All others are strangers."""
+        for node in [node for node in self._known if node not in places]:
+            self._forget(node)
+        for node, place in places.items():
+            known = self._known.setdefault(node, _Known(place))
+            known.place = place
+            self._attendance.expect(node, time.monotonic())
+            if settings is not None and settings.get(node, {}) != known.settings:
+                known.settings = settings.get(node, {})
+                self._tell_settings(known)
+
+    def view(self, node: str) -> AgentView:
+        known, sign = self._known[node], self._attendance.signs[node]
+        return AgentView(
+            node, known.presence, known.since, known.heard, known.report, known.boot, sign.host, sign.slurmd
+        )
+
+    def views(self) -> dict[str, AgentView]:
+        return {node: self.view(node) for node in self._known}
+
+    def ask_slurmd(self, node: str) -> None:
+        """Find out whether its slurmd answers; the view tells within half a second."""
+        self._attendance.ask(node, time.monotonic())
+
+    def order(
+        self,
+        node: str,
+        do: str,
+        done: Callable[[Answer], None],
+        *,
+        timeout_s: float,
+        listens: Callable[[int], None] = lambda port: None,
+        **arguments: str,
+    ) -> None:
+        """Have an agent do something; `done` hears what came of it, at once if nothing can."""
+        known = self._known.get(node)
+        if known is None or known.call is None:
+            done(Answer(node, "its agent is not connected"))
+        elif self._orders.under_way(node) >= MOST_ORDERS:
+            done(Answer(node, "its agent has too much to do"))
+        else:
+            number = self._orders.add(Pending(node, time.monotonic() + timeout_s, done, listens))
+            self._door.send(known.call, order_message(Order(number, do, arguments)))
+
+    def wake(self) -> float | None:
+        """See to what is due; returns when the next thing is (monotonic)."""
+        now = time.monotonic()
+        times = [self._door.wake(now), self._orders.wake(now), self._look(now), self._probes.wake(now)]
+        return min((at for at in times if at is not None), default=None)
+
+    # Signs of life
+
+    def _look(self, now: float) -> float | None:
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            look = self._attendance.look(now)
+            if look.late:
+                self._probes.cancel()
+            for node in look.probe:
+                self._probe(node, now)
+        return self._look_at if self._known else None
+
+    def _probe(self, node: str, now: float) -> None:
+        self._note(node)
+        known = self._known[node]
+        named = family_of(known.place.address) is None
+        place = replace(known.place, address=known.seen) if named else known.place
+        self._probes.start(node, place, now, slurmd=self._attendance.signs[node].slurmd is None)
+
+    def _probed(self, node: str, host: bool | None, slurmd: bool | None) -> None:
+        self._attendance.answered(node, time.monotonic(), host=host, slurmd=slurmd)
+        self._note(node)
+
+    def _note(self, node: str) -> None:
+        """Tell of a presence that has changed. A node that is gone has no connection: what it says now is too late."""
+        known, sign = self._known.get(node), self._attendance.signs.get(node)
+        if known is None or sign is None or known.presence is sign.presence:
+            return
+        known.presence, known.since = sign.presence, time.time()
+        if sign.presence is Presence.GONE and known.call:
+            self._let_go(node, known, "it is gone")
+        self._changed(node)
+
+    def _let_go(self, node: str, known: _Known, why: str) -> None:
+        if known.call:
+            self._door.drop(known.call)
+            known.call = None
+        self._orders.lost(node, why)
+
+    def _forget(self, node: str) -> None:
+        self._attendance.forget(node)
+        self._let_go(node, self._known.pop(node), "it is no node of the cluster any more")
+
+    # For the door
+
+    def admit(self, call: Call, hello: Hello) -> str:
+        known = self._known.get(hello.node)
+        if known is None:
+            return "there is no such node"
+        if hello.boot in known.old_boots:
+            return "a host that another has replaced"
+        here = known.call.hello if known.call and known.presence is Presence.CONNECTED else None
+        if here and here.boot == hello.boot and hello.started < here.started:
+            return "a newer one of the same boot is there"
+        return ""
+
+    def came(self, call: Call) -> None:
+        hello = call.hello
+        assert hello is not None
+        known = self._known[hello.node]
+        self._let_go(hello.node, known, "its agent started anew")
+        if known.boot not in ("", hello.boot):
+            known.old_boots.append(known.boot)
+        if known.boot != hello.boot:
+            known.report = None
+        known.call, known.boot, known.seen = call, hello.boot, call.address
+        self._tell_settings(known)
+        self._beat(hello.node, known)
+
+    def said(self, call: Call, message: Message) -> None:
+        assert call.hello is not None
+        node = call.hello.node
+        known, word = self._known[node], read_word(message)
+        self._beat(node, known)
+        if isinstance(word, Told):
+            self._take_report(node, known, word)
+        elif isinstance(word, Reply) and not self._orders.take(node, word):
+            self._complaints.about(f"an answer of {node} that is not waited for")
+
+    def gone(self, call: Call) -> None:
+        assert call.hello is not None
+        node = call.hello.node
+        known = self._known.get(node)
+        if known is None or known.call is not call:
+            return
+        known.call = None
+        self._attendance.broke(node, time.monotonic())
+        self._note(node)
+        self._orders.lost(node, "its connection broke")
+
+    def _beat(self, node: str, known: _Known) -> None:
+        known.heard = time.time()
+        self._attendance.beat(node, time.monotonic())
+        self._note(node)
+
+    def _take_report(self, node: str, known: _Known, told: Told) -> None:
+        if (told.report.node, told.report.boot) != (node, known.boot):
+            raise BadReport(f"a report of {told.report.node}, {told.report.boot}")
+        merged = merge(known.report, told)
+        if merged != known.report:
+            known.report = merged
+            self._changed(node)
+
+    def _tell_settings(self, known: _Known) -> None:
+        if known.call:
+            self._door.send(known.call, {"settings": known.settings})
+
+
+def merge(before: Report | None, told: Told) -> Report:
+    """All that is known now of a node: what it told before, and what it tells."""
+    if before is None:
+        before = Report(told.report.node, told.report.boot)
+    findings = {finding.check: finding for finding in (*before.findings, *told.report.findings)}
+    if told.all is not None:
+        findings = {check: finding for check, finding in findings.items() if check in told.all}
+    if len(findings) > MOST_FINDINGS:
+        raise BadReport(f"more than {MOST_FINDINGS} checks")
+    gpus = told.report.gpus if told.report.gpus or told.all is not None else before.gpus
+    return replace(before, findings=tuple(findings.values()), gpus=gpus)

@@ -1,0 +1,36 @@
+"""What is refused is said once, and then only how often: whoever knocks a thousand times fills no disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+AGAIN_S = 60.0
+MOST = 256  # causes at a time
+
+
+class Complaints:
+    """`clock` is monotonic."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._heard: dict[str, tuple[float, int]] = {}  # cause -> when it was said, how often it was not since
+
+    def about(self, cause: str, detail: str = "") -> None:
+        """Say that something was refused, unless the same was said a moment ago."""
+        now = self._clock()
+        said_at, more = self._heard.get(cause, (float("-inf"), 0))
+        if now - said_at < AGAIN_S:
+            self._heard[cause] = (said_at, more + 1)
+            return
+        if cause not in self._heard and not self._room(now):
+            return
+        self._heard[cause] = (now, 0)
+        since = f" ({more} more since it was last said)" if more else ""
+        self._say(f"refused: {cause}{f': {detail}' if detail else ''}{since}")
+
+    def _room(self, now: float) -> bool:
+        """A flood of causes is one cause: the old ones make room, the new ones wait."""
+        if len(self._heard) >= MOST:
+            self._heard = {cause: one for cause, one in self._heard.items() if now - one[0] < AGAIN_S}
+        return len(self._heard) < MOST

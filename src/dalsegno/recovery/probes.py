@@ -1,0 +1,169 @@
+"""Asking whether hosts and their slurmd answer: connects that hold nobody up, in the controller's own loop.
+
+A kernel that lives accepts or refuses at once, whatever its processes do. slurmd is asked where its answer is wanted,
+and where the host gives none: it complains in its log of callers who say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dalsegno.recovery.presence import PROBE_S
+
+QUIET_PORT = 9  # where nobody listens
+_NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
+_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+
+Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its host and its slurmd answered
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is: an address, and no name. Port 0: its slurmd cannot be asked."""
+
+    address: str
+    slurmd_port: int = 0
+
+
+@dataclass(eq=False)
+class _Probe:
+    node: str
+    place: Place
+    began: float
+    second: bool = False  # try: a first packet may have been lost
+    host: bool | None = None
+    slurmd: bool | None = None
+    wants_slurmd: bool = False
+    socks: dict[socket.socket, bool] = field(default_factory=dict)  # -> whether it is slurmd that is asked
+
+    @property
+    def settled(self) -> bool:
+        return self.host is True and (self.slurmd is True or not self.wants_slurmd)
+
+
+class Probes:
+    def __init__(self, selector: selectors.BaseSelector, done: Done) -> None:
+        self._selector, self._done = selector, done
+        self._under_way: dict[str, _Probe] = {}
+
+    def start(self, node: str, place: Place, now: float, *, slurmd: bool) -> None:
+        if node in self._under_way:
+            return
+        probe = _Probe(node, place, now, wants_slurmd=slurmd and place.slurmd_port > 0)
+        self._under_way[node] = probe
+        self._dial(probe, QUIET_PORT)
+        if probe.wants_slurmd:
+            self._dial(probe, place.slurmd_port)
+        self._settle(probe)
+
+    def wake(self, now: float) -> float | None:
+        """Try again, and end, what is due; returns when the next one is."""
+        for probe in list(self._under_way.values()):
+            if now >= probe.began + PROBE_S:
+                self._last_look(probe)
+                self._end(probe)
+            elif not probe.second and now >= probe.began + PROBE_S / 2:
+                self._try_again(probe)
+        return min(map(_next, self._under_way.values()), default=None)
+
+    def cancel(self) -> None:
+        """Forget all that is under way: nobody is told."""
+        for probe in list(self._under_way.values()):
+            del self._under_way[probe.node]
+            self._hang_up(probe)
+
+    def _try_again(self, probe: _Probe) -> None:
+        probe.second = True
+        if probe.host is not True:
+            self._dial(probe, QUIET_PORT)
+        if probe.slurmd is not True and probe.place.slurmd_port and (probe.wants_slurmd or probe.host is not True):
+            self._dial(probe, probe.place.slurmd_port)
+        self._settle(probe)
+
+    def _dial(self, probe: _Probe, port: int) -> None:
+        slurmd, family = port != QUIET_PORT, family_of(probe.place.address)
+        if family is None:
+            return  # asking for the address of a name could hold us up
+        try:
+            sock = socket.socket(family)
+        except OSError:
+            return  # no more sockets: our own fault
+        sock.setblocking(False)
+        code = sock.connect_ex((probe.place.address, port))
+        if code in _UNDER_WAY:
+            probe.socks[sock] = slurmd
+            self._selector.register(sock, selectors.EVENT_WRITE, lambda events: self._heard(probe, sock))
+            return
+        sock.close()
+        _take(probe, code, slurmd)
+
+    def _heard(self, probe: _Probe, sock: socket.socket) -> None:
+        self._take_answer(probe, sock)
+        self._settle(probe)
+
+    def _take_answer(self, probe: _Probe, sock: socket.socket) -> None:
+        if sock not in probe.socks:
+            return  # hung up in this very turn
+        slurmd = probe.socks.pop(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self._selector.unregister(sock)
+        sock.close()
+        _take(probe, code, slurmd)
+
+    def _last_look(self, probe: _Probe) -> None:
+        """What came while we did something else counts as well; what did not come is an answer now."""
+        with selectors.DefaultSelector() as ready:
+            for sock in probe.socks:
+                ready.register(sock, selectors.EVENT_WRITE)
+            answered = [key.fileobj for key, _ in ready.select(0)]
+        for sock in list(probe.socks):
+            if sock in answered:
+                self._take_answer(probe, sock)
+            else:
+                _take(probe, errno.ETIMEDOUT, probe.socks[sock])
+
+    def _settle(self, probe: _Probe) -> None:
+        if probe.settled and probe.node in self._under_way:
+            self._end(probe)
+
+    def _end(self, probe: _Probe) -> None:
+        del self._under_way[probe.node]
+        self._hang_up(probe)
+        self._done(probe.node, probe.host, probe.slurmd)
+
+    def _hang_up(self, probe: _Probe) -> None:
+        for sock in probe.socks:
+            self._selector.unregister(sock)
+            sock.close()
+        probe.socks.clear()
+
+
+def family_of(address: str) -> socket.AddressFamily | None:
+    """None if it is no address, but a name, say."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, address)
+            return family
+    return None
+
+
+def _take(probe: _Probe, code: int, slurmd: bool) -> None:
+    """A refusal is an answer of the host; what is our own fault says nothing of it."""
+    if code in (0, errno.ECONNREFUSED):
+        probe.host = True
+        if slurmd:
+            probe.slurmd = code == 0
+    elif code in _NOT_THERE:
+        if slurmd:
+            probe.slurmd = bool(probe.slurmd)
+        else:
+            probe.host = bool(probe.host)
+
+
+def _next(probe: _Probe) -> float:
+    return probe.began + (PROBE_S if probe.second else PROBE_S / 2)

@@ -1,0 +1,153 @@
+"""The controller's side of the agents' connections in a loop of its own, and agents that are played by the tests."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dalsegno.health.wire import AGENT, CONTROLLER, Hello, Seal, hello_message, is_welcome
+from dalsegno.health.words import BEAT
+from dalsegno.recovery.agent_door import STRANGER_S
+from dalsegno.recovery.agents import Agents
+from dalsegno.recovery.probes import Place
+from dalsegno.train.frames import Message, Reader, pack
+from dalsegno.train.proof import nonce
+
+T = TypeVar("T")
+NODES = ("gpu-1", "gpu-2")
+
+
+def secret_of(node: str) -> bytes | None:
+    return f"the secret of {node}, which is long".encode() if node in NODES else None
+
+
+class Scene:
+    """Agents of two nodes, none connected yet."""
+
+    def __init__(self, stranger_s: float = STRANGER_S) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.log: list[str] = []
+        self.changed: list[str] = []
+        self.agents = Agents(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
+        self.port = self.agents.open("127.0.0.1", 0)
+        self.agents.expect({node: Place("127.0.0.1") for node in NODES})
+        self.callers: list[Caller] = []
+
+    def turn(self, most_s: float = 0.01) -> None:
+        due = self.agents.wake()
+        wait = most_s if due is None else min(max(due - time.monotonic(), 0.0), most_s)
+        for key, events in self.selector.select(wait):
+            key.data(events)
+
+    def until(self, true: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """Turn until something holds."""
+        end = time.monotonic() + timeout_s
+        while not (found := true()):
+            assert time.monotonic() < end, f"did not happen in time; {self.log}"
+            self.turn()
+        return found
+
+    def call(self) -> Caller:
+        caller = Caller(self, socket.create_connection(("127.0.0.1", self.port), 5))
+        caller.sock.setblocking(False)
+        self.callers.append(caller)
+        return caller
+
+    def agent(self, node: str = "gpu-1", boot: str = "boot-1", started: float = 1.0) -> Caller:
+        """An agent that is known."""
+        caller = self.call()
+        caller.introduce(node, boot, started)
+        assert caller.welcomed, "it was not let in"
+        self.until(lambda: self.agents.view(node).boot == boot)
+        return caller
+
+    def close(self) -> None:
+        self.agents.close()
+        for caller in self.callers:
+            caller.sock.close()
+        assert not self.selector.get_map(), "something was left in the loop"
+        self.selector.close()
+
+
+@dataclass(eq=False)
+class Caller:
+    """One who calls, and says what it is told to."""
+
+    scene: Scene
+    sock: socket.socket
+    reader: Reader = field(default_factory=Reader)
+    heard: list[Message] = field(default_factory=list)
+    hung_up: bool = False
+    hello: Hello | None = None
+    welcomed: bool = False
+    opener: Seal | None = None
+    closer: Seal | None = None
+
+    def listen(self) -> None:
+        try:
+            data = self.sock.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        self.hung_up = self.hung_up or not data
+        self.heard += self.reader.feed(data)
+
+    def next(self) -> Message | None:
+        """What comes next; None if they hang up."""
+
+        def came() -> bool:
+            self.listen()
+            return bool(self.heard) or self.hung_up
+
+        self.scene.until(came)
+        return self.heard.pop(0) if self.heard else None
+
+    def raw(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[self.sock.send(data) :]
+            except BlockingIOError:
+                self.scene.turn()
+            except ConnectionError:
+                self.hung_up = True
+                return
+
+    def introduce(
+        self, node: str = "gpu-1", boot: str = "boot-1", started: float = 1.0, secret: bytes | None = None
+    ) -> None:
+        greeting = self.next()
+        assert greeting is not None
+        self.hello = Hello(node, boot, started, nonce())
+        secret = secret or secret_of(node) or b"?" * 32
+        self.raw(pack(hello_message(secret, self.hello, greeting["nonce"])))
+        answer = self.next()
+        self.welcomed = answer is not None and is_welcome(answer, secret, self.hello, greeting["nonce"])
+        self.opener = Seal(secret, self.hello, greeting["nonce"], CONTROLLER)
+        self.closer = Seal(secret, self.hello, greeting["nonce"], AGENT)
+
+    def sealed(self, message: Message) -> bytes:
+        assert self.closer is not None
+        return self.closer.close(message)
+
+    def say(self, message: Message) -> None:
+        self.raw(self.sealed(message))
+
+    def beat(self) -> None:
+        self.say(BEAT)
+
+    def told(self) -> Message:
+        """The next sealed message."""
+        frame = self.next()
+        assert frame is not None and self.opener is not None
+        return self.opener.open(frame)
+
+    def cut_off(self) -> bool:
+        """Whether they hang up on us."""
+        while self.next() is not None:
+            pass
+        return True

@@ -1,0 +1,352 @@
+"""The controller and its node agents: who is let in, what is believed, and what is refused without a trace."""
+
+from __future__ import annotations
+
+import selectors
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.report import MOST_FINDINGS, BadReport, Finding, Gpu, Report, report_message
+from dalsegno.health.result import Remedy, failed, passed
+from dalsegno.health.wire import Hello, hello_message
+from dalsegno.health.words import MOST_PART, Reply, Told, reply_message, told_message
+from dalsegno.recovery.agent_door import STRANGERS
+from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agents import Agents, merge
+from dalsegno.recovery.presence import LOOK_S
+from dalsegno.recovery.probes import Place
+from dalsegno.train.frames import Message, pack
+from dalsegno.train.proof import nonce
+from tests.recovery.played_agents import Caller, Scene, secret_of
+
+XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
+WELL = Finding("disk", passed("12 % full"), 17.0)
+REPORT = Report("gpu-1", "boot-1", (XID, WELL), (Gpu(0, "GPU-1"),))
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    one = Scene()
+    yield one
+    one.close()
+
+
+def view(scene: Scene, node: str = "gpu-1") -> AgentView:
+    return scene.agents.view(node)
+
+
+# Who is let in
+
+
+def test_an_agent_that_proves_its_node_is_connected_and_told_its_settings(scene: Scene):
+    scene.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": {"checks": {"xid": {"every_s": 2}}}})
+    agent = scene.agent()
+    assert agent.told() == {"settings": {"checks": {"xid": {"every_s": 2}}}}
+    assert (view(scene).presence, view(scene).boot, view(scene).report) == (Presence.CONNECTED, "boot-1", None)
+    scene.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": {}})
+    assert agent.told() == {"settings": {}}
+
+
+def untouched(scene: Scene) -> bool:
+    nodes = scene.agents.views().values()
+    return all(each.presence is Presence.NEVER and each.report is None and not each.boot for each in nodes)
+
+
+@pytest.mark.parametrize(
+    ("node", "secret"),
+    [("gpu-1", b"w" * 32), ("gpu-1", secret_of("gpu-2")), ("gpu-3", b"w" * 32)],
+    ids=["a wrong secret", "the secret of another node", "no node at all"],
+)
+def test_who_cannot_prove_its_name_is_refused_and_nothing_changes(scene: Scene, node: str, secret: bytes):
+    caller = scene.call()
+    caller.introduce(node, secret=secret)
+    assert not caller.welcomed and caller.cut_off() and untouched(scene) and scene.changed == []
+    assert scene.log == [f"refused: what 127.0.0.1 says: no proof that it is {node}"]
+
+
+def test_a_hello_that_was_overheard_lets_nobody_in(scene: Scene):
+    honest = scene.call()
+    greeting = honest.next()
+    assert greeting is not None
+    thief = scene.call()
+    thief.next()
+    hello = honest_hello(greeting)
+    thief.raw(pack(hello))
+    assert thief.cut_off() and untouched(scene)
+
+
+def honest_hello(greeting: Message) -> Message:
+    secret = secret_of("gpu-1")
+    assert secret is not None
+    return hello_message(secret, Hello("gpu-1", "boot-1", 1.0, nonce()), greeting["nonce"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, pack({}), pack({"beat": True}), b"\0\0\0\2[]", b"\0\0\0\3abc",
+        pack({"node": "gpu-1", "proof": "x"}), struct.pack("!I", 4000) + b"x" * 4000, b"\0\0\0\0",
+        struct.pack("!I", 2000) + b"[" * 2000,
+    ],
+)  # fmt: skip
+def test_nonsense_of_a_stranger_is_refused_and_nothing_changes(scene: Scene, data: bytes):
+    agent = scene.agent("gpu-2")
+    caller = scene.call()
+    caller.next()
+    caller.raw(data)
+    assert caller.cut_off() and view(scene).presence is Presence.NEVER
+    agent.beat()
+    scene.turn()
+    assert view(scene, "gpu-2").presence is Presence.CONNECTED and len(scene.log) == 1
+
+
+def test_one_cause_is_logged_once(scene: Scene):
+    for _ in range(20):
+        caller = scene.call()
+        caller.next()
+        caller.raw(b"\xff" * 10)
+        assert caller.cut_off()
+    assert len(scene.log) == 1
+
+
+def test_a_caller_who_says_nothing_or_too_slowly_is_sent_away():
+    scene = Scene(stranger_s=0.2)
+    mute, slow = scene.call(), scene.call()
+    slow.raw(b"\0\0\1\0")
+    assert mute.cut_off() and slow.cut_off()
+    assert scene.log == ["refused: a caller who does not say who it is: 127.0.0.1"]
+    scene.close()
+
+
+def test_many_strangers_do_not_keep_an_agent_out(scene: Scene):
+    crowd = [scene.call() for _ in range(STRANGERS + 20)]
+    assert scene.agent().welcomed
+    for caller in crowd * 2:  # the greeting, then the end
+        caller.listen()
+    assert [caller.hung_up for caller in crowd] == [True] * 21 + [False] * (STRANGERS - 1), "the oldest went"
+    assert scene.log == ["refused: too many callers who do not say who they are: 127.0.0.1"]
+
+
+def test_a_port_that_is_taken_is_told_with_a_hint(scene: Scene):
+    with selectors.DefaultSelector() as selector, pytest.raises(DalsegnoError, match="cannot listen") as caught:
+        Agents(selector, secret_of, print).open("127.0.0.1", scene.port)
+    assert "ss -ltnp" in caught.value.hint
+
+
+# Two of one node
+
+
+def test_a_newer_boot_takes_the_place_of_the_old_one_which_never_comes_back(scene: Scene):
+    old = scene.agent(boot="boot-1")
+    old.say(told_message(Told(REPORT, frozenset({"xid", "disk"}))))
+    scene.until(lambda: view(scene).report)
+    scene.agent(boot="boot-2", started=0.5)
+    assert old.cut_off() and view(scene).boot == "boot-2" and view(scene).report is None
+    again = scene.call()
+    again.introduce(boot="boot-1", started=9.0)
+    assert not again.welcomed and view(scene).boot == "boot-2"
+    assert scene.log == ["refused: an agent of gpu-1: a host that another has replaced: 127.0.0.1"]
+
+
+def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
+    first = scene.agent(started=1.0)
+    second = scene.agent(started=2.0)
+    assert first.cut_off() and second.welcomed
+    late = scene.call()
+    late.introduce(started=1.0)
+    assert not late.welcomed and not second.hung_up
+    scene.agent(started=2.0)  # the same one, whose connection broke
+    assert second.cut_off() and view(scene).presence is Presence.CONNECTED
+
+
+# What is believed
+
+
+def test_reports_are_taken_and_changes_are_put_into_them(scene: Scene):
+    agent = scene.agent()
+    agent.say(told_message(Told(REPORT, frozenset({"xid", "disk"}))))
+    assert scene.until(lambda: view(scene).report) == REPORT
+    mended = Finding("xid", passed("none"), 20.0)
+    agent.say(told_message(Told(replace(REPORT, findings=(mended,), gpus=()))))
+    scene.until(lambda: view(scene).report != REPORT)
+    assert view(scene).report == replace(REPORT, findings=(mended, WELL))
+    assert "gpu-1" in scene.changed and "gpu-2" not in scene.changed
+
+
+def test_a_whole_report_drops_what_is_no_more():
+    told = Told(Report("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
+    assert merge(REPORT, told) == Report("gpu-1", "boot-1", (XID,), ())
+    many = Told(Report("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MOST_FINDINGS))))
+    with pytest.raises(BadReport, match="more than"):
+        merge(REPORT, many)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        told_message(Told(replace(REPORT, node="gpu-2"))),
+        told_message(Told(replace(REPORT, boot="boot-2"))),
+        {"report": {**report_message(REPORT), "findings": [{"check": "xid"}]}},
+        {"report": {}},
+        {"drain": "gpu-2"},
+    ],
+    ids=["of another node", "of another boot", "half a finding", "empty", "no word of ours"],
+)
+def test_a_report_that_is_none_of_its_own_is_refused_and_the_agent_with_it(scene: Scene, message: Message):
+    other, agent = scene.agent("gpu-2"), scene.agent("gpu-1")
+    agent.say(message)
+    assert agent.cut_off() and view(scene).report is None and view(scene, "gpu-2").report is None
+    assert not other.hung_up and len(scene.log) == 1 and scene.log[0].startswith("refused: what gpu-1 says")
+
+
+def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: Scene):
+    def forged(agent: Caller) -> bytes:
+        return pack(told_message(Told(REPORT)))
+
+    def wrong(agent: Caller) -> bytes:
+        return agent.sealed(told_message(Told(REPORT))).replace(b"Xid 79", b"Xid 13")
+
+    def twice(agent: Caller) -> bytes:
+        return agent.sealed({"beat": True}) * 2
+
+    for strange in (forged, wrong, twice):
+        agent = scene.agent()
+        agent.raw(strange(agent))
+        assert agent.cut_off() and view(scene).report is None
+
+
+def test_an_agent_that_says_too_much_is_cut_off(scene: Scene):
+    agent = scene.agent()
+    for _ in range(1000):
+        agent.beat()
+        if agent.hung_up:
+            break
+    assert agent.cut_off() and "it says too much" in scene.log[0]
+
+
+def test_an_oversized_message_is_refused_at_its_length(scene: Scene):
+    agent = scene.agent()
+    agent.raw(struct.pack("!I", 1 << 20))
+    assert agent.cut_off() and "longer than" in scene.log[0]
+
+
+# Signs of life
+
+
+def test_a_dead_agent_on_a_living_host_is_told_from_a_dead_node(scene: Scene):
+    agent = scene.agent()
+    agent.sock.close()
+    scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD, 1.0)
+    assert view(scene).host_answers and view(scene).slurmd_answers is None
+    scene.agent(started=2.0)
+    assert view(scene).presence is Presence.CONNECTED
+
+
+def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
+    agent = scene.agent()
+    scene.until(lambda: view(scene).presence is Presence.SILENT, 1.5)
+    assert scene.until(lambda: view(scene).host_answers)
+    agent.beat()
+    scene.until(lambda: view(scene).presence is Presence.CONNECTED)
+
+
+def test_a_node_that_is_gone_has_no_connection_left(scene: Scene):
+    agent = scene.agent()
+    scene.agents._attendance.broke("gpu-1", 0.0)
+    scene.agents._probed("gpu-1", False, False)
+    assert view(scene).presence is Presence.GONE and agent.cut_off()
+
+
+def test_a_node_that_is_not_expected_any_more_is_a_stranger(scene: Scene):
+    agent = scene.agent()
+    scene.agents.expect({"gpu-2": Place("127.0.0.1")})
+    assert agent.cut_off() and set(scene.agents.views()) == {"gpu-2"}
+    again = scene.call()
+    again.introduce("gpu-1")
+    assert not again.welcomed
+
+
+def test_slurmd_is_asked_after_when_it_is_wanted(scene: Scene):
+    scene.agents.expect({"gpu-1": Place("127.0.0.1", scene.port)})
+    agent = scene.agent()
+    scene.agents.ask_slurmd("gpu-1")
+    scene.until(lambda: view(scene).slurmd_answers)
+    agent.beat()
+    assert view(scene).presence is Presence.CONNECTED
+
+
+def test_the_loop_is_woken_often_enough_to_see_silence(scene: Scene):
+    scene.agent()
+    due = scene.agents.wake()
+    assert due is not None and due - time.monotonic() <= LOOK_S
+
+
+# Orders
+
+
+def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 5.0, **arguments: str) -> list[Answer]:
+    answers: list[Answer] = []
+    scene.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, **arguments)
+    return answers
+
+
+def test_an_order_is_answered_in_parts(scene: Scene):
+    agent = scene.agent()
+    agent.told()
+    answers = ordered(scene, "check", context="validation")
+    order = agent.told()
+    assert (order["do"], order["arguments"]) == ("check", {"context": "validation"})
+    number = order["order"]
+    for reply in (
+        Reply(number, file="ps.txt", part="a\n"),
+        Reply(number, report=REPORT),
+        Reply(number, file="ps.txt", part="b\n"),
+        Reply(number, done=True),
+    ):
+        agent.say(reply_message(reply))
+    scene.until(lambda: answers)
+    assert answers == [Answer("gpu-1", "", REPORT, {"ps.txt": "a\nb\n"})]
+    agent.say(reply_message(Reply(number, done=True)))
+    scene.until(lambda: scene.log)
+    assert len(answers) == 1 and scene.log == ["refused: an answer of gpu-1 that is not waited for"]
+
+
+def test_an_answer_that_is_too_long_is_kept_in_part(scene: Scene):
+    agent = scene.agent()
+    agent.told()
+    answers = ordered(scene)
+    number = agent.told()["order"]
+    for _ in range(MOST_BYTES // MOST_PART + 5):
+        agent.say(reply_message(Reply(number, file="ps.txt", part="x" * MOST_PART)))
+    agent.say(reply_message(Reply(number, done=True)))
+    scene.until(lambda: answers)
+    assert len(answers[0].files["ps.txt"]) == MOST_BYTES and "left out" in answers[0].error
+
+
+def test_orders_that_cannot_be_answered_say_so(scene: Scene):
+    assert ordered(scene)[0].error == "its agent is not connected"
+    agent = scene.agent()
+    late = ordered(scene, timeout_s=0.05)
+    scene.until(lambda: late)
+    assert late[0].error == "it took too long"
+    lost = [ordered(scene) for _ in range(MOST_ORDERS)]
+    assert ordered(scene)[0].error == "its agent has too much to do"
+    agent.sock.close()
+    scene.until(lambda: all(lost))
+    assert {each[0].error for each in lost} == {"its connection broke"}
+
+
+def test_one_node_cannot_answer_for_another(scene: Scene):
+    agent, other = scene.agent(), scene.agent("gpu-2")
+    agent.told()
+    answers = ordered(scene)
+    number = agent.told()["order"]
+    other.say(reply_message(Reply(number, done=True)))
+    scene.until(lambda: scene.log)
+    assert answers == []
