@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "targets": UP_TO_5,
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
-    "drill": UP_TO_4,  # faults by lot, and the report of what came of them
+    "drill": (*UP_TO_4, "train", "targets.base"),  # faults by lot, and the report of what came of them
     "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "cli": (*UP_TO_7, "cluster"),
