@@ -36,7 +36,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 
     every = asked.save_every * len(loader)  # the tutorial counts in epochs, the checkpointer in steps
-    ckpt = Checkpointer(asked.checkpoints, model=model, optimizer=optimizer, sampler=sampler, disk_every=every)
+    ckpt = Checkpointer(asked.checkpoints, model=model, optimizer=optimizer, data=loader, disk_every=every)
     for epoch in ckpt.epochs(asked.total_epochs):
         for inputs, targets in loader:
             loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))

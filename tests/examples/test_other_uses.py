@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ def cell(folder: Path, stop_after: int | None = None, compiled: bool = False) ->
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     sampler = RandomSampler(DATA)
     loader = DataLoader(DATA, 4, sampler=sampler)
-    ckpt = Checkpointer(folder, model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, disk_every=1)
+    ckpt = Checkpointer(folder, model=model, optimizer=optimizer, scheduler=scheduler, data=loader, disk_every=1)
     seen = []
     for epoch in ckpt.epochs(EPOCHS):
         for (inputs,) in loader:
@@ -90,3 +91,11 @@ def test_a_thread_trains_and_saves_though_it_hears_no_signals(tmp_path: Path) ->
     thread.join(60)
     assert [step.number for step in seen] == list(range(EPOCHS * PER_EPOCH))
     assert _saved(tmp_path) == EPOCHS * PER_EPOCH
+
+
+def test_a_signal_during_the_last_step_ends_in_no_exit_code_but_in_the_end(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, model=torch.nn.Linear(2, 1), disk_every=None)
+    for step in ckpt.steps(2):
+        os.kill(os.getpid(), signal.SIGTERM if step == 1 else 0)
+        ckpt.done(step)
+    assert _saved(tmp_path) == 2

@@ -27,6 +27,11 @@ def test_stopping_saves_everything() -> None:
     assert due(6, Never(), Never(), {"stop": 7}) == Due()
 
 
+def test_who_is_asked_to_stop_during_the_last_step_is_done() -> None:
+    assert due(8, Never(), Never(), {"stop": 7}, last=8) == Due(), "nobody need start it again for nothing"
+    assert due(8, Never(), Never(), {"stop": 7}, last=9).stop
+
+
 def test_a_rank_that_has_missed_the_step_stops_all_the_same() -> None:
     assert due(9, Never(), Never(), {"stop": 7}).stop
 

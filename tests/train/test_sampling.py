@@ -11,10 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler  # noqa: E402
 
 from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.sampling import Place  # noqa: E402
+from dalsegno.train.own import Own  # noqa: E402
+from dalsegno.train.sampling import Place, find_place  # noqa: E402
 
 DATA = list(range(22))
 
@@ -132,3 +133,59 @@ def test_the_sampler_stays_what_it_was_for_everyone_else() -> None:
     assert isinstance(batches.sampler, DistributedSampler)
     assert len(batches) == 3
     assert type(batches.sampler).__name__ == "DistributedSampler"
+
+
+class Pairs(BatchSampler):
+    """A batch sampler of a script's own: neighbours stay together."""
+
+    def __init__(self) -> None:
+        super().__init__(range(0, len(DATA), 2), 1, False)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[first, first + 1] for first in range(0, len(DATA), 2)])
+
+
+def loader_alone() -> Any:
+    return DataLoader(DATA, batch_size=4)
+
+
+def with_own_batches() -> Any:
+    return DataLoader(DATA, batch_sampler=Pairs())
+
+
+def with_plain_batches() -> Any:
+    return DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, drop_last=True))
+
+
+@pytest.mark.parametrize("make", [loader_alone, with_own_batches, with_plain_batches])
+@pytest.mark.parametrize("give", [lambda batches: batches, lambda batches: batches.batch_sampler])
+@pytest.mark.parametrize("samples", [None, 4])
+def test_the_place_is_found_in_a_loader_and_in_a_batch_sampler(make: Any, give: Any, samples: int | None) -> None:
+    """A batch sampler of a script's own is counted in batches, whatever the script says of samples."""
+    torch.manual_seed(3)
+    batches = make()
+    place, stream = find_place(give(batches)), unnumbered(batches)
+    assert place is not None
+    whole = []
+    for step in range(5):
+        whole.append(next(stream))
+        place.step_done(samples)
+        if step == 2:
+            kept, drawn = place.state_dict(), torch.get_rng_state()
+    batches = make()
+    again = find_place(give(batches))
+    assert again is not None
+    again.load_state_dict(kept)
+    torch.set_rng_state(drawn)
+    stream = unnumbered(batches)
+    assert [next(stream), next(stream)] == whole[3:]
+
+
+def test_a_stream_has_no_place_that_we_could_tell() -> None:
+    class Stream(IterableDataset):  # type: ignore[type-arg,misc]
+        def __iter__(self) -> Iterator[int]:
+            return iter(DATA)
+
+    assert find_place(DataLoader(Stream(), batch_size=4)) is None
+    with pytest.raises(CheckpointError, match="StatefulDataLoader"):
+        Own(DataLoader(Stream(), batch_size=4))

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Union
@@ -17,11 +18,11 @@ import torch
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
+from dalsegno.train.arguments import Folder, check_folder, check_objects, check_options
 from dalsegno.train.board import open_board
 from dalsegno.train.clock import Clock
-from dalsegno.train.disk.aside import set_aside
-from dalsegno.train.disk.lock import lock_folder
-from dalsegno.train.disk.retention import remove_namesakes
+from dalsegno.train.disk.names import numbered
+from dalsegno.train.disk.opening import Visitor, open_folder
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.exact import fix_layout
 from dalsegno.train.interval import Never, parse_interval
@@ -41,6 +42,7 @@ GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # of this process
+_at_work: weakref.WeakValueDictionary[Path, Checkpointer] = weakref.WeakValueDictionary()  # in a loop, by folder
 
 
 class Checkpointer:
@@ -52,18 +54,21 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: Folder,
         *,
+        data: Any = None,
         memory_every: Every = "auto",
         disk_every: Every = "10m",
         keep: int = 3,
         keep_every: int | None = None,
-        sampler: Any = None,
         grace_s: float = GRACE_S,
         signals: tuple[int, ...] = (),
         **objects: Any,
     ) -> None:
-        self.folder = Path(folder).absolute()
+        data = objects.pop("sampler", None) if data is None else data  # an older name
+        check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
+        check_objects(objects, data)
+        self.folder = check_folder(folder)
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
@@ -75,10 +80,11 @@ class Checkpointer:
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
         self._where = _found_where()
         self._board = open_board(self._where.rank, self._where.world)
+        named = bool(self._where.run)
         self._where = _named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
         _fix_layouts(objects, self._warn)
-        self._objects, self._own = Objects(objects), Own(sampler)
-        self._open_folder()
+        self._objects, self._own = Objects(objects), Own(data)
+        self._open_folder(named)
         self.resumed = self._resume()
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
@@ -86,6 +92,7 @@ class Checkpointer:
         self._teller = Teller(self._agent, self._where.generation, self._where.rank)
         self._words: dict[str, Any] = {}
         self._looked_at = float("-inf")
+        self._total: int | None = None
         self._ended = False
         self._wish = Wish()
 
@@ -94,6 +101,9 @@ class Checkpointer:
     def steps(self, total: int) -> Iterator[int]:
         """The numbers of the steps that are still to be done."""
         self._begin()
+        self._total = total
+        if self.step >= total > 0:
+            self._say(f"all {total} steps were done before; --fresh (or {contract.FRESH}=1) starts anew")
         try:
             while self.step < total:
                 number = self.step
@@ -105,10 +115,10 @@ class Checkpointer:
             self._end()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the passes over the data that are not finished. They come from the sampler's place."""
+        """The numbers of the passes over the data that are not finished. They come from the place in the data."""
         place = self._own.place
         if place is None:
-            raise CheckpointError("epochs() has to know the sampler", hint="Checkpointer(…, sampler=loader.sampler)")
+            raise CheckpointError("epochs() has to know the data", hint="Checkpointer(…, data=loader)")
         self._begin()
         try:
             for epoch in range(place.epoch, total):
@@ -121,6 +131,8 @@ class Checkpointer:
 
     def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
         """A step is done: everything that has to happen between two steps happens here."""
+        if self._ended:
+            raise CheckpointError("this Checkpointer's loop is over", hint=f"is another one at work in {self.folder}?")
         if step is not None and step != self.step:
             raise CheckpointError(f"step {step} is done, but step {self.step} was under way", hint="one loop, one step")
         self.step += 1
@@ -128,7 +140,7 @@ class Checkpointer:
         self._clock.step(time.monotonic())
         self._keeping.settle(wait=False)
         self._look()
-        now_due = due(self.step, self.memory_every, self.disk_every, self._words)
+        now_due = due(self.step, self.memory_every, self.disk_every, self._words, last=self._total)
         if now_due.memory or now_due.disk:
             self._keep(save=now_due.disk)
             self._clock.stall(time.monotonic())
@@ -138,17 +150,15 @@ class Checkpointer:
 
     # Before the first step
 
-    def _open_folder(self) -> None:
-        """One rank makes it, and keeps other runs out of it."""
-        if self._where.rank == 0:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CheckpointError(f"cannot make {self.folder}: {error.strerror}") from None
-            lock_folder(self.folder, self._where.run, self._warn)
-            remove_namesakes(self.folder, self._where.run, self._where.generation)
-            if self._where.fresh and self._where.generation <= 1:
-                set_aside(self.folder)
+    def _open_folder(self, named: bool) -> None:
+        where = self._where
+        if where.rank != 0:
+            return
+        aside = open_folder(
+            self.folder, Visitor(where.run, named, where.generation, self._number, where.fresh), self._warn
+        )
+        if aside is not None:
+            self._say(f"starting anew; the checkpoints that were there are now in {aside}")
 
     def _resume(self) -> Resumed | None:
         rank = self._where.rank
@@ -165,13 +175,13 @@ class Checkpointer:
     def _start_keeping(self, keep: int, keep_every: int | None) -> Keeping:
         """What it writes bears a name of its own: a cell of a notebook may be run twice."""
         where, number = self._where, self._number
-        run = f"{where.run}.{number}" if number else where.run
+        run = numbered(where.run, number)
         terms = Terms(
             str(self.folder), run, where.generation, where.rank, where.world,
             keep, keep_every, sweep=self._agent is None,
         )  # fmt: skip
         if self._agent is None:
-            self._say("no run agent here: what is saved goes to disk only")
+            self._say_where_it_goes()
             atexit.register(lambda: None if self._keeping.left_to_saver else sweep_rank(run, where.rank))
         return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
 
@@ -180,6 +190,7 @@ class Checkpointer:
             raise CheckpointError(
                 "this Checkpointer's loop is over", hint="make another one: it goes on from the last save"
             )
+        _take_turns(self)
         self._own.give()
         self._wish.listen(self._signals)
         self._clock.begin(time.monotonic())
@@ -242,11 +253,19 @@ class Checkpointer:
         return all(end == [self.step, True] for end in ends)
 
     def _end(self) -> None:
+        if self._ended:
+            return
         self._ended = True
         self._wish.stop_listening()
         self._keeping.close()
 
     # Words to the user
+
+    def _say_where_it_goes(self) -> None:
+        if self._number == 0:
+            self._say("not under `dalsegno run`: what is saved goes to disk only")
+        elif find_agent() is not None:
+            self._say("a second Checkpointer: what it saves goes to disk only, the first one's to memory too")
 
     def _say(self, text: str) -> None:
         if self._where.rank == 0:
@@ -266,6 +285,15 @@ def _found_where() -> Where:
             hint="call torch.distributed.init_process_group before Checkpointer",
         )
     return where
+
+
+def _take_turns(newcomer: Checkpointer) -> None:
+    """Two at once would take each other's checkpoints for their own. A cell that failed, and is run again, leaves its
+    loop open: the newer one goes on."""
+    older = _at_work.get(newcomer.folder)
+    if older is not None:
+        older._end()
+    _at_work[newcomer.folder] = newcomer
 
 
 def _named(where: Where, name: str) -> Where:

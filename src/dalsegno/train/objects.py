@@ -50,7 +50,8 @@ class Objects:
         saved = put_together(shell, _copied(tensors, self._copying()))
         for name, each in self._named.items():
             if name not in saved:
-                raise CheckpointError(f"the checkpoint holds no `{name}`", hint=f"it holds {', '.join(saved)}")
+                hint = "leave it out, start anew with --fresh, or give this training a folder of its own"
+                raise CheckpointError(f"the checkpoint holds no `{name}`, only {', '.join(saved)}", hint=hint)
             try:
                 each.load_state_dict(saved[name])
             except (RuntimeError, ValueError, KeyError) as error:

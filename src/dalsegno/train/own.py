@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.randomness import give_randomness, take_randomness
-from dalsegno.train.sampling import Place
+from dalsegno.train.sampling import find_place
 
 
 class Own:
-    """`data`: a sampler of PyTorch, or anything that tells its own place (torchdata's StatefulDataLoader)."""
+    """`data`: a loader or sampler of PyTorch, or anything that tells its own place (torchdata's StatefulDataLoader)."""
 
     def __init__(self, data: Any) -> None:
-        self.place = Place(data) if isinstance(data, torch.utils.data.Sampler) else None
+        self.place = find_place(data)
         self._data = self.place if self.place is not None else data
         self._randomness: dict[str, Any] | None = None
         if data is not None and not hasattr(self._data, "state_dict"):
             raise CheckpointError(
                 f"a {type(data).__name__} cannot tell its place in the data",
-                hint="give a sampler of torch.utils.data, or a loader with state_dict (torchdata's StatefulDataLoader)",
+                hint="over an IterableDataset, torchdata's StatefulDataLoader can; or leave data= out",
             )
 
     def take(self) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class Due(NamedTuple):
     stop: bool = False
 
 
-def due(step: int, memory: Interval, disk: Interval, words: Mapping[str, Any]) -> Due:
-    """The same on every rank that has read the same words."""
-    stop = "stop" in words and step >= words["stop"]
+def due(step: int, memory: Interval, disk: Interval, words: Mapping[str, Any], last: int | None = None) -> Due:
+    """The same on every rank that has read the same words. After the last step there is nothing to stop."""
+    stop = "stop" in words and step >= words["stop"] and step != last
     return Due(
         memory=stop or _by_steps(step, memory) or _by_word(step, words.get("memory")),
         disk=stop or _by_steps(step, disk) or step == words.get("disk"),

@@ -13,23 +13,54 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from dalsegno.train.errors import CheckpointError
 
 
-class Place:
-    """Where a run is in its data: which pass, and how many samples of it this rank has trained on."""
+def find_place(data: Any) -> Place | None:
+    """In what a script gives us: a sampler, a batch sampler, or their loader. None if it tells its place itself."""
+    if hasattr(data, "state_dict"):
+        return None
+    if isinstance(data, DataLoader):
+        return _place_in_loader(data)
+    if isinstance(data, BatchSampler):
+        return _place_in_batches(data)
+    return Place(data) if isinstance(data, Sampler) else None
 
-    def __init__(self, sampler: Any) -> None:
+
+def _place_in_loader(loader: Any) -> Place | None:
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if loader.batch_size is not None:
+        return Place(loader.sampler, loader.batch_size)
+    return Place(loader.sampler, 1) if loader.batch_sampler is None else _place_in_batches(loader.batch_sampler)
+
+
+def _place_in_batches(batches: Any) -> Place:
+    """torch's own only cuts what its sampler gives, and that one knows the epochs."""
+    if type(batches) is BatchSampler:
+        return Place(batches.sampler, batches.batch_size)
+    return Place(batches, 1, batches=True)
+
+
+class Place:
+    """Where a run is in its data: which pass, and how much of it this rank has trained on.
+
+    It is counted in what the sampler gives: samples, or whole batches. `each_step`: how many of those a step takes, 0
+    if that has to be found out.
+    """
+
+    def __init__(self, sampler: Any, each_step: int = 0, batches: bool = False) -> None:
         self.sampler = sampler
+        self._batches = batches
         self.numbered = False  # the script numbers its passes itself, by set_epoch
         self.epoch = 0
         self.samples = 0
         self.seed: Any = None  # torch's random state when the pass began: some samplers draw their order from it
         self._resume: dict[str, Any] | None = None
         self._begun = False
-        self._batch_size = 0  # once it was found
+        self._each_step = each_step
         _teach(sampler, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,8 +81,11 @@ class Place:
         self._resume, self._begun = None, False
 
     def step_done(self, samples: int | None) -> None:
-        self._batch_size = self._batch_size or (self._batch() if samples is None else 0)
-        self.samples += self._batch_size if samples is None else samples
+        if samples is not None and not self._batches:
+            self.samples += samples
+            return
+        self._each_step = self._each_step or self._batch()
+        self.samples += self._each_step
 
     def pass_over(self, draw: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """One pass over the data, or what is left of it."""
@@ -71,7 +105,7 @@ class Place:
         if len(found) != 1:
             raise CheckpointError(
                 "cannot tell how many samples a step takes from the sampler",
-                hint="say it: done(step, samples=len(batch)) counts the samples of this rank",
+                hint="give the loader, data=loader, or say it: done(step, samples=len(batch)), those of this rank",
             )
         return int(found.pop())
 

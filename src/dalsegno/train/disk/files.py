@@ -18,7 +18,8 @@ _HINTS = {
     errno.EACCES: ("no permission", "let this user write there, or choose another folder"),
     errno.EPERM: ("no permission", "let this user write there, or choose another folder"),
     errno.ENOENT: ("the folder has vanished", "was it removed, or its file system unmounted?"),
-    errno.ENOTDIR: ("the folder has vanished", "something that is no folder is in its place"),
+    errno.ENOTDIR: ("it is no folder", "something that is no folder is in its place"),
+    errno.EEXIST: ("it is no folder", "something that is no folder is in its place"),
     errno.ESTALE: ("the folder has vanished", "its file server has lost it; was it removed elsewhere?"),
     errno.EIO: ("the disk fails", "look at the kernel's log of this machine and of its file server"),
 }

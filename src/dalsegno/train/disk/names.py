@@ -38,6 +38,16 @@ class Temporary(NamedTuple):
         return f".{step_name(self.step)}.{quote(self.run, safe='')}.g{self.generation}.tmp"
 
 
+def numbered(run: str, number: int) -> str:
+    """What a process's second checkpointer, and so on, writes bears a name of its own."""
+    return f"{run}.{number}" if number else run
+
+
+def is_of(name: str, run: str) -> bool:
+    """Whether one of the run's checkpointers goes by this name."""
+    return name == run or re.fullmatch(re.escape(run) + r"\.\d+", name) is not None
+
+
 def step_name(step: int) -> str:
     return f"step-{step:012d}"
 
