@@ -1,0 +1,74 @@
+"""Playing a drill: wait until the run trains, strike, see that it goes on, and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from dalsegno.drill.lots import Lot
+from dalsegno.drill.story import Blow, Step
+
+LOOK_S = 0.05
+PATIENCE_S = 60.0  # a run that does not train again within that is not struck any more
+
+
+class Stage(Protocol):
+    """A run that trains on a cluster that may be hurt."""
+
+    def members(self) -> Sequence[str]:
+        """The nodes that train now; none while the run recovers."""
+        ...
+
+    def newest(self) -> Step | None:
+        """The last step that was done."""
+        ...
+
+    def over(self) -> bool: ...
+
+    def strike(self, fault: str, node: str, options: Sequence[str]) -> None: ...
+
+
+def play(
+    stage: Stage,
+    lots: Sequence[Lot],
+    say: Callable[[Blow], None],
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Blow]:
+    """Strike as the lots say; gives what was done, which is less than that where the run ends or stays away."""
+    blows: list[Blow] = []
+    for number, lot in enumerate(lots, 1):
+        node = _when_ready(stage, lot, blows[-1] if blows else None, now, sleep)
+        if node is None:
+            break
+        kind = lot.kind
+        blow = Blow(number, " ".join((kind.fault, *kind.options)), node, now(), kind.stops, kind.heals)
+        blows.append(blow)
+        say(blow)
+        stage.strike(kind.fault, node, kind.options)
+    return blows
+
+
+def _when_ready(
+    stage: Stage, lot: Lot, last: Blow | None, now: Callable[[], float], sleep: Callable[[float], None]
+) -> str | None:
+    """The node to strike, once training has gone on for so many steps since the last blow; None: it will not be."""
+    until = now() + PATIENCE_S
+    begun: Step | None = None
+    while not stage.over():
+        step, members = stage.newest(), stage.members()
+        if step is not None and members and (last is None or _goes_on(step, last)):
+            begun = begun if begun is not None and begun.generation == step.generation else step
+            if step.step - begun.step >= lot.after_steps:
+                return members[lot.node % len(members)]
+            until = max(until, step.at + PATIENCE_S)
+        if now() > until:
+            return None
+        sleep(LOOK_S)
+    return None
+
+
+def _goes_on(step: Step, last: Blow) -> bool:
+    """A step under way when the blow fell may still be noted a moment later."""
+    return step.at > last.at + 0.5

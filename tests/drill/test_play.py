@@ -1,0 +1,75 @@
+"""A drill strikes only a run that trains, and leaves one alone that does not come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.play import PATIENCE_S, play
+from dalsegno.drill.story import Blow, Step
+
+POWER, XID = Kind("power-off"), Kind("xid", ("79",), stops=False)
+
+
+@dataclass
+class Run:
+    """Ten steps a second on two nodes; a power cut costs two seconds and begins a generation."""
+
+    total: int = 1000
+    comes_back: bool = True
+    now: float = 0.0
+    done: int = 0
+    generation: int = 1
+    away_until: float = 0.0
+    last: Step | None = None
+    struck: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        before, self.now = self.now, self.now + seconds
+        if self.now >= self.away_until and int(self.now * 10) > int(before * 10):
+            self.last = Step(self.now, self.done, 1.0, self.generation)
+            self.done += 1
+
+    def members(self) -> Sequence[str]:
+        return ["n1", "n2"] if self.now >= self.away_until else []
+
+    def newest(self) -> Step | None:
+        return self.last
+
+    def over(self) -> bool:
+        return self.done >= self.total
+
+    def strike(self, fault: str, node: str, options: Sequence[str]) -> None:
+        self.struck.append((" ".join((fault, *options)), node, self.now))
+        if fault == "power-off":
+            self.away_until = self.now + (2.0 if self.comes_back else 1e9)
+            self.generation += 1
+
+
+def played(run: Run, *lots: Lot) -> list[Blow]:
+    return play(run, lots, lambda blow: None, lambda: run.now, run.sleep)
+
+
+def test_each_fault_comes_when_the_run_has_trained_for_so_many_steps():
+    run = Run()
+    blows = played(run, Lot(POWER, 10, 3), Lot(XID, 5, 0), Lot(POWER, 5, 0))
+    assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
+        (1, "power-off", "n2"),
+        (2, "xid 79", "n1"),
+        (3, "power-off", "n1"),
+    ]
+    assert run.struck == [(blow.fault, blow.node, blow.at) for blow in blows]
+    gaps = [later.at - earlier.at for earlier, later in pairwise(blows)]
+    assert gaps[0] > 2.4 and gaps[1] > 0.9  # away for two seconds, then five steps; half a second, then five
+
+
+def test_a_run_that_is_over_is_not_struck():
+    assert len(played(Run(total=50), *[Lot(XID, 20, 0)] * 5)) == 2
+
+
+def test_a_run_that_does_not_come_back_is_left_alone():
+    run = Run(comes_back=False)
+    assert len(played(run, *[Lot(POWER, 5, 0)] * 3)) == 1
+    assert run.now < 2 * PATIENCE_S
