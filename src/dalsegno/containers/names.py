@@ -1,0 +1,219 @@
+"""The name of an image as users write it, read strictly.
+
+| written | is |
+|---|---|
+| `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
+| `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`, with `docker://` before it or not | an image in a registry, as Enroot and Pyxis write it |
+| `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image that Docker or Podman has on this machine |
+| `oci:DIR[:TAG]` | an image in an OCI layout |
+| `docker-archive:FILE[:IMAGE:TAG]` | what `docker save` wrote |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from dalsegno.errors import UsageError
+from dalsegno.hardware.closest import closest
+
+DOCKER_HUB = "registry-1.docker.io"
+_HUB_NAMES = ("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB)
+_MAX_NAME = 1024
+
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?:{_WORD}(?:\.{_WORD})*|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?")
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_USER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$+|-]{0,127}")
+
+
+class Kind(enum.Enum):
+    """Where an image comes from; the value is how its name begins."""
+
+    PATH = ""
+    REGISTRY = "docker://"
+    DOCKERD = "dockerd://"
+    PODMAN = "podman://"
+    OCI = "oci:"
+    ARCHIVE = "docker-archive:"
+
+
+@dataclass(frozen=True)
+class ImageName:
+    """One image, named. Fields that its kind does not have are empty."""
+
+    kind: Kind
+    path: str = ""  # of the file or the folder
+    user: str = ""
+    registry: str = ""  # host[:port]; of Docker Hub too
+    repository: str = ""  # "nvidia/pytorch"; "library/ubuntu" where Docker Hub's `ubuntu` is meant
+    tag: str = ""
+    digest: str = ""  # "sha256:…"; it wins over the tag
+
+    @property
+    def is_path(self) -> bool:
+        return self.kind is Kind.PATH
+
+    @property
+    def reference(self) -> str:
+        """What a registry is asked for."""
+        return self.digest or self.tag
+
+    def __str__(self) -> str:
+        """In full, as it can be written again; not with the user, who is nobody else's matter."""
+        if self.is_path:
+            return self.path
+        tag = (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+        if self.kind in (Kind.OCI, Kind.ARCHIVE):
+            repository = f":{self.repository}" if self.repository else ""
+            return f"{self.kind.value}{self.path}{repository}{tag}"
+        registry = f"{self.registry}#" if self.registry else ""
+        return f"{self.kind.value}{registry}{self.repository}{tag}"
+
+
+def parse_name(text: str) -> ImageName:
+    """The image a user means, or a UsageError that says what to write instead."""
+    if not text or len(text) > _MAX_NAME or not text.isprintable() or text != text.strip():
+        raise _wrong(text, "write a path or `[REGISTRY#]IMAGE[:TAG]`, without spaces around it")
+    if text.startswith(("/", "./", "../")) or text in (".", ".."):
+        return ImageName(Kind.PATH, path=text)
+    scheme, separator, rest = _scheme(text)
+    if separator == "://":
+        kind = _kind(text, scheme, separator)
+        return _in_registry(rest, text) if kind is Kind.REGISTRY else _in_daemon(kind, rest, text)
+    if separator == ":":
+        return _in_layout(rest, text) if scheme == "oci" else _in_archive(rest, text)
+    return _in_registry(text, text)
+
+
+def _scheme(text: str) -> tuple[str, str, str]:
+    before, separator, rest = text.partition("://")
+    if separator:
+        return before, separator, rest
+    before, separator, rest = text.partition(":")
+    if before in ("oci", "docker-archive"):
+        return before, separator, rest
+    return "", "", text
+
+
+def _kind(text: str, scheme: str, separator: str) -> Kind:
+    try:
+        return Kind(scheme + separator)
+    except ValueError:
+        schemes = [kind.value for kind in Kind if kind.value]
+        near = closest(scheme + separator, schemes)
+        known = f"it may begin with {', '.join(f'`{each}`' for each in schemes)}, or be a path"
+        rest = text.partition("://")[2]
+        raise _wrong(text, f"did you mean `{near}{rest}`?" if near and scheme != "https" else known) from None
+
+
+# Kinds of names ------------------------------------------------------------------------------------------------
+
+
+def _in_registry(rest: str, text: str) -> ImageName:
+    body, digest = _take_digest(rest, text)
+    user, at, body = body.rpartition("@")
+    if (at and not user) or (user and not _USER.fullmatch(user)):
+        raise _wrong(text, "before `@` stands the user who logs in, as in `USER@REGISTRY#IMAGE`")
+    registry, hash_sign, body = body.rpartition("#")
+    if (hash_sign and not registry) or (registry and not _HOST.fullmatch(registry)):
+        raise _wrong(text, "before `#` stands the registry, as in `nvcr.io#nvidia/pytorch:24.01-py3`")
+    if not registry:
+        _refuse_other_spellings(user, body, text)
+    repository, tag = _repository_and_tag(body, text)
+    hub = not registry or registry in _HUB_NAMES
+    if hub and "/" not in repository:
+        repository = f"library/{repository}"
+    tag = tag or ("" if digest else "latest")
+    return ImageName(
+        Kind.REGISTRY,
+        user=user,
+        registry=DOCKER_HUB if hub else registry,
+        repository=repository,
+        tag=tag,
+        digest=digest,
+    )
+
+
+def _refuse_other_spellings(user: str, body: str, text: str) -> None:
+    """Docker writes `host/image`; a file without `./` looks like an image of Docker Hub: both are common slips."""
+    first, slash, rest = body.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        who = f"{user}@" if user else ""
+        raise _wrong(text, f"did you mean `{who}{first}#{rest}`? A `#` stands between a registry and its image")
+    if body.endswith((".sqsh", ".squashfs", ".sqfs", ".img")):
+        raise _wrong(text, f"did you mean the file `./{body}`?")
+    if body.endswith((".tar", ".tar.gz", ".tgz")):
+        raise _wrong(text, f"did you mean `docker-archive:{body}`?")
+
+
+def _in_daemon(kind: Kind, rest: str, text: str) -> ImageName:
+    """Docker and Podman know names with a registry in front (`host:5000/a:b`) and ids; they shall judge those."""
+    body, digest = _take_digest(rest, text)
+    repository, tag = body, ""
+    if ":" in body.rpartition("/")[2]:
+        repository, _, tag = body.rpartition(":")
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", repository)
+    if not plain or (tag and not _TAG.fullmatch(tag)):
+        raise _wrong(text, f"write it as `{kind.value}IMAGE:TAG`")
+    return ImageName(kind, repository=repository, tag=tag or ("" if digest else "latest"), digest=digest)
+
+
+def _in_layout(rest: str, text: str) -> ImageName:
+    path, colon, tag = rest.rpartition(":")
+    if not colon:
+        path, tag = rest, ""
+    if not path or "\0" in path or (colon and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-+@/]{0,255}", tag)):
+        raise _wrong(text, "write it as `oci:FOLDER:TAG`")
+    return ImageName(Kind.OCI, path=path, tag=tag)
+
+
+def _in_archive(rest: str, text: str) -> ImageName:
+    path, colon, reference = rest.partition(":")
+    if not path or (colon and not reference):
+        raise _wrong(text, "write it as `docker-archive:FILE` or `docker-archive:FILE:IMAGE:TAG`")
+    if not reference:
+        return ImageName(Kind.ARCHIVE, path=path)
+    image = _in_daemon(Kind.ARCHIVE, reference, text)
+    return ImageName(Kind.ARCHIVE, path=path, repository=image.repository, tag=image.tag)
+
+
+# Parts of names ------------------------------------------------------------------------------------------------
+
+
+def _take_digest(rest: str, text: str) -> tuple[str, str]:
+    before, at, last = rest.rpartition("@")
+    if not at or ":" not in last or not re.fullmatch(r"[a-z0-9]+:.*", last) or "#" in last:
+        return rest, ""
+    if _DIGEST.fullmatch(last):
+        return before, last
+    if last.startswith("sha") or re.fullmatch(r".*:[0-9a-fA-F]{32,}", last):
+        raise _wrong(text, "a digest is `@sha256:` and 64 hexadecimal digits in lower case")
+    return rest, ""
+
+
+def _repository_and_tag(body: str, text: str) -> tuple[str, str]:
+    repository, colon, tag = body.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise _wrong(text, "after `:` stands a tag: letters, digits, `_`, `.` and `-`, at most 128")
+    if not _REPOSITORY.fullmatch(repository):
+        raise _wrong(text, _repository_hint(repository))
+    return repository, tag
+
+
+def _repository_hint(repository: str) -> str:
+    lower = repository.lower()
+    if lower != repository and _REPOSITORY.fullmatch(lower):
+        return f"images are written in lower case: did you mean `{lower}`?"
+    if not repository:
+        return "write `IMAGE:TAG`, as in `ubuntu:24.04`"
+    return "an image is lower-case letters and digits with `.`, `_`, `-` between them, in parts with `/` between those"
+
+
+def _wrong(text: str, hint: str) -> UsageError:
+    shown = text if len(text) <= 120 else f"{text[:120]}…"
+    return UsageError(f"{shown!r} is not the name of an image" if text else "the name of the image is empty", hint=hint)

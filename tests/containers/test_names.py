@@ -1,0 +1,92 @@
+"""What users write for an image, and what it means."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dalsegno.containers.names import DOCKER_HUB, ImageName, Kind, parse_name
+from dalsegno.errors import UsageError
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+def registry(repository: str, tag: str = "latest", **rest: str) -> ImageName:
+    return ImageName(Kind.REGISTRY, **{"registry": DOCKER_HUB, "repository": repository, "tag": tag, **rest})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("/fsx/pytorch.sqsh", ImageName(Kind.PATH, path="/fsx/pytorch.sqsh")),
+        ("./a b.sqsh", ImageName(Kind.PATH, path="./a b.sqsh")),
+        ("../rootfs", ImageName(Kind.PATH, path="../rootfs")),
+        ("ubuntu", registry("library/ubuntu")),
+        ("ubuntu:22.04", registry("library/ubuntu", "22.04")),
+        ("docker://ubuntu:22.04", registry("library/ubuntu", "22.04")),
+        ("docker.io#ubuntu", registry("library/ubuntu")),
+        ("pytorch/pytorch:2.4", registry("pytorch/pytorch", "2.4")),
+        ("nvcr.io#nvidia/pytorch:24.01-py3", registry("nvidia/pytorch", "24.01-py3", registry="nvcr.io")),
+        ("$oauthtoken@nvcr.io#nvidia/pytorch", registry("nvidia/pytorch", registry="nvcr.io", user="$oauthtoken")),
+        ("ann@pytorch/pytorch:2.4", registry("pytorch/pytorch", "2.4", user="ann")),
+        ("localhost:5000#a/b-c__d.e:x", registry("a/b-c__d.e", "x", registry="localhost:5000")),
+        ("docker://[::1]:5000#a", registry("a", registry="[::1]:5000")),
+        (f"ubuntu@{DIGEST}", registry("library/ubuntu", "", digest=DIGEST)),
+        (f"ubuntu:22.04@{DIGEST}", registry("library/ubuntu", "22.04", digest=DIGEST)),
+        (f"ann@nvcr.io#a@{DIGEST}", registry("a", "", registry="nvcr.io", user="ann", digest=DIGEST)),
+        ("dockerd://me/app:1", ImageName(Kind.DOCKERD, repository="me/app", tag="1")),
+        ("dockerd://host:5000/app", ImageName(Kind.DOCKERD, repository="host:5000/app", tag="latest")),
+        ("podman://app", ImageName(Kind.PODMAN, repository="app", tag="latest")),
+        ("oci:/tmp/layout:v1", ImageName(Kind.OCI, path="/tmp/layout", tag="v1")),
+        ("oci:layout", ImageName(Kind.OCI, path="layout")),
+        ("docker-archive:a.tar", ImageName(Kind.ARCHIVE, path="a.tar")),
+        ("docker-archive:a.tar:me/app:1", ImageName(Kind.ARCHIVE, path="a.tar", repository="me/app", tag="1")),
+    ],
+)  # fmt: skip
+def test_a_name_is_read(text: str, name: ImageName):
+    assert parse_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("nvcr.io/nvidia/pytorch:24.01", "did you mean `nvcr.io#nvidia/pytorch:24.01`?"),
+        ("docker://localhost:5000/app", "did you mean `localhost:5000#app`?"),
+        ("ann@ghcr.io/me/app", "did you mean `ann@ghcr.io#me/app`?"),
+        ("pytorch.sqsh", "did you mean the file `./pytorch.sqsh`?"),
+        ("saved.tar", "did you mean `docker-archive:saved.tar`?"),
+        ("dokcer://ubuntu", "did you mean `docker://ubuntu`?"),
+        ("https://nvcr.io/v2", "it may begin with `docker://`"),
+        ("Ubuntu:22.04", "did you mean `ubuntu`?"),
+        ("ubuntu:", "after `:` stands a tag"),
+        ("ubuntu@sha256:12", "64 hexadecimal digits"),
+        ("#ubuntu", "before `#` stands the registry"),
+        ("@ubuntu", "before `@` stands the user"),
+        ("a b", "lower-case letters"),
+        (" ubuntu", "without spaces"),
+        ("", "write a path"),
+        ("oci:", "write it as `oci:FOLDER:TAG`"),
+        ("docker-archive:a.tar:", "write it as `docker-archive:FILE`"),
+        ("ubuntu\n", "without spaces"),
+        ("../x\0", "without spaces"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_told_with_what_was_meant(text: str, hint: str):
+    with pytest.raises(UsageError) as caught:
+        parse_name(text)
+    assert hint in caught.value.hint
+
+
+PARTS = st.lists(
+    st.sampled_from(["docker", "://", "oci", ":", "#", "@", "/", ".", "a", "-", "sha256:", "\n", "é", "x"])
+)
+
+
+@given(PARTS.map("".join) | st.text(max_size=30))
+@example("docker-archive:a:b:c")
+def test_any_text_is_a_name_that_reads_back_the_same_or_an_error_with_a_hint(text: str):
+    try:
+        name = parse_name(text)
+    except UsageError as error:
+        assert error.hint
+    else:
+        assert parse_name(str(name)) == ImageName(**{**name.__dict__, "user": ""})
