@@ -21,8 +21,9 @@ pytest.importorskip("torch")
 STEPS = 200
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
 
-# Plain DDP over several buckets, with dropout and random data: whatever is not restored shows in the weights. Every
-# rank's every loss goes to one file, bit for bit: generation, rank, step, loss.
+# Plain DDP over several buckets, with dropout, a batch norm and random data: whatever is not restored shows in the
+# weights and in the statistics, which each rank gathers from its own batches. Every rank's every loss goes to one file,
+# bit for bit: generation, rank, step, loss.
 EXACT = """
 import hashlib, os, sys, time
 import torch, torch.distributed as dist
@@ -34,7 +35,8 @@ torch.manual_seed(1)
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
-layers = [torch.nn.Linear(8, 200), torch.nn.Dropout(0.1), torch.nn.Linear(200, 200), torch.nn.Linear(200, 1)]
+layers = [torch.nn.Linear(8, 200), torch.nn.BatchNorm1d(200), torch.nn.Dropout(0.1), torch.nn.Linear(200, 200)]
+layers += [torch.nn.Linear(200, 1)]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.05)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 torch.manual_seed(100 + rank)
@@ -49,7 +51,7 @@ for step in ckpt.steps(total):
     os.write(written, f"{generation} {rank} {step} {loss.item().hex()}\\n".encode())
     ckpt.done(step, loss=loss)
     time.sleep(pause)
-weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
 print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 """
 

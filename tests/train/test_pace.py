@@ -56,6 +56,14 @@ def test_a_save_that_was_announced_is_not_put_off_by_the_next() -> None:
     assert announced == [3, None, None, 6, None, None, 9]
 
 
+def test_the_next_save_waits_for_the_one_under_way() -> None:
+    leader = Leader(Never(), Seconds(10), now=0.0)
+    assert leader.words(10, 10.0, 1.0, None, ahead=12) == {"disk": 12}
+    assert leader.words(19, 19.0, 1.0, None, ahead=21, busy=True) == {} and not leader.behind
+    assert leader.words(25, 25.0, 1.0, None, ahead=27, busy=True) == {} and leader.behind
+    assert leader.words(26, 26.0, 1.0, None, ahead=28) == {"disk": 28}
+
+
 def test_auto_begins_with_every_step_and_follows_the_cost() -> None:
     leader = Leader(Auto(), Never(), now=0.0)
     assert leader.words(1, 0.1, 0.1, None, ahead=7) == {"memory": [7, 1]}

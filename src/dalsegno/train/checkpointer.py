@@ -210,10 +210,16 @@ class Checkpointer:
             self._board.write("failed", self.step)
         self._words = self._board.read()
         if self._where.rank == 0:
-            stall_s, failed = self._keeping.counted.stall_s, self._words.get("failed")
-            for word, value in self._leader.words(self.step, now, self._clock.mean_s, stall_s, failed, ahead).items():
-                self._board.write(word, value)
-                self._words[word] = value
+            self._lead(now, ahead)
+
+    def _lead(self, now: float, ahead: int) -> None:
+        keeping, behind = self._keeping, self._leader.behind
+        about = (self._clock.mean_s, keeping.counted.stall_s, self._words.get("failed"), ahead, keeping.busy)
+        for word, value in self._leader.words(self.step, now, *about).items():
+            self._board.write(word, value)
+            self._words[word] = value
+        if self._leader.behind and not behind:
+            self._warn("a save takes longer than disk_every: the next one begins when it is done")
 
     def _keep(self, save: bool) -> None:
         self._keeping.keep(self._state(), self._objects.steady(), save)
@@ -221,7 +227,8 @@ class Checkpointer:
 
     def _state(self) -> State:
         where = self._where
-        return take(self._objects.nested(), self._own.take(), self.step, where.rank, where.world)
+        apart = self._objects.apart() if where.world > 1 else ()
+        return take(self._objects.nested(), self._own.take(), self.step, where.rank, where.world, apart)
 
     # The end
 

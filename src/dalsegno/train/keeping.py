@@ -62,6 +62,7 @@ class Keeping:
         self._mover = Mover()
         self._open: _Open | None = None
         self._prepared = False
+        self._warned: set[str] = set()
 
     def keep(self, state: State, steady: Container[int], save: bool) -> None:
         """Copy the state into memory, and have it saved from there. Without a slot for it, it is saved here and now.
@@ -77,7 +78,9 @@ class Keeping:
             self._open = _Open(draft, moving, save, time.monotonic() - began)
             self.settle(wait=False)
         elif save:
-            self._note(Result(state.step, "", 0.0, save_here(Request(self._terms, state.step, ""), state)))
+            words: list[str] = []
+            why = save_here(Request(self._terms, state.step, ""), state, words.append)
+            self._note(Result(state.step, "", time.monotonic() - began, why, words=tuple(words)))
         else:
             self.counted.skipped += 1
 
@@ -110,6 +113,11 @@ class Keeping:
         if self._saver.busy:
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
+
+    @property
+    def busy(self) -> bool:
+        """A save is under way, or about to be."""
+        return bool(self._saver.busy) or (self._open is not None and self._open.save)
 
     @property
     def left_to_saver(self) -> bool:
@@ -150,6 +158,9 @@ class Keeping:
         self._prepared = True
 
     def _note(self, result: Result) -> None:
+        for words in set(result.words) - self._warned:
+            self._warned.add(words)
+            self._warn(words)
         if result.overtaken:
             self._note_overtaken(result.step)
             return

@@ -12,6 +12,7 @@ from dalsegno.train.nested import empty_out
 from dalsegno.train.shards import is_sharded, local_part
 from dalsegno.train.state import put_together
 
+_FEW = 1 << 16  # elements
 RESERVED = ("dalsegno",)
 
 
@@ -25,6 +26,15 @@ class Objects:
 
     def nested(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._named.items()}
+
+    def apart(self) -> set[str]:
+        """The names of what ranks see differently: a batch norm's statistics are of each rank's own batches.
+
+        DDP gives all ranks those of the first one when the next step begins. Large tables of numbers are no statistics.
+        """
+        modules = {name: each for name, each in self._named.items() if isinstance(each, torch.nn.Module)}
+        buffers = ((f"{name}.{key}", buffer) for name, each in modules.items() for key, buffer in each.named_buffers())
+        return {key for key, buffer in buffers if buffer.is_floating_point() or buffer.numel() <= _FEW}
 
     def steady(self) -> set[int]:
         """The addresses of what only an optimizer's step changes: its parameters, and its states."""

@@ -64,12 +64,21 @@ class Leader:
         self._save_at = self._next_save(now)
         self._failed: int | None = None
         self._disk_at = -1  # the save that was announced last
+        self.behind = False  # a save was due while another was under way
 
     def words(
-        self, step: int, now: float, step_s: float, stall_s: float | None, failed: int | None = None, ahead: int = 0
+        self,
+        step: int,
+        now: float,
+        step_s: float,
+        stall_s: float | None,
+        failed: int | None = None,
+        ahead: int = 0,
+        busy: bool = False,
     ) -> dict[str, Any]:
         """What to write on the board now. `stall_s`: what a snapshot costs. `failed`: when a save last did. `ahead`:
-        from which step on it can count."""
+        from which step on it can count. `busy`: the first rank's save ends with that of the last, so nobody else's
+        is under way when it is not."""
         found: dict[str, Any] = {}
         every = self._memory_steps(step_s, stall_s)
         if every and not self._near(every):
@@ -77,7 +86,9 @@ class Leader:
             found["memory"] = [ahead, every]
         if failed != self._failed:  # a full disk may have been emptied by then
             self._failed, self._save_at = failed, min(self._save_at, now + RETRY_S)
-        if now >= self._save_at and step > self._disk_at:  # the last one announced is not still to come
+        is_due = now >= self._save_at and step > self._disk_at  # the last one announced is not still to come
+        self.behind = self.behind or (is_due and busy)
+        if is_due and not busy:
             self._save_at = self._next_save(now)
             self._disk_at = found["disk"] = ahead
         return found

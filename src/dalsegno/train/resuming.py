@@ -78,9 +78,11 @@ def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if piece.shared:
         return piece.tensor
     like = layout_for(piece.key, piece.size, layouts)
-    if like is None:
-        raise CheckpointError(f"{piece.key} was sharded, and is not any more", hint="save to disk and load it there")
-    return with_local(like, piece.tensor)
+    if like is not None:
+        return with_local(like, piece.tensor)
+    if tuple(piece.tensor.shape) == tuple(piece.size):
+        return piece.tensor
+    raise CheckpointError(f"{piece.key} was sharded, and is not any more", hint="save to disk and load it there")
 
 
 def from_disk(objects: Objects, folder: Path, board: Board, rank: int, warn: Warn) -> Resumed | None:

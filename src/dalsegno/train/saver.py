@@ -19,6 +19,8 @@ from pathlib import Path
 
 from dalsegno.train.agent import find_agent
 from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.gather import moved_on
+from dalsegno.train.disk.names import Temporary
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.names import sweep_rank
@@ -26,6 +28,7 @@ from dalsegno.train.memory.snapshot import held_snapshot, state_of
 from dalsegno.train.request import Request, parse
 from dalsegno.train.state import State
 
+Warn = Callable[[str], None]
 NICE = 5  # the training comes first
 
 
@@ -40,25 +43,27 @@ def serve(sock: socket.socket) -> None:
         if request is None:
             break
         terms, began = request.terms, time.monotonic()
-        why = save(request, asked.overtaken)
+        words: list[str] = []
+        why = save(request, asked.overtaken, words.append)
         told = {"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why}
+        told["words"] = words
         asked.tell({**told, "overtaken": bool(why) and asked.overtaken()})
     if terms is not None and terms.sweep:
         sweep_rank(terms.run, terms.rank)
 
 
-def save(request: Request, overtaken: Callable[[], bool]) -> str:
+def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
     """A snapshot that is in memory. Empty if it went well, else why not."""
     with held_snapshot(Path(request.slot)) as snapshot:
         if snapshot is None or snapshot.record.step != request.step:
             return f"the snapshot of step {request.step} is gone"
         why = write(request, state_of(snapshot))
-    return why or finish(request, overtaken)
+    return why or finish(request, warn, overtaken)
 
 
-def save_here(request: Request, state: State) -> str:
+def save_here(request: Request, state: State, warn: Warn) -> str:
     """A state that is not in a slot, while the training waits."""
-    return write(request, state) or finish(request)
+    return write(request, state) or finish(request, warn)
 
 
 def write(request: Request, state: State) -> str:
@@ -71,16 +76,17 @@ def write(request: Request, state: State) -> str:
     return ""
 
 
-def finish(request: Request, overtaken: Callable[[], bool] = lambda: False) -> str:
+def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda: False) -> str:
     """The first rank makes a checkpoint of all shares."""
     terms = request.terms
     if terms.rank != 0:
         return ""
-    grant = grant_for(terms.generation)
+    grant, ours = grant_for(terms.generation), Temporary(request.step, terms.run, terms.generation)
     try:
         commit(
             Path(terms.folder), request.step, terms.world, terms.run, terms.generation, grant,
-            keep=terms.keep, every=terms.keep_every, abandoned=overtaken,
+            keep=terms.keep, every=terms.keep_every, warn=warn,
+            abandoned=lambda missing: overtaken() and moved_on(Path(terms.folder), ours, missing),
         )  # fmt: skip
     except CheckpointError as error:
         return str(error)
@@ -112,7 +118,7 @@ class Asked:
         return request
 
     def overtaken(self) -> bool:
-        """While a save waits for other ranks: a newer request means that they will not come."""
+        """A newer request waits. A slow rank's share may come all the same: it works off what it was asked in order."""
         self._hear(timeout_s=0.0)
         return self._waiting is not None
 

@@ -16,13 +16,14 @@ from dalsegno.train.request import Request, render
 
 
 class Result(NamedTuple):
-    """Of one save. `why` is empty if all went well. `overtaken`: given up for a newer one."""
+    """Of one save. `why` is empty if all went well. `overtaken`: given up for a newer one. `words`: of warning."""
 
     step: int
     slot: str
     seconds: float
     why: str
     overtaken: bool = False
+    words: tuple[str, ...] = ()
 
 
 class Saver:
@@ -104,5 +105,5 @@ def _start() -> socket.socket:
 
 def _parse(line: bytes) -> Result:
     told: dict[str, Any] = json.loads(line)
-    overtaken = bool(told.get("overtaken"))
-    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), overtaken)
+    about = (bool(told.get("overtaken")), tuple(map(str, told.get("words") or ())))
+    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), *about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,13 @@ class State:
     values: Mapping[str, object]  # leaves of the shell that are no tensors, by name: for torch's own loader
 
 
-def take(nested: Mapping[str, Any], own: object, step: int, rank: int, world: int) -> State:
-    """The state as it is now. Nothing is copied: the tensors are the living ones."""
+def take(nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()) -> State:
+    """The state as it is now. Nothing is copied: the tensors are the living ones.
+
+    `apart`: names of tensors that may differ between ranks. Each keeps its own; on disk it is the first one's.
+    """
     shell, tensors, values = empty_out(nested)
-    pieces = tuple(_piece(key, tensor) for key, tensor in tensors.items())
+    pieces = tuple(_piece(key, tensor, rank, key in apart) for key, tensor in tensors.items())
     return State(step, rank, world, pieces, pickle.dumps(shell), pickle.dumps(own), values)
 
 
@@ -51,6 +54,8 @@ def put_together(shell: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str,
     return nested
 
 
-def _piece(key: str, tensor: torch.Tensor) -> Piece:
+def _piece(key: str, tensor: torch.Tensor, rank: int, apart: bool) -> Piece:
     part = part_of(key, tensor)
+    if apart and part.shared:
+        return Piece(key, part.tensor.detach(), part.size, part.offsets, shared=False, writes=rank == 0)
     return Piece(key, part.tensor.detach(), part.size, part.offsets, part.shared, part.writes)

@@ -52,7 +52,7 @@ def test_who_does_not_come_is_named_and_nothing_is_left(tmp_path: Path) -> None:
 def test_rank_0_stops_waiting_when_it_is_told_to(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
     with pytest.raises(CheckpointError, match="given up while rank 1"):
-        commit(tmp_path, 7, 2, "run-a", 1, yes, abandoned=lambda: True)
+        commit(tmp_path, 7, 2, "run-a", 1, yes, abandoned=lambda missing: missing == [1])
     assert names(tmp_path) == []
 
 

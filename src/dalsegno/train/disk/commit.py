@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from dalsegno.train.disk.files import link_durably, remove_tree, sync_folder, told, write_durably
-from dalsegno.train.disk.gather import gather_parts, never
+from dalsegno.train.disk.gather import Abandoned, gather_parts, never
 from dalsegno.train.disk.manifest import FileMark, Manifest, render
 from dalsegno.train.disk.names import LATEST, MANIFEST, METADATA, Temporary, part_name, step_name, trash_name
 from dalsegno.train.disk.part import Part
@@ -37,7 +37,7 @@ def commit(
     keep: int = 3,
     every: int | None = None,
     timeout_s: float = 600.0,
-    abandoned: Callable[[], bool] = never,
+    abandoned: Abandoned = never,
     warn: Warn = lambda text: None,
 ) -> Path:
     """Waits for the shares of all ranks and gives the checkpoint's folder. `grant` has the last word.
@@ -49,12 +49,14 @@ def commit(
     temporary, final = folder / ours.name, folder / step_name(step)
     try:
         with told("cannot write the checkpoint", folder):
-            _complete(temporary, ours, gather_parts(temporary, world, timeout_s, abandoned))
+            parts = gather_parts(temporary, world, timeout_s, abandoned)
+            _complete(temporary, ours, parts)
             _ask(grant, ours)
             _put_in_place(temporary, final, step)
     except BaseException:
         remove_tree(temporary)
         raise
+    _tell_of_differences(parts, warn)
     _point_latest(folder, final.name, warn)
     tidy(folder, ours, Keep(keep, every), warn)
     return final
@@ -106,6 +108,14 @@ def _put_in_place(temporary: Path, final: Path, step: int) -> None:
         os.rename(temporary, final)
         remove_tree(trash)
     sync_folder(final.parent)
+
+
+def _tell_of_differences(parts: Sequence[Part], warn: Warn) -> None:
+    from dalsegno.train.disk.prints import differing
+
+    words = differing(parts)
+    if words:
+        warn(words)
 
 
 def _point_latest(folder: Path, name: str, warn: Warn) -> None:

@@ -41,6 +41,7 @@ class Part:
     entries: Sequence[Entry]
     torch: str
     paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 alone
+    prints: Mapping[str, int] = field(default_factory=dict)  # of what every rank holds
 
 
 def render_part(part: Part) -> bytes:

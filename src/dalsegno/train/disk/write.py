@@ -13,6 +13,7 @@ from dalsegno.train.disk.files import remove_tree, told, unlink, write_durably
 from dalsegno.train.disk.names import Temporary, data_name, failed_name, part_name
 from dalsegno.train.disk.part import Part, render_part
 from dalsegno.train.disk.paths import paths_in
+from dalsegno.train.disk.prints import prints_of
 from dalsegno.train.disk.stream import ChecksummedFile
 from dalsegno.train.state import State
 
@@ -45,7 +46,7 @@ def _write(temporary: Path, state: State) -> None:
         entries = write_entries(file, state)
         mark = file.finish()
     paths = paths_in(state.shell, {*state.values, *(piece.key for piece in state.pieces)}) if state.rank == 0 else {}
-    part = Part(state.rank, state.world, name, mark, entries, str(torch.__version__), paths)
+    part = Part(state.rank, state.world, name, mark, entries, str(torch.__version__), paths, prints_of(state))
     write_durably(temporary / part_name(state.rank), render_part(part))
 
 

@@ -1,0 +1,80 @@
+"""What differs between ranks that should hold the same: statistics are the first rank's, all else is told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.disk.commit import commit  # noqa: E402
+from dalsegno.train.disk.load import open_checkpoint  # noqa: E402
+from dalsegno.train.disk.prints import print_of  # noqa: E402
+from dalsegno.train.disk.write import write_share  # noqa: E402
+from dalsegno.train.objects import Objects  # noqa: E402
+from dalsegno.train.state import State, take  # noqa: E402
+
+
+def trained(rank: int) -> Any:
+    """As under DDP: the same parameters on every rank, statistics of each rank's own batches."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.BatchNorm1d(300), torch.nn.BatchNorm1d(300))
+    torch.manual_seed(rank)
+    model(torch.randn(8, 4))
+    return model
+
+
+def state_of(model: Any, rank: int, world: int = 4) -> State:
+    objects = Objects({"model": model})
+    return take(objects.nested(), None, 7, rank, world, objects.apart())
+
+
+def written(folder: Path, models: list[Any]) -> tuple[dict[str, Any], list[str]]:
+    """The tensors of the checkpoint that these ranks make, and what was said."""
+    said: list[str] = []
+    for rank, model in enumerate(models):
+        write_share(folder, state_of(model, rank, len(models)), "run", 1)
+    path = commit(folder, 7, len(models), "run", 1, lambda: True, warn=said.append)
+    with open_checkpoint(path) as found:
+        tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in found.sizes.items()}
+        found.fill(tensors)
+    return tensors, said
+
+
+def test_statistics_on_disk_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    models = [trained(rank) for rank in range(4)]
+    tensors, said = written(tmp_path, models)
+    expected = {f"model.{key}": tensor for key, tensor in models[0].state_dict().items()}
+    assert [key for key in expected if not torch.equal(tensors[key], expected[key])] == []
+    assert said == []
+
+
+def test_in_memory_every_rank_keeps_its_own() -> None:
+    pieces = {piece.key: piece for piece in state_of(trained(2), rank=2).pieces}
+    assert not pieces["model.1.running_mean"].shared and pieces["model.0.weight"].shared
+
+
+def test_large_tables_of_numbers_are_no_statistics() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("mask", torch.ones(512, 512, dtype=torch.bool))
+    model.register_buffer("mean", torch.ones(512, 512))
+    assert Objects({"model": model}).apart() == {"model.mean"}
+
+
+def test_parameters_that_differ_between_ranks_are_told_of_by_name(tmp_path: Path) -> None:
+    models = [trained(rank) for rank in range(3)]
+    with torch.no_grad():
+        models[2][0].weight[5, 1] += 1e-6
+    _, said = written(tmp_path, models)
+    (words,) = said
+    assert "ranks 0 and 2 do not hold the same model.0.weight:" in words
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_a_print_is_of_the_values_however_they_lie(dtype: Any) -> None:
+    values = torch.arange(12).reshape(3, 4).to(dtype)
+    assert print_of(values) == print_of(values.t().contiguous().t())
+    assert print_of(values) != print_of(values.flip(0))
+    assert isinstance(print_of(torch.empty(0, dtype=dtype)), int) and isinstance(print_of(values[0, 0]), int)

@@ -1,0 +1,41 @@
+"""A save that takes longer than the time between two saves is finished all the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dalsegno.train.disk.write import write_share
+from dalsegno.train.request import Request, Terms
+from dalsegno.train.saver import finish
+from tests.train.disk.states import filled, names, share_of
+
+
+def asked(folder: Path, step: int) -> Request:
+    return Request(Terms(str(folder), "run", 1, rank=0, world=2, keep=3), step, "")
+
+
+def write(folder: Path, rank: int, step: int) -> None:
+    write_share(folder, share_of(filled(step), step, rank, world=2), "run", 1)
+
+
+def test_a_slow_rank_is_waited_for_though_the_next_save_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, 0, 10)
+    slow = threading.Timer(0.2, write, (tmp_path, 1, 10))
+    slow.start()
+    assert finish(asked(tmp_path, 10), pytest.fail, overtaken=lambda: True) == ""
+    assert "step-000000000010" in names(tmp_path)
+    slow.join()
+
+
+def test_a_rank_that_has_gone_on_to_a_newer_step_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, 0, 10)
+    write(tmp_path, 1, 20)
+    assert "given up while rank 1" in finish(asked(tmp_path, 10), pytest.fail, overtaken=lambda: True)
+    write(tmp_path, 0, 20)
+    assert finish(asked(tmp_path, 20), pytest.fail) == "", "what it has gone on to is whole"
+    assert names(tmp_path) == ["latest", "step-000000000020"]
