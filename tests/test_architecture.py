@@ -83,6 +83,7 @@ MAY_PRINT = {
     "system/guest/": "the first process of a host: what it prints is the host's log",
     "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
+    "targets/local/room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }

@@ -6,7 +6,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,12 +17,11 @@ from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
 from dalsegno.system.files import locked, owner_name, read_text
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from dalsegno.slurm import SlurmClient
     from dalsegno.targets.local import LocalTarget
 
 ROOT_HOME = Path("/var/lib/dalsegno")
+ROOM_S = 30.0  # a node is booted in one or two
 BUILT = ("local",)  # the others validate, and `up` says that they are not there yet
 
 
@@ -51,8 +51,16 @@ class Place:
     def folder(self) -> Path:
         return self.home / "clusters" / self.name
 
-    def lock(self) -> AbstractContextManager[None]:
-        return locked(self.home / "locks" / f"{self.name}.lock", f"cluster {self.name}")
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """For whoever changes the cluster: no one else does meanwhile, and the machine room of a local one begins
+        nothing new; what it has begun is waited for."""
+        locks = self.home / "locks"
+        with (
+            locked(locks / f"{self.name}.lock", f"cluster {self.name}"),
+            locked(locks / f"{self.name}.room", f"a node of {self.name}", wait_s=ROOM_S),
+        ):
+            yield
 
 
 def places(env: Mapping[str, str] = os.environ) -> list[Place]:

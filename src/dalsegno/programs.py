@@ -14,6 +14,8 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "run-agent": "dalsegno.launch.agent.agent",
     "run-coordinator": "dalsegno.jobs.coordinate",
     "controller": "dalsegno.recovery.controller",
+    "machine-room": "dalsegno.targets.local.room",
+    "undo-fault": "dalsegno.targets.local.breaking.timer",
 }
 
 

@@ -110,10 +110,10 @@ def test_a_cut_leaves_the_link_up_and_connections_alive(two: Cli):
 def test_a_later_cut_is_not_ended_by_the_timer_of_an_earlier_one(two: Cli):
     two.ok("inject", "net-cut", "train-2", "--for", "1s")
     two.ok("inject", "net-cut", "train-2")
-    mark = str(two.home / "clusters/one/hosts/train-2/cut")
+    mark = str(two.home / "clusters/one/hosts/train-2/faults/net-cut.json")
     eventually(lambda: not find(lambda pid: mark in arguments(pid)))  # its time is over
     assert not reaches(two, "train-2")
-    assert "puts 1 host (train-2) back on the network" in two.ok("plan")
+    assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
     two.ok("up")
     assert reaches(two, "train-2")
 

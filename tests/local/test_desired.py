@@ -121,7 +121,7 @@ def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: Machine, senten
 
 def test_a_new_cluster_boots_every_host_and_writes_every_file():
     made = plan(cluster(2, logins=("login-1",)))
-    assert made.boot == ("switch", "head", "login-1", "train-1", "train-2")
+    assert made.boot == ("switch", "head", "machine-room", "login-1", "train-1", "train-2")
     assert set(made.write) == set(made.desired.files)
     assert (made.start, made.restart, made.reconfigure) == ((), (), False)  # nothing runs yet that could be told
     assert made.accounting
@@ -350,10 +350,10 @@ def test_a_dead_host_is_booted_and_its_services_come_with_it():
     assert (made.boot, made.start, made.add_nodes) == (("train-2",), (), ())
 
 
-def test_a_host_that_was_cut_off_is_put_back_on_the_network():
-    made = plan(BASE, replace(running(BASE), cut=("train-2", "removed-long-ago")))
+def test_faults_that_were_injected_are_undone():
+    made = plan(BASE, replace(running(BASE), broken=("train-2", "removed-long-ago")))
     assert made.mend == ("train-2",) and not made.empty
-    assert made.sentences() == ["puts 1 host (train-2) back on the network", "restarts nothing", "ends no job"]
+    assert made.sentences() == ["undoes the faults injected into 1 host (train-2)", "restarts nothing", "ends no job"]
 
 
 def test_a_file_that_someone_changed_is_put_right():
@@ -467,8 +467,8 @@ def test_other_gpus_get_other_telemetry(first: dict[str, object], then: dict[str
 def test_virtual_hosts_have_an_address_their_own_names_and_the_clusters_people():
     there = cluster(1, logins=("login-1",), slurm=Slurm(backup_controller=True))
     hosts, placed = want(there).hosts, put(there)
-    assert list(hosts) == ["switch", "head", "head-backup", "login-1", "train-1"]
-    assert all(host.isolate for host in hosts.values())
+    assert list(hosts) == ["switch", "head", "head-backup", "machine-room", "login-1", "train-1"]
+    assert [host.name for host in hosts.values() if not host.isolate] == ["machine-room"]
     for name in ("head", "head-backup", "login-1", "train-1"):
         assert hosts[name].address == f"{placed.addresses[name]}/{placed.subnet.partition('/')[2]}"
         assert {target for _, target in hosts[name].binds} >= {"/etc/hosts", "/etc/passwd", "/etc/group"}
@@ -498,6 +498,7 @@ def test_services_are_where_they_belong_in_the_order_they_need_each_other():
         "switch": [],
         "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "controller"],
         "head-backup": ["slurmctld"],
+        "machine-room": ["machine-room"],
         "train-1": ["slurmd"],
         "train-2": ["slurmd"],
     }
@@ -505,7 +506,7 @@ def test_services_are_where_they_belong_in_the_order_they_need_each_other():
 
 def test_on_loopback_one_host_holds_all():
     hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
-    assert list(hosts) == ["head"] and not hosts["head"].isolate and hosts["head"].address == ""
+    assert list(hosts) == ["head", "machine-room"] and not hosts["head"].isolate and hosts["head"].address == ""
     services = {service.name: service for service in hosts["head"].services}
     assert list(services) == ["munged", "slurmctld", "controller", "slurmd:train-1", "slurmd:train-2"]
     assert services["slurmd:train-2"].argv[1:4] == ("-D", "-N", "train-2")
@@ -521,10 +522,10 @@ def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_the_controller_alone_is_started_again_should_it_die(machine: Machine):
+def test_our_own_services_are_started_again_should_they_die(machine: Machine):
     """Of Slurm's daemons a death is told: they may have their reasons."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
-    assert [one.name for one in services if one.keep] == ["controller"]
+    assert [one.name for one in services if one.keep] == ["controller", "machine-room"]
     controller = next(one for one in services if one.keep)
     assert controller.argv[-2:] == ("controller", str(FOLDER.root))
     assert want(cluster(3), machine).hosts["head"].services[-4 if machine is USER else -1] == controller

@@ -3,15 +3,17 @@
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.inject import FAULTS, command, parse_time
+from dalsegno.cli.inject import command
+from dalsegno.cli.times import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import Process
 from dalsegno.targets.base import CanBreak, Worker
+from dalsegno.targets.faults import FAULTS
 from dalsegno.targets.local import LocalTarget
-from dalsegno.targets.local.faults import check_node
-from dalsegno.targets.local.placement import Placement
+from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.workers import Seen, choose, rank_of
-from tests.local.test_desired import cluster, put
+from tests.local.test_desired import FOLDER, cluster, put
 
 
 def seen(pid: int, rank: int | None, parent: int = 1, run: str = "") -> Seen:
@@ -60,10 +62,10 @@ def test_no_such_worker_is_told_with_those_there_are():
 
 
 def test_an_unknown_node_is_told_with_those_there_are():
-    placement: Placement = put(cluster(2))
-    check_node(placement, "train-1")
+    nodes = Nodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
+    assert nodes.node("train-1").name == "train-1"
     with pytest.raises(NotThere, match="no node `train1`") as caught:
-        check_node(placement, "train1")
+        nodes.node("train1")
     assert "did you mean `train-1`?" in caught.value.hint and "train-2" in caught.value.hint
 
 

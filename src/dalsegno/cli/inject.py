@@ -2,117 +2,174 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.times import parse_time
 from dalsegno.errors import UsageError
-from dalsegno.targets.base import CanBreak
 
-FAULTS = {
-    "power-off": "The node is gone from one moment to the next, without a word; `dalsegno up` boots it again.",
-    "net-cut": "All its packets are dropped while its link stays up; until --clear or `up`, or for --for.",
-    "worker-kill": "One worker of a run on the node is killed: the lowest rank there, or --rank.",
-}
-UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
+if TYPE_CHECKING:
+    from dalsegno.targets.base import CanBreak, Wound
+    from dalsegno.targets.faults import Fault, Options
 
 
 @click.command()
-@click.argument("fault", required=False)
-@click.argument("node", required=False)
+@click.argument("words", nargs=-1, metavar="FAULT [CODE] NODE")
 @cluster_option
-@click.option("--for", "for_", metavar="TIME", help="net-cut: mend it after 5s, 300ms, 2m … Default: not by itself.")
-@click.option("--clear", is_flag=True, help="net-cut: mend it now.")
-@click.option("--run", metavar="RUN", help="worker-kill: a worker of this run. Default: of any there.")
+@click.option("--for", "for_", metavar="TIME", help="Undo it after 5s, 300ms, 2m … Default: not by itself.")
+@click.option("--clear", is_flag=True, help="Undo what was injected: everywhere, into a NODE, or one FAULT of a NODE.")
+@click.option("--gpu", type=click.IntRange(0, 63), metavar="I", help="Which GPU of the node. Default: 0.")
+@click.option("--count", type=click.IntRange(1, 1000), metavar="N", help="How many errors, links, flaps or machines.")
+@click.option("--percent", type=float, metavar="P", help="net-loss: how many of a hundred packets. Default: 30.")
+@click.option("--rate", metavar="RATE", help="net-slow: 500kbit, 10mbit … Default: 1mbit.")
+@click.option("--by", metavar="TIME", help="clock-skew: how much. Default: 5m.")
 @click.option(
-    "--rank", type=click.IntRange(min=0), metavar="R", help="worker-kill: this rank. Default: the lowest there."
+    "--until", type=click.Choice(["reset", "reboot", "replace"]), help="What of these helps against it; less does not."
 )
+@click.option("--run", metavar="RUN", help="Workers: of this run. Default: of any there.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Workers: this rank. Default: the lowest there.")
+@click.option("--allow-real-nodes", is_flag=True, help="On a cluster that is not local: break real machines.")
 @click.option("--list", "list_", is_flag=True, help="List the faults.")
 @json_option
 def command(
-    fault: str | None,
-    node: str | None,
+    words: tuple[str, ...],
     name: str | None,
     for_: str | None,
     clear: bool,
-    run: str | None,
-    rank: int | None,
+    by: str | None,
+    until: str | None,
+    allow_real_nodes: bool,
     list_: bool,
     json_: bool,
+    **plain: Any,
 ) -> None:
-    """Break NODE with a FAULT: power-off, net-cut or worker-kill. `--list` tells what each does.
+    """Break NODE with a FAULT; `--list` tells what there is, and what each does.
 
     \b
     dalsegno inject power-off gpu-2
+    dalsegno inject xid 79 gpu-2 --gpu 3
     dalsegno inject net-cut gpu-2 --for 5s
     dalsegno inject worker-kill gpu-1 --rank 3
+    dalsegno inject --clear gpu-2
     """
+    from dalsegno.health.result import Remedy
+    from dalsegno.targets.faults import Options
+
     if list_:
         _list(json_)
         return
-    fault, node = _named(fault, node)
-    for_s = parse_time(for_) if for_ is not None else None
-    _check_options(fault, {"--for": for_, "--clear": clear or None, "--run": run, "--rank": rank})
-    if for_s is not None and clear:
-        raise UsageError("`--for` and `--clear` do not go together", hint="leave one out: `--clear` mends it now")
-    told, facts = _break(_open(name), fault, node, for_s, clear, run, rank)
-    if json_:
-        out.as_json({"fault": fault, "node": node, **facts})
+    options = Options(
+        for_s=parse_time(for_) if for_ is not None else None,
+        by_s=parse_time(by) if by is not None else None,
+        until=Remedy(until) if until else None,
+        **plain,
+    )
+    if clear:
+        _clear(words, options, name, allow_real_nodes, json_)
     else:
-        out.talk(told)
+        _inject(words, options, name, allow_real_nodes, json_)
 
 
 def _list(json_: bool) -> None:
+    from dalsegno.targets.faults import FAULTS, WORDS
+
+    heeds = {fault.name: [WORDS[option] for option in fault.heeds] for fault in FAULTS.values()}
     if json_:
-        out.as_json([{"name": name, "what": what} for name, what in FAULTS.items()])
-    else:
-        out.table(["FAULT", "WHAT HAPPENS"], [[name, what] for name, what in FAULTS.items()])
-
-
-def _named(fault: str | None, node: str | None) -> tuple[str, str]:
-    if fault is None:
-        raise UsageError("which fault?", hint="`dalsegno inject --list` shows them")
-    if fault not in FAULTS:
-        close = get_close_matches(fault, FAULTS, 1)
-        raise UsageError(
-            f"there is no fault `{fault}`",
-            hint=f"did you mean `{close[0]}`?" if close else f"one of {', '.join(FAULTS)}",
+        facts = {"name": "name", "what": "what", "undone": "undone", "safe": "safe"}
+        out.as_json(
+            [
+                {
+                    **{key: getattr(fault, of) for key, of in facts.items()},
+                    "options": heeds[fault.name],
+                    "mended_by": fault.mended_by.value,
+                }
+                for fault in FAULTS.values()
+            ]
         )
-    if node is None:
-        raise UsageError(f"`{fault}` of which node?", hint="`dalsegno status` shows the nodes")
-    return fault, node
+    else:
+        rows = [[fault.name, fault.what, " ".join(heeds[fault.name])] for fault in FAULTS.values()]
+        out.table(["FAULT", "WHAT HAPPENS", "OPTIONS"], rows)
 
 
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "power-off": (),
-    "net-cut": ("--for", "--clear"),
-    "worker-kill": ("--run", "--rank"),
-}
+def _inject(words: Sequence[str], options: Options, name: str | None, real: bool, json_: bool) -> None:
+    from dalsegno.targets.faults import check_options
+
+    fault, node, options = read_words(words, options)
+    check_options(fault, options)
+    facts = _open(name, real).inject(fault, node, options)
+    if json_:
+        out.as_json({"fault": fault.name, "node": node, **facts})
+    else:
+        out.talk(told(fault, node, options, facts))
 
 
-def _check_options(fault: str, given: dict[str, object]) -> None:
-    """An option that does nothing is a misunderstanding: better told than passed over."""
-    for option, value in given.items():
-        if value is not None and option not in OPTIONS[fault]:
-            whose = next(name for name, options in OPTIONS.items() if option in options)
-            raise UsageError(f"`{option}` says nothing to `{fault}`", hint=f"leave it out; it is for `{whose}`")
+def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Options]:
+    """`xid 79 gpu-2`: a fault, a code where it has one, a node."""
+    from dataclasses import replace
+
+    from dalsegno.targets.faults import find_fault
+
+    if not words:
+        raise UsageError("which fault?", hint="`dalsegno inject --list` shows them")
+    fault, rest = find_fault(words[0]), list(words[1:])
+    if "code" in fault.heeds and (codes := [word for word in rest if word.isdecimal()]):
+        rest.remove(codes[0])
+        options = replace(options, code=int(codes[0][:9]))
+    if not rest:
+        raise UsageError(f"`{fault.name}` of which node?", hint="`dalsegno status` shows the nodes")
+    if len(rest) > 1:
+        raise UsageError(f"`{' '.join(rest)}`: one node at a time", hint=f"such as `dalsegno inject {fault.name} NODE`")
+    return fault, rest[0], options
 
 
-def parse_time(text: str) -> float:
-    """Seconds: `5`, `5s`, `0.3s`, `300ms`, `2m`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
-    seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
-    if seconds <= 0:
-        raise UsageError(f"`{text}` is no time", hint="such as `5s`, `300ms` or `2m`")
-    return seconds
+def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any]) -> str:
+    """What was done, in words."""
+    if fault.name == "power-off":
+        return f"{node} is off; `dalsegno up` boots it again"
+    if fault.name == "worker-kill":
+        return f"killed rank {facts['rank']} on {node} (process {facts['pid']})"
+    which = f"rank {facts['rank']} on {node} (process {facts['pid']})" if fault.name == "worker-hang" else node
+    code = f" {options.code}" if options.code is not None else ""
+    if options.for_s is not None:
+        return f"{fault.name}{code}: {which}, for {options.for_s:g} s"
+    return f"{fault.name}{code}: {which}; `dalsegno inject --clear {node}` undoes it, and so does `dalsegno up`"
 
 
-def _open(name: str | None) -> CanBreak:
+def _clear(words: Sequence[str], options: Options, name: str | None, real: bool, json_: bool) -> None:
+    from dalsegno.targets.faults import find_fault
+
+    if given := options.given():
+        raise UsageError(f"`--clear` and `{_word(next(iter(given)))}` do not go together", hint="leave one out")
+    fault = find_fault(words[0]).name if len(words) > 1 else None
+    target = _open(name, real)
+    nodes = [words[-1]] if words else sorted({one.node for one in target.injected()})
+    cleared = [one for node in nodes for one in target.clear(node, fault)]
+    if json_:
+        out.as_json({"cleared": [{"fault": one.fault, "node": one.node} for one in cleared]})
+    else:
+        _tell_cleared(cleared)
+
+
+def _word(option: str) -> str:
+    from dalsegno.targets.faults import WORDS
+
+    return WORDS[option]
+
+
+def _tell_cleared(cleared: Sequence[Wound]) -> None:
+    for one in cleared:
+        out.talk(f"{one.fault} on {one.node} is undone")
+    if not cleared:
+        out.talk("nothing to undo")
+
+
+def _open(name: str | None, real: bool) -> CanBreak:
     from dalsegno.cluster import find_place, may_change, open_local
+    from dalsegno.targets.base import CanBreak
 
     place = find_place(name)
     may_change(place)
@@ -122,22 +179,9 @@ def _open(name: str | None) -> CanBreak:
             f"nodes of {place.name} cannot be broken on purpose",
             hint="name a cluster with `target: local`: `dalsegno ls` shows them",
         )
+    if real:
+        raise UsageError(
+            f"{place.name} is a local cluster: it has no real nodes, and breaking those of others is not built yet",
+            hint="leave `--allow-real-nodes` out",
+        )
     return target
-
-
-def _break(
-    target: CanBreak, fault: str, node: str, for_s: float | None, clear: bool, run: str | None, rank: int | None
-) -> tuple[str, dict[str, object]]:
-    """Do it; what was done, in words and as facts."""
-    if fault == "power-off":
-        target.power_off(node)
-        return f"{node} is off; `dalsegno up` boots it again", {}
-    if fault == "worker-kill":
-        worker = target.kill_worker(node, run, rank)
-        return f"killed rank {worker.rank} on {node} (process {worker.pid})", asdict(worker)
-    if clear:
-        target.mend_network(node)
-        return f"{node} is on the network", {"cleared": True}
-    target.cut_network(node, for_s)
-    until = f"for {for_s:g} s" if for_s is not None else f"until `dalsegno inject net-cut {node} --clear`, or `up`"
-    return f"{node} is cut off {until}", {"for_s": for_s}

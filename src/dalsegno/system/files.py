@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from dalsegno.errors import DalsegnoError
 
@@ -136,16 +137,28 @@ def remove_tree(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, who: str) -> Iterator[None]:
-    """Hold a lock file; another holder is an error at once, a dead one does not matter."""
+def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
+    """Hold a lock file, alone or with others that share it. A holder who stays is an error, a dead one does not
+    matter, and one who only looked whether it is free is waited for."""
     import fcntl  # not on Windows, where nothing is locked
 
     make_folder(path.parent)
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:  # whoever may open it could hold it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DalsegnoError(
-                f"another `dalsegno` is working on {who}", hint="wait for it to end, then try again"
-            ) from error
+        until = time.monotonic() + wait_s
+        while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            if time.monotonic() >= until:
+                raise DalsegnoError(
+                    f"another `dalsegno` is working on {who}", hint="wait for it to end, then try again"
+                )
+            time.sleep(0.01)
         yield
+
+
+def _take(file: IO[str], kind: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dalsegno.errors import TargetError
 from dalsegno.system.files import damaged, read_json, write_if_changed
@@ -19,7 +20,7 @@ from dalsegno.system.procfs import MARK, Process, send
 INIT = "from dalsegno.system.guest.init import main"
 # Isolated and without site-packages: it starts in 20 ms, and nothing in the user's environment can reach into it.
 _START = f"import sys; sys.path.append(sys.argv.pop(1)); {INIT}; sys.exit(main(sys.argv[1:]))"
-_PACKAGES = str(Path(__file__).parents[2])
+PACKAGES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class HostPlan:
     address: str = ""  # "10.0.0.5/20"; "" where it has none of its own
     binds: tuple[tuple[str, str], ...] = ()
     cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that stands in for it
+    disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB: small disks of its own, empty at each boot
     services: tuple[Service, ...] = ()
 
     @property
@@ -77,12 +79,25 @@ def write_plan(plan: HostPlan) -> bool:
     return write_if_changed(plan.path, json.dumps(asdict(plan), indent=1))
 
 
+def read_plan(folder: Path) -> HostPlan | None:
+    """The plan that is in a host's folder, as it was written; None where there is none."""
+    value = read_json(folder / "plan.json")
+    if value is None:
+        return None
+    try:
+        plan: dict[str, Any] = dict(value)  # type: ignore[arg-type]  # whatever it is, it is judged here
+        services = tuple(Service(**{**each, "argv": tuple(each["argv"])}) for each in plan["services"])
+        return HostPlan(**{**plan, "services": services, "binds": tuple((a, b) for a, b in plan["binds"])})
+    except (TypeError, KeyError, ValueError) as error:
+        raise damaged(folder / "plan.json", f"no plan of a host ({error})") from error
+
+
 def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Process]:
     """Start hosts whose plans are written; each is alive, and waits for its cable, when this returns."""
     if not plans:
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
-    argv = [sys.executable, "-I", "-S", "-c", _START, _PACKAGES, *(str(plan.path) for plan in plans)]
+    argv = [sys.executable, "-I", "-S", "-c", _START, PACKAGES, *(str(plan.path) for plan in plans)]
     done = runner.run(argv, env=env, timeout_s=60 + len(plans))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
+from dalsegno.targets.faults import Fault, Options
 
 Say = Callable[[str], None]  # one line of progress
 
@@ -95,22 +96,31 @@ class Worker:
     run: str = ""  # "" where it does not tell
 
 
+@dataclass(frozen=True)
+class Wound:
+    """A fault that was injected into a node and lasts, for so long or until it is undone."""
+
+    fault: str
+    node: str
+    at: float  # seconds since 1970
+    for_s: float | None = None
+    mended_by: str = ""  # the lightest remedy that helps: reset, reboot, replace
+
+
 @runtime_checkable
 class CanBreak(Protocol):
     """A target whose nodes can be broken on purpose, to see what happens then."""
 
-    def power_off(self, node: str) -> None:
-        """As if its power were cut: nothing on it says goodbye."""
+    def inject(self, fault: Fault, node: str, options: Options) -> Mapping[str, Any]:
+        """Break it; what was done, as facts. What lasts is written down before it begins."""
         ...
 
-    def cut_network(self, node: str, for_s: float | None) -> None:
-        """Drop all it sends and all that is sent to it, for so long or until it is mended; its link stays up."""
+    def injected(self) -> Sequence[Wound]:
+        """All that lasts."""
         ...
 
-    def mend_network(self, node: str) -> None: ...
-
-    def kill_worker(self, node: str, run: str | None, rank: int | None) -> Worker:
-        """Kill one worker on the node, the one of the lowest rank unless told otherwise; returns which."""
+    def clear(self, node: str, fault: str | None = None) -> Sequence[Wound]:
+        """Undo all that lasts on a node, or this one fault; what it was."""
         ...
 
 

@@ -168,7 +168,11 @@ def spawn(service: Fact) -> int:
 
 
 def write_json(path: str, value: object) -> None:
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: str, text: str) -> None:
     temp = f"{path}.{os.getpid()}.tmp"
     with open(temp, "w") as file:
-        json.dump(value, file)
+        file.write(text)
     os.replace(temp, path)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from dalsegno.system.guest.host import SIGNALS, Host, Plan, write_json
+from dalsegno.system.guest.host import SIGNALS, Host, Plan, write_json, write_text
 from dalsegno.system.guest.kernel import (
     MS_BIND,
     MS_NODEV,
@@ -105,10 +105,12 @@ def _separate(plan: Plan) -> None:
 
 
 def _announce(plan: Plan) -> int:
-    """Write down who we are while /proc still shows the machine's own PIDs."""
+    """Write down who we are while /proc still shows the machine's own PIDs. The kernel's boot id is the machine's, so
+    that each host draws one of its own."""
     pid = int(os.readlink("/proc/self"))
     with open(f"/proc/{pid}/stat") as file:
         start = int(file.read().rpartition(")")[2].split()[19])
+    write_text(os.path.join(plan["dir"], "boot-id"), os.urandom(8).hex())
     write_json(os.path.join(plan["dir"], "init.json"), {"pid": pid, "start": start})
     return pid
 
@@ -121,6 +123,8 @@ def _furnish(plan: Plan) -> None:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # goes with the host, as memory does
+    for folder, mib in plan.get("disks", {}).items():
+        mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={mib}m,mode=755")
     set_hostname(plan["name"])
     quiet_ipv6()
     link_up("lo")

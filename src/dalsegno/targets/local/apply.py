@@ -18,6 +18,7 @@ from dalsegno.system.procfs import Process
 from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
+from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.cables import plug_in
 from dalsegno.targets.local.daemons import (
     check_settings,
@@ -29,9 +30,9 @@ from dalsegno.targets.local.daemons import (
 )
 from dalsegno.targets.local.database import fill_database
 from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
-from dalsegno.targets.local.faults import mend_network
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, SWITCH, VIRTUAL
+from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
 from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
@@ -85,6 +86,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
 def _put_files(site: Site, plan: LocalPlan) -> None:
     furnish.make_devices(site.folder, plan)
     furnish.make_key(site.folder)
+    furnish.make_secrets(site.folder, plan)
     furnish.make_identity(site.folder)
     furnish.make_homes(site.folder, plan)
     furnish.write_files(site.folder, plan)
@@ -104,6 +106,8 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
     booted = boot(site.runner, missing, str(site.folder.root))
     if plan.placement.hosts == VIRTUAL:
         _connect(site, plan, booted)
+    for name in plan.mend:
+        clear(Nodes(site.runner, site.folder, plan.placement, plan.cluster), name)
 
 
 def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
@@ -116,8 +120,6 @@ def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None
     plugged = plug_in(site.runner, plan.placement, switch.pid, networked, new=booted.keys())
     for name in plugged - booted.keys():
         reload(site.folder.host(name))  # have it give its new cable an address
-    for name in plan.mend:
-        mend_network(site.runner, site.folder, plan.placement, name)
 
 
 def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
@@ -141,6 +143,8 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     if plan.cluster.slurm.rest:
         socket = site.folder.run / "rest/slurmrestd.sock"
         start_and_wait(plan.desired.hosts[REST], ["slurmrestd"], "slurmrestd", lambda: socket_answers(socket))
+    room = plan.desired.hosts[ROOM]
+    start_and_wait(room, ["machine-room"], "machine-room", lambda: socket_answers(site.folder.room_socket))
     return state
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from dalsegno.health.telemetry import healthy, telemetry_text
+from dalsegno.health.telemetry import telemetry_text
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -16,7 +16,7 @@ from dalsegno.slurm.render import (
     render_topology_conf,
 )
 from dalsegno.slurm.version import Version
-from dalsegno.spec.facts import Cluster, Node
+from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import HostPlan, revision
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
@@ -26,8 +26,8 @@ from dalsegno.targets.local.own_command import own_command
 from dalsegno.targets.local.people import People, group_file, passwd_file
 from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
+from dalsegno.targets.local.telemetry import healthy_node
 
-SIMULATED_MEMORY_MIB = 16384  # of a GPU whose type the file does not tell
 DATABASE_SQL = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
 # What `scontrol reconfigure` takes up; any other change of slurm.conf restarts slurmctld and slurmd, not jobs.
 RECONFIGURED = re.compile(
@@ -92,8 +92,9 @@ def _structure(files: Mapping[str, File]) -> list[str]:
 
 def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: People) -> dict[str, File]:
     files = {
-        f"hosts/{node.name}/telemetry.json": File(telemetry(node, placement), stamp=_gpu_stamp(node, placement))
+        f"hosts/{node.name}/telemetry.json": File(telemetry_text(told), stamp=told.stamp)
         for node in cluster.nodes
+        if (told := healthy_node(node, placement.gpus_simulated))
     }
     files["bin/dalsegno"] = File(own_command(), 0o755)
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
@@ -112,17 +113,3 @@ def hosts_file(cluster: Cluster, placement: Placement) -> str:
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
     lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]
     return "\n".join(lines) + "\n"
-
-
-def _gpu_stamp(node: Node, placement: Placement) -> str:
-    """Which GPUs the telemetry is of; ends in a full stop, so that no stamp is the beginning of another."""
-    count = node.gpus if placement.gpus_simulated else 0
-    return f"made for {count} x {node.gpu_type or 'gpu'} with {node.gpu_memory_mib} MiB."
-
-
-def telemetry(node: Node, placement: Placement) -> str:
-    """What the node would report if it had hardware of its own; fault injection edits it later."""
-    count = node.gpus if placement.gpus_simulated else 0
-    memory_mib = node.gpu_memory_mib or SIMULATED_MEMORY_MIB
-    stamp = _gpu_stamp(node, placement)
-    return telemetry_text(healthy(node.name, count, node.gpu_type, memory_mib=memory_mib, stamp=stamp))

@@ -115,9 +115,44 @@ class Folder:
     def host(self, name: str) -> Path:
         return self.root / "hosts" / name
 
-    def cut(self, host: str) -> Path:
-        """There while fault injection keeps the host off the network."""
-        return self.host(host) / "cut"
+    def spool(self, node: str) -> Path:
+        """slurmd's own: on virtual hosts a disk of the host's, gone with it."""
+        return self.host(node) / "spool"
+
+    def telemetry(self, node: str) -> Path:
+        """What a node's simulated hardware says of itself."""
+        return self.host(node) / "telemetry.json"
+
+    def boot_id(self, node: str) -> Path:
+        """Another after every boot of the node."""
+        return self.host(node) / "boot-id"
+
+    def agent_secret(self, node: str) -> Path:
+        """By which the controller knows the node's agent; another for each machine that has the node's name."""
+        return self.secret / "agents" / node
+
+    @property
+    def room_socket(self) -> Path:
+        """Where the machine room is asked to boot, replace or reset a node."""
+        return self.secret / "room.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held by an `up` or a `down`. Outside: it outlives the cluster."""
+        return self.root.parents[1] / "locks" / f"{self.name}.lock"
+
+    @property
+    def room_lock(self) -> Path:
+        """Held by the machine room while it works on a node."""
+        return self.lock.with_suffix(".room")
+
+    def machine(self, node: str) -> Path:
+        """Which machine has the node's name: drawn anew for each that takes its place."""
+        return self.host(node) / "machine"
+
+    def faults(self, node: str) -> Path:
+        """A file for each fault that was injected and lasts."""
+        return self.host(node) / "faults"
 
     def log(self, host: str, service: str) -> Path:
         return self.host(host) / f"{service}.log"
@@ -130,8 +165,8 @@ class Folder:
                 hint="set DALSEGNO_HOME to another folder",
             )
         # slurmstepd's socket is the longest of all: spool folder, node, job and step.
-        steps = [str(self.host(node) / "spool" / f"{node}_{2**32}.{2**32}") for node in nodes]
-        longest = max([str(self.munge_socket), str(self.controller_socket), *steps], key=len)
+        steps = [str(self.spool(node) / f"{node}_{2**32}.{2**32}") for node in nodes]
+        longest = max(map(str, [self.munge_socket, self.controller_socket, self.room_socket, *steps]), key=len)
         if len(longest) > SOCKET_PATH_MAX:
             raise TargetError(
                 f"the state folder's path is too long for a socket ({len(longest)} > {SOCKET_PATH_MAX}): {longest}",

@@ -6,9 +6,12 @@ import os
 import secrets
 
 from dalsegno.system.files import make_folder, write_atomic, write_in_place
+from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import LOOPBACK
 from dalsegno.targets.local.plan import LocalPlan
+from dalsegno.targets.local.rebuilding import draw_secret
 
 REST_UID = 65534
 
@@ -25,7 +28,7 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
     for host in plan.desired.hosts:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
-        make_folder(folder.host(node.name) / "spool")
+        make_folder(folder.spool(node.name))
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:
@@ -41,6 +44,16 @@ def make_devices(folder: Folder, plan: LocalPlan) -> None:
 def make_key(folder: Folder) -> None:
     if not folder.munge_key.exists():
         write_atomic(folder.munge_key, secrets.token_hex(64), 0o600)
+
+
+def make_secrets(folder: Folder, plan: LocalPlan) -> None:
+    """By which nodes' agents are known; and, on loopback ports, which boot of a node this is: hosts say so of
+    themselves."""
+    for node in plan.cluster.nodes:
+        if not folder.agent_secret(node.name).exists():
+            draw_secret(folder, node.name)
+        if plan.placement.hosts == LOOPBACK and not folder.boot_id(node.name).exists():
+            write_atomic(folder.boot_id(node.name), secrets.token_hex(8), durable=False)
 
 
 def make_identity(folder: Folder) -> None:
@@ -60,6 +73,9 @@ def make_homes(folder: Folder, plan: LocalPlan) -> None:
 def write_files(folder: Folder, plan: LocalPlan) -> None:
     for name in plan.write:
         write_file(folder, name, plan.desired.files[name])
+    for node in plan.cluster.nodes:
+        if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
+            tell(folder, node, plan.placement.gpus_simulated)  # another machine, with GPUs of its own
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:

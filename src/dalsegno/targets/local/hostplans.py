@@ -9,8 +9,10 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import HostPlan, Service
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, SWITCH, Placement
+from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, Placement
 from dalsegno.targets.local.services import Services
+
+DISK_MIB = 64  # of a virtual host: scripts and credentials of jobs lie there, and nothing else
 
 
 def host_plans(
@@ -18,9 +20,10 @@ def host_plans(
 ) -> list[HostPlan]:
     """Loopback: one host that holds every daemon. Virtual: a switch, the head, and a host for everything else."""
     rest = [_plain(folder, REST, isolate=False, services=[services.slurmrestd(REST)])] if cluster.slurm.rest else []
+    room = _plain(folder, ROOM, isolate=False, services=[services.machine_room()])
     if placement.hosts == LOOPBACK:
         slurmds = [services.slurmd(node.name, cluster.head) for node in cluster.nodes]
-        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *slurmds]), *rest]
+        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *slurmds]), *rest, room]
     virtual = _Virtual(folder, placement, machine)
     backup = [virtual.head(BACKUP, [services.slurmctld(BACKUP)])] if cluster.slurm.backup_controller else []
     return [
@@ -28,6 +31,7 @@ def host_plans(
         virtual.head(cluster.head, services.head()),
         *backup,
         *rest,
+        room,
         *(virtual.host(name) for name in cluster.logins),
         *(virtual.compute(node.name, [services.slurmd(node.name, node.name)]) for node in cluster.nodes),
     ]
@@ -58,4 +62,4 @@ class _Virtual:
     def compute(self, name: str, services: Sequence[Service]) -> HostPlan:
         root = self.machine.freezer
         own = {root: f"{root}/dalsegno-{self.folder.id}/{name}"} if root else {}
-        return replace(self.host(name, services), cgroups=own)
+        return replace(self.host(name, services), cgroups=own, disks={str(self.folder.spool(name)): DISK_MIB})

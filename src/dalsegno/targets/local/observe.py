@@ -8,6 +8,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process, service_facts
+from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.desired import Desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.plan import Observed, RunningJob
@@ -26,7 +27,7 @@ def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmCl
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
         jobs=_jobs_or_silence(folder, slurm),
-        cut=tuple(path.name for path in hosts if folder.cut(path.name).exists()),
+        broken=tuple(path.name for path in hosts if injected_into(folder, path.name)),
     )
 
 

@@ -15,6 +15,7 @@ VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
 REST = "rest"  # slurmrestd's own: it checks callers by PID, so it must see the PIDs of the whole machine
+ROOM = "machine-room"  # outside all hosts: it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
 SUBNET_BITS = 20
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which Linux takes ports for clients

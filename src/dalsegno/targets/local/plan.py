@@ -32,7 +32,7 @@ class Observed:
     alive: frozenset[str] = frozenset()  # hosts
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
-    cut: tuple[str, ...] = ()  # hosts that fault injection keeps off the network
+    broken: tuple[str, ...] = ()  # hosts with faults that were injected
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LocalPlan:
     remove_partitions: tuple[str, ...] = ()
     remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
     boot: tuple[str, ...] = ()
-    mend: tuple[str, ...] = ()  # hosts to put back on the network
+    mend: tuple[str, ...] = ()  # hosts whose injected faults are undone
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
     restart: tuple[tuple[str, str], ...] = ()
@@ -103,7 +103,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         remove_partitions=gone_partitions,
         remove_hosts=_without([*seen.services, *seen.alive, *gone_nodes], desired.hosts),
         boot=_without(desired.hosts, seen.alive),
-        mend=tuple(name for name in seen.cut if name in desired.hosts),
+        mend=tuple(name for name in seen.broken if name in new_nodes),
         write=write,
         start=start,
         restart=restart,
@@ -211,7 +211,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.remove_partitions, f"removes {named('partition', plan.remove_partitions)}"),
         (other_hosts, f"removes {named('host', other_hosts)}"),
         (back, f"boots {named('host', back)}"),
-        (plan.mend, f"puts {named('host', plan.mend)} back on the network"),
+        (plan.mend, f"undoes the faults injected into {named('host', plan.mend)}"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (plan.accounting, "updates accounts, users and QOS"),

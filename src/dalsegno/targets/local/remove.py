@@ -17,6 +17,11 @@ def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
     living = [process for name in names if (process := host_process(folder.host(name))) is not None]
     end(living)
     for name in names:
-        for cgroup in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}/{name}"):
-            remove_cgroup(cgroup)
+        remove_cgroups_of(folder, name)
         remove_tree(folder.host(name))
+        folder.agent_secret(name).unlink(missing_ok=True)
+
+
+def remove_cgroups_of(folder: Folder, host: str) -> None:
+    for cgroup in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}/{host}"):
+        remove_cgroup(cgroup)

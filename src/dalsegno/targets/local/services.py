@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dalsegno import __version__
+from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.programs import launcher
 from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
@@ -12,7 +13,9 @@ from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import Machine, program
 from dalsegno.system.procfs import MARK
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import ROOM
 
+BOOT_ID = "DALSEGNO_BOOT_ID"  # the file that holds it
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -23,6 +26,11 @@ def slurm_env(folder: Folder) -> dict[str, str]:
 
 def daemon_env(folder: Folder) -> dict[str, str]:
     return {"PATH": f"{folder.bin}:{NODE_PATH}", "LC_ALL": "C.UTF-8", MARK: str(folder.root), **slurm_env(folder)}
+
+
+def node_env(folder: Folder, node: str) -> dict[str, str]:
+    """What tells a node's own services of the node: files that say what its hardware tells, and which boot it is."""
+    return {TELEMETRY: str(folder.telemetry(node)), BOOT_ID: str(folder.boot_id(node))}
 
 
 class Services:
@@ -78,6 +86,13 @@ class Services:
         log = str(self.folder.log(self.cluster.head, "controller"))
         return Service("controller", argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
 
+    def machine_room(self) -> Service:
+        """Ours too, outside the hosts: it boots and replaces them. It may be killed and started at any time."""
+        argv = (*launcher(), "machine-room", str(self.folder.root))
+        env = {**daemon_env(self.folder), "PATH": NODE_PATH}
+        log = str(self.folder.log(ROOM, "machine-room"))
+        return Service("machine-room", argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
+
     def slurmrestd(self, host: str) -> Service:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
         which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
@@ -90,7 +105,13 @@ class Services:
         argv = ["-D", "-N", node, "-f", str(self.folder.slurm_conf)]
         name = "slurmd" if node == log_host else f"slurmd:{node}"
         return self._service(
-            name, argv, host=log_host, depends=[self.structure], log=self.folder.log(node, "slurmd"), binary="slurmd"
+            name,
+            argv,
+            node_env(self.folder, node),
+            host=log_host,
+            depends=[self.structure],
+            log=self.folder.log(node, "slurmd"),
+            binary="slurmd",
         )
 
     def _service(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
@@ -15,16 +15,20 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import Plan, Say, Status, Worker
-from dalsegno.targets.local import faults
+from dalsegno.targets.base import Plan, Say, Status, Wound
+from dalsegno.targets.faults import FAULTS, Fault, Options
 from dalsegno.targets.local.apply import Site, apply
+from dalsegno.targets.local.breaking.doing import clear, inject
+from dalsegno.targets.local.breaking.records import Injected, injected_into
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.nodes import Nodes, open_nodes
 from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.removal import Removal, look_at
+from dalsegno.targets.local.room_client import MachineRoom
 from dalsegno.targets.local.services import NODE_PATH, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
@@ -39,7 +43,6 @@ from dalsegno.targets.local.store import (
     write_state,
 )
 from dalsegno.targets.local.sweep import sweep
-from dalsegno.targets.local.workers import kill_worker
 
 STATUS_S = 5.0
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")
@@ -160,23 +163,27 @@ class LocalTarget:
         """Where the cluster's controller is asked to keep a run."""
         return self.folder.controller_socket
 
+    def inject(self, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+        return inject(self._nodes(), fault, node, options)
+
     def power_off(self, node: str) -> None:
-        faults.power_off(self.runner, self.folder, self._placement(), node)
+        """As if its power were cut: nothing on it says goodbye."""
+        self.inject(FAULTS["power-off"], node, Options())
 
-    def cut_network(self, node: str, for_s: float | None) -> None:
-        faults.cut_network(self.runner, self.folder, self._placement(), node, for_s)
+    def injected(self) -> list[Wound]:
+        nodes = self._nodes()
+        found = [one for node in nodes.cluster.nodes for one in injected_into(self.folder, node.name)]
+        return [_wound(one) for one in found]
 
-    def mend_network(self, node: str) -> None:
-        faults.mend_network(self.runner, self.folder, self._placement(), node)
+    def clear(self, node: str, fault: str | None = None) -> list[Wound]:
+        return [_wound(one) for one in clear(self._nodes(), node, fault)]
 
-    def kill_worker(self, node: str, run: str | None, rank: int | None) -> Worker:
-        return kill_worker(self.folder, self._placement(), node, run, rank)
+    def _nodes(self) -> Nodes:
+        return open_nodes(self.runner, self.folder)
 
-    def _placement(self) -> Placement:
-        state = self._state()
-        if state is None:
-            raise TargetError(f"{self.folder.name} is not there", hint="`dalsegno up` makes it")
-        return state.placement
+    def room(self) -> MachineRoom:
+        """What resets, reboots and replaces its nodes."""
+        return MachineRoom(self.folder.root)
 
     def ask(self, *argv: str) -> str:
         """What a command of Slurm's prints, as it prints it."""
@@ -225,3 +232,7 @@ class LocalTarget:
         """Each cluster looks from a place of its own, so that two that come up at once do not choose the same."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
+
+
+def _wound(one: Injected) -> Wound:
+    return Wound(one.fault, one.node, one.at, one.options.get("for_s"), one.mended_by.value)

@@ -8,13 +8,11 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dalsegno.errors import NotThere, TargetError
-from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import PROC, Process, arguments, descendants, environment, find, send, start_ticks
+from dalsegno.errors import NotThere
+from dalsegno.system.procfs import PROC, Process, arguments, descendants, environment, send, start_ticks
 from dalsegno.targets.base import Worker
-from dalsegno.targets.local.faults import check_node
-from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import LOOPBACK, Placement
+from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.standing import tasks_of
 
 RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
@@ -30,13 +28,17 @@ class Seen:
     run: str = ""
 
 
-def kill_worker(folder: Folder, placement: Placement, node: str, run: str | None, rank: int | None) -> Worker:
+def kill_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> Worker:
     """Without a word, as a kernel that is out of memory does it."""
-    check_node(placement, node)
-    seen = [_see(pid) for pid in _pids_on(folder, placement, node)]
-    worker, process = choose([one for one in seen if one is not None], node, run, rank)
+    worker, process = find_worker(nodes, node, run, rank)
     send(process, signal.SIGKILL)
     return worker
+
+
+def find_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
+    """The one of this run and rank, where they are named, else of the lowest rank."""
+    seen = [_see(pid) for pid in _pids_on(nodes, node)]
+    return choose([one for one in seen if one is not None], node, run, rank)
 
 
 def choose(seen: Iterable[Seen], node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
@@ -63,14 +65,10 @@ def find_workers(seen: Iterable[Seen]) -> dict[Worker, Process]:
     return dict(sorted(workers, key=lambda found: (found[0].rank, found[1].start)))
 
 
-def _pids_on(folder: Folder, placement: Placement, node: str) -> list[int]:
-    if placement.hosts == LOOPBACK:  # nodes share the machine: Slurm tells its tasks which one they are on
-        conf, name = f"SLURM_CONF={folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
-        return [process.pid for process in find(lambda pid: {conf, name} <= set(environment(pid)))]
-    host = host_process(folder.host(node))
-    if host is None:
-        raise TargetError(f"{node} is off", hint="`dalsegno up` boots it")
-    return descendants(host.pid)
+def _pids_on(nodes: Nodes, node: str) -> list[int]:
+    if nodes.virtual:
+        return descendants(nodes.host(node).pid)
+    return [process.pid for process in tasks_of(nodes, node)]
 
 
 def _see(pid: int) -> Seen | None:

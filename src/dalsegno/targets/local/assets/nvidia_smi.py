@@ -34,7 +34,7 @@ def read_gpus() -> list[Gpu] | None:
     try:
         with open(os.path.join(root, "hosts", os.path.basename(node), "telemetry.json")) as file:
             gpus: list[Gpu] = json.load(file)["gpus"]
-            return gpus
+            return [gpu for gpu in gpus if not gpu.get("lost")]
     except (OSError, ValueError, KeyError):
         return None
 

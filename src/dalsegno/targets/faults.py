@@ -1,0 +1,122 @@
+"""What can be broken on purpose, as data: one row for each fault, whatever the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from dalsegno.errors import UsageError
+from dalsegno.health.result import Remedy
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to break it; None is the fault's own idea of it."""
+
+    for_s: float | None = None
+    code: int | None = None
+    gpu: int | None = None
+    count: int | None = None
+    percent: float | None = None
+    rate: str | None = None
+    by_s: float | None = None
+    until: Remedy | None = None
+    run: str | None = None
+    rank: int | None = None
+
+    def given(self) -> dict[str, object]:
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`heeds` are the options that mean something to it; `mended_by` is the lightest remedy after which it is gone
+    (NONE: it is over when it has happened); safe: it may be done to a node of a real cluster."""
+
+    name: str
+    what: str
+    heeds: tuple[str, ...] = ()
+    mended_by: Remedy = Remedy.REBOOT
+    safe: bool = False
+    undone: str = "`--clear`"  # by what it is undone by hand
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it stays until something is done: then it is written down."""
+        return self.undone == "`--clear`"
+
+
+# How deep an injected Xid sits, as real ones do; all others are gone after a reset of the GPU.
+XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}
+_UP = "`dalsegno up`"
+_NOTHING = "nothing to undo"
+_GPU = ("for_s", "gpu", "until")
+
+FAULTS = {
+    each.name: each
+    for each in (
+        Fault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
+        Fault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",), safe=True),
+        Fault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",), safe=True),
+        Fault(
+            "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
+        ),
+        Fault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
+        Fault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
+        Fault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
+        Fault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
+        Fault("slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE),
+        Fault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
+        Fault("link-flap", "The cable is out and in again, --count times.", ("count", "for_s")),
+        Fault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
+        Fault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
+        Fault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
+        Fault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
+        Fault("fs-hang", "The shared home folders do not answer: whoever looks there, waits.", ("for_s",)),
+        Fault("munge-dead", "munge does not answer on the node: nothing it says to Slurm is believed.", ("for_s",)),
+        Fault("clock-skew", "The node's clock is wrong, --by 5m or so.", ("for_s", "by_s", "until")),
+        Fault(
+            "oom",
+            "The kernel's log tells of memory that ran out; the largest process of a job there, if any, is killed.",
+            mended_by=Remedy.REBOOT,
+        ),
+        Fault(
+            "worker-kill", "One worker of a run is killed: the lowest rank there, or --rank.", ("run", "rank"),
+            Remedy.NONE, safe=True, undone=_NOTHING,
+        ),
+        Fault(
+            "worker-hang", "One worker of a run stands still: the lowest rank there, or --rank.",
+            ("for_s", "run", "rank"), safe=True,
+        ),
+        Fault(
+            "bad-replacement", "The next --count (1) machines that replace this one have a bad GPU.", ("count",),
+            Remedy.NONE,
+        ),
+    )
+}  # fmt: skip
+
+WORDS = {
+    "for_s": "--for", "code": "CODE", "gpu": "--gpu", "count": "--count", "percent": "--percent", "rate": "--rate",
+    "by_s": "--by", "until": "--until", "run": "--run", "rank": "--rank",
+}  # fmt: skip
+
+
+def find_fault(name: str) -> Fault:
+    if name in FAULTS:
+        return FAULTS[name]
+    close = get_close_matches(name, FAULTS, 1)
+    raise UsageError(
+        f"there is no fault `{name}`",
+        hint=f"did you mean `{close[0]}`?" if close else "`dalsegno inject --list` shows them",
+    )
+
+
+def check_options(fault: Fault, options: Options) -> None:
+    """An option that does nothing is a misunderstanding: better told than passed over."""
+    for name in options.given():
+        if name not in fault.heeds:
+            whose = next(each.name for each in FAULTS.values() if name in each.heeds)
+            raise UsageError(f"`{WORDS[name]}` says nothing to `{fault.name}`", hint=f"leave it out; try `{whose}`")
+    if "code" in fault.heeds and options.code is None:
+        raise UsageError(f"`{fault.name}` needs a code", hint=f"such as `dalsegno inject {fault.name} 79 NODE`")

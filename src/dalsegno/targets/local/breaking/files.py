@@ -1,0 +1,78 @@
+"""A node's files: its own disk full, the shared folders silent, munge's socket dead. Only this node sees it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+
+from dalsegno.errors import TargetError
+from dalsegno.system.children import start
+from dalsegno.system.procfs import PROC, arguments, end, find
+from dalsegno.targets.local.breaking.places import in_mounts
+from dalsegno.targets.local.breaking.records import Injected
+from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.services import daemon_env
+
+FILLING = "full"
+FILL = 'exec 2>/dev/null; cat /dev/zero > "$1"'
+HANG_S = 10.0
+
+
+def fill(nodes: Nodes, fault: Injected) -> None:
+    """To the last byte: it ends when nothing more can be written."""
+    in_mounts(nodes, fault.node, ["sh", "-c", FILL, "sh", str(_filling(nodes, fault))])
+
+
+def empty(nodes: Nodes, fault: Injected) -> None:
+    in_mounts(nodes, fault.node, ["rm", "-f", str(_filling(nodes, fault))]).checked()
+
+
+def _filling(nodes: Nodes, fault: Injected) -> Path:
+    return nodes.folder.spool(fault.node) / FILLING
+
+
+def hang(nodes: Nodes, fault: Injected) -> None:
+    """A FUSE file system over the home folders whose server never answers."""
+    script = resources.files("dalsegno.targets.local.assets").joinpath("hanging_fs.py")
+    host, homes = nodes.host(fault.node), str(nodes.folder.homes)
+    inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
+    argv = [*inside, sys.executable, "-I", "-S", str(script), homes, fault.mark]
+    log = nodes.folder.log(fault.node, "faults")
+    with_server = start(argv, daemon_env(nodes.folder), output=log)
+    until = time.monotonic() + HANG_S
+    while not _is_mounted(host.pid, homes):
+        if not with_server.alive() or time.monotonic() > until:
+            raise TargetError(
+                f"no file system could be made to hang on {fault.node}", where=str(log), hint="the kernel needs FUSE"
+            )
+        time.sleep(0.01)
+    with_server.close()
+
+
+def _is_mounted(pid: int, path: str) -> bool:
+    return any(line.split()[1:3] == [path, "fuse"] for line in (PROC / str(pid) / "mounts").read_text().splitlines())
+
+
+def unhang(nodes: Nodes, fault: Injected) -> None:
+    """Whoever waits gets an error when the server is dead; then the folders are as they were."""
+    end(find(lambda pid: fault.mark in arguments(pid)))
+    while _is_mounted(nodes.host(fault.node).pid, str(nodes.folder.homes)):
+        in_mounts(nodes, fault.node, ["umount", "-l", "-c", str(nodes.folder.homes)]).checked()
+
+
+def silence_munge(nodes: Nodes, fault: Injected) -> None:
+    """Something that is no socket lies over munge's."""
+    if not _is_covered(nodes, fault.node):
+        in_mounts(nodes, fault.node, ["mount", "--bind", "/dev/null", str(nodes.folder.munge_socket)]).checked()
+
+
+def wake_munge(nodes: Nodes, fault: Injected) -> None:
+    if _is_covered(nodes, fault.node):
+        in_mounts(nodes, fault.node, ["umount", "-l", str(nodes.folder.munge_socket)]).checked()
+
+
+def _is_covered(nodes: Nodes, node: str) -> bool:
+    lines = (PROC / str(nodes.host(node).pid) / "mounts").read_text().splitlines()
+    return any(line.split()[1] == str(nodes.folder.munge_socket) for line in lines)

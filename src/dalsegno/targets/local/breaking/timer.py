@@ -1,0 +1,18 @@
+"""`undo-fault FOLDER NODE MARK WHEN`: undoes a fault when its time is over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.local.breaking.doing import undo_when_due
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.nodes import open_nodes
+
+
+def main(arguments: list[str]) -> int:
+    root, node, mark, when = arguments
+    time.sleep(max(float(when) - time.time(), 0.0))
+    undo_when_due(open_nodes(LocalRunner(), Folder(Path(root))), node, mark)
+    return 0

@@ -1,0 +1,131 @@
+"""The machine room: a small service outside the virtual hosts that boots, replaces and resets them, as a BMC or a
+cloud's API does. The controller, inside the head's host, cannot.
+
+A line of JSON in, a line out: {"do": "reboot", "node": "gpu-2"}. Each request does all of its work from the start, so
+that it may be killed at any moment: the next request finds what is there and goes on from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.system.files import locked, read_text
+from dalsegno.system.processes import LocalRunner
+from dalsegno.system.sockets import listen_at, peer_uid
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.nodes import Nodes, open_nodes
+from dalsegno.targets.local.placement import ROOM
+from dalsegno.targets.local.rebuilding import reboot, replace, reset_gpus
+
+CALL_S = 5.0  # whoever has not asked by then is cut off
+LONGEST = 4096
+WORK: Mapping[str, Callable[[Nodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
+
+
+def main(arguments: list[str]) -> int:
+    """`machine-room STATE-FOLDER`: serves until it is killed."""
+    folder = Folder(Path(arguments[0]))
+    try:
+        with locked(folder.host(ROOM) / "lock", "this cluster's machine room", wait_s=5.0):
+            Room(folder, say).serve()
+    except DalsegnoError as error:
+        say(f"cannot go on: {error}")
+    return 1
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+class Room:
+    """A thread for each caller; never two at work on one node."""
+
+    def __init__(self, folder: Folder, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.listener = listen_at(folder.room_socket, 0o600)
+
+    def serve(self) -> None:
+        while True:
+            sock, _ = self.listener.accept()
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):  # a caller who hangs up does not matter: the work is done all the same
+            sock.settimeout(CALL_S)
+            if line := _read_line(sock):  # nothing: somebody looked whether we are there
+                answer = self.answer(peer_uid(sock), line)
+                sock.sendall(json.dumps(answer).encode() + b"\n")
+
+    def answer(self, uid: int, line: str) -> dict[str, Any]:
+        """One request of one user."""
+        try:
+            if uid not in (0, os.geteuid()):
+                raise UsageError("the machine room answers its owner alone", hint="use sudo")
+            word, node = _parse(line)
+            return self.power(node) if word == "power" else self.do(word, node)
+        except DalsegnoError as error:
+            self.say(f"refused uid {uid}: {error.what}")
+            return {"error": error.what, "hint": error.hint}
+        except Exception as error:  # whatever one request runs into, the others must be served
+            import traceback
+
+            self.say(traceback.format_exc())
+            return {"error": f"the machine room failed: {error}", "hint": "its log says why; ask again"}
+
+    def power(self, node: str) -> dict[str, Any]:
+        nodes = open_nodes(LocalRunner(), self.folder)
+        nodes.node(node)
+        boot = (read_text(self.folder.boot_id(node)) or "").strip()
+        return {"ok": True, "on": nodes.is_on(node), "boot": boot}
+
+    def do(self, word: str, node: str) -> dict[str, Any]:
+        """Answered when it is done. Who asks for a node that is being worked on, waits."""
+        with self.busy[node], self._alone():
+            nodes = open_nodes(LocalRunner(), self.folder)
+            nodes.node(node)
+            began = time.monotonic()
+            WORK[word](nodes, node)
+            self.say(f"{word} {node}: {time.monotonic() - began:.2f} s")
+        return self.power(node)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Any:
+        """Not beside an `up` or `down`: they do not begin while we work, and while they do, we refuse."""
+        with locked(self.folder.room_lock, f"{self.folder.name}", shared=True):
+            with locked(self.folder.lock, f"{self.folder.name}", shared=True):
+                pass  # nobody is: and whoever comes now waits for us
+            yield
+
+
+def _parse(line: str) -> tuple[str, str]:
+    try:
+        request = json.loads(line)
+        word, node = request["do"], request["node"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        word, node = "", ""
+    if not (isinstance(word, str) and isinstance(node, str) and (word in WORK or word == "power")):
+        raise UsageError("the machine room does not understand this", hint=f"ask for one of {', '.join(WORK)}, power")
+    return word, node
+
+
+def _read_line(sock: socket.socket) -> str:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < LONGEST:
+        piece = sock.recv(LONGEST)
+        if not piece:
+            break
+        data += piece
+    return data.decode(errors="replace")

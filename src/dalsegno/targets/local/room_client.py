@@ -1,0 +1,60 @@
+"""Asking the machine room, from the head or from outside: what this target can do for a broken node."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import TargetError
+from dalsegno.targets.local.folder import Folder
+
+WORK_S = 60.0  # a boot takes half a second; a machine under load, longer
+
+
+class MachineRoom:
+    """A local cluster's `CanReset`, `CanReboot` and `CanReplace`. Slurm must have let go of the node before."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = Folder(root)
+
+    def reset_gpus(self, node: str) -> None:
+        self._ask("reset_gpus", node)
+
+    def reboot(self, node: str) -> None:
+        self._ask("reboot", node)
+
+    def replace(self, node: str) -> None:
+        self._ask("replace", node)
+
+    def is_on(self, node: str) -> bool:
+        return bool(self._ask("power", node)["on"])
+
+    def boot_id(self, node: str) -> str:
+        """That of its last boot; "" of a node that never booted."""
+        return str(self._ask("power", node)["boot"])
+
+    def _ask(self, word: str, node: str) -> dict[str, Any]:
+        answer = self._exchange({"do": word, "node": node})
+        if not answer.get("ok"):
+            raise TargetError(str(answer.get("error", "the machine room refused")), hint=str(answer.get("hint", "")))
+        return answer
+
+    def _exchange(self, request: dict[str, str]) -> dict[str, Any]:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(WORK_S)
+                sock.connect(str(self.folder.room_socket))
+                sock.sendall(json.dumps(request).encode() + b"\n")
+                with sock.makefile("rb") as answers:
+                    answer = json.loads(answers.readline() or b"null")
+        except (OSError, ValueError) as error:
+            raise TargetError(
+                f"the machine room of {self.folder.name} does not answer: {error}",
+                where=str(self.folder.room_socket),
+                hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
+            ) from error
+        if not isinstance(answer, dict):
+            raise TargetError("the machine room hung up before it was done", hint="ask again")
+        return answer

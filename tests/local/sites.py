@@ -1,0 +1,29 @@
+"""A local cluster's folder as `up` leaves it, without anything that runs."""
+
+from pathlib import Path
+
+from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import make_folder
+from dalsegno.system.machine import Machine
+from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.nodes import Nodes, open_nodes
+from dalsegno.targets.local.store import UP, State, write_applied, write_state
+from tests.local.test_desired import ROOT, cluster, put
+
+SLURM = "slurm-wlm 22.05.8"
+
+
+def folder_of(home: Path, there: Cluster | None = None, machine: Machine = ROOT, phase: str = UP) -> Folder:
+    folder = Folder(home / "clusters" / "demo")
+    there = there or cluster(2)
+    make_folder(folder.secret, 0o700)
+    for node in there.nodes:
+        make_folder(folder.host(node.name))
+    write_state(folder, State(phase, put(there, machine), SLURM))
+    write_applied(folder, there)
+    return folder
+
+
+def nodes_of(home: Path) -> Nodes:
+    return open_nodes(LocalRunner(), folder_of(home))

@@ -1,0 +1,118 @@
+"""The machine room's manners: whom it answers, what it refuses. What it does to real hosts is seen on a cluster."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.system.files import locked
+from dalsegno.targets.base import CanReboot, CanReplace, CanReset
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.room import Room
+from dalsegno.targets.local.room_client import MachineRoom
+from dalsegno.targets.local.store import MAKING
+from tests.local.sites import folder_of
+
+OWNER = os.geteuid()
+STRANGER = 12345
+
+
+def ask(room: Room, uid: int = OWNER, **request: object) -> dict[str, object]:
+    return room.answer(uid, json.dumps(request) + "\n")
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A path that a socket's name has room for."""
+    import shutil
+    import tempfile
+
+    home = Path(tempfile.mkdtemp(dir="/tmp", prefix="ds-"))
+    yield home
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def folder(short: Path) -> Folder:
+    return folder_of(short)
+
+
+@pytest.fixture
+def room(folder: Folder) -> Iterator[Room]:
+    made = Room(folder, lambda text: None)
+    yield made
+    made.listener.close()
+
+
+def test_its_socket_is_its_owners(room: Room, folder: Folder):
+    assert folder.room_socket.stat().st_mode & 0o777 == 0o600
+    assert folder.room_socket.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_it_tells_whether_a_node_is_on_and_which_boot_it_is(room: Room, folder: Folder):
+    assert ask(room, do="power", node="train-1") == {"ok": True, "on": False, "boot": ""}
+    folder.boot_id("train-1").write_text("abc\n")
+    assert ask(room, do="power", node="train-1")["boot"] == "abc"
+
+
+def test_a_stranger_is_refused_whatever_the_socket_lets_through(room: Room):
+    assert "answers its owner alone" in str(ask(room, STRANGER, do="replace", node="train-1")["error"])
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "null", "7", '{"do": "power"}', '{"do": ["power"], "node": "train-1"}', "[" * 100_000]
+)
+def test_what_is_no_request_is_refused(room: Room, line: str):
+    assert "does not understand" in room.answer(OWNER, line)["error"]
+
+
+@pytest.mark.parametrize("node", ["train-9", "head", "switch", "../train-1", ""])
+def test_only_nodes_are_rebuilt(room: Room, node: str):
+    for word in ("reboot", "replace", "reset_gpus", "power"):
+        assert "there is no node" in str(ask(room, do=word, node=node)["error"])
+
+
+def test_beside_an_up_or_down_it_refuses_and_says_so(room: Room, folder: Folder):
+    with locked(folder.lock, "the cluster"):
+        answer = ask(room, do="reboot", node="train-1")
+    assert "another `dalsegno` is working on demo" in str(answer["error"]) and "try again" in str(answer["hint"])
+
+
+def test_an_up_waits_for_what_it_has_begun(folder: Folder):
+    at_work, up = locked(folder.room_lock, "room", shared=True), locked(folder.room_lock, "a node", wait_s=0.05)
+    with at_work, pytest.raises(DalsegnoError), up:
+        pass
+    with locked(folder.room_lock, "a node", wait_s=0.05):
+        pass
+
+
+def test_a_cluster_that_is_half_made_has_no_nodes_to_work_on(short: Path):
+    room = Room(folder_of(short, phase=MAKING), lambda text: None)
+    assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
+    room.listener.close()
+
+
+def test_the_client_is_what_recovery_asks_for(room: Room, folder: Folder):
+    client = MachineRoom(folder.root)
+    assert isinstance(client, CanReset) and isinstance(client, CanReboot) and isinstance(client, CanReplace)
+    threading.Thread(target=room.serve, daemon=True).start()
+    assert client.is_on("train-1") is False
+    with pytest.raises(TargetError, match="train-1 is off"):
+        client.reset_gpus("train-1")
+
+
+def test_a_room_that_is_not_there_or_hangs_up_is_told(folder: Folder):
+    client = MachineRoom(folder.root)
+    with pytest.raises(TargetError, match="does not answer"):
+        client.is_on("train-1")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder.room_socket))
+        listener.listen()
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        with pytest.raises(TargetError, match="machine room"):
+            client.is_on("train-1")
