@@ -46,6 +46,7 @@ class GpuFacts:
     nvlinks: int | None = None  # that are up
     nvlink_errors: int | None = None  # recoveries and uncorrectable ones, not replays, of which some are normal
     pcie_width: int | None = None
+    pcie_max_width: int | None = None  # of card and slot
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None

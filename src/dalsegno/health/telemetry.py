@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -59,6 +60,7 @@ def read_telemetry(path: Path) -> Telemetry:
         raise BadTelemetry(f"{path}: {error}") from error
 
 
+@lru_cache(maxsize=2)  # several checks read it in one look
 def parse_telemetry(text: str) -> Telemetry:
     """Lenient: what is missing or of another type is not told; what is unknown is passed over."""
     try:
@@ -131,6 +133,7 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
         nvlinks=links,
         nvlink_errors=0,
         pcie_width=16,
+        pcie_max_width=16,
         memory_total_mib=memory_mib,
         memory_used_mib=0,
         processes=(),
@@ -138,8 +141,8 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
 
 
 def _nics(gpus: int, model: str) -> int:
-    """A port for each GPU of the kind that has a fabric of its own."""
-    return gpus if nvlinks_of(model) else 0
+    """A port for each GPU of the kind that has a fabric of its own; else one."""
+    return gpus if gpus and nvlinks_of(model) else 1
 
 
 # Lenient ------------------------------------------------------------------------------------------------------

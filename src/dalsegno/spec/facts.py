@@ -167,6 +167,29 @@ class Local:
 
 
 @dataclass(frozen=True)
+class CheckSetting:
+    """What the file says of one health check."""
+
+    enabled: bool = True
+    every_s: int | None = None
+    action: str = ""  # the most that may be done for it: watch, drain, reset, reboot, replace
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is watched, and what may be done about it."""
+
+    mode: str = "auto"  # auto, observe, off
+    max_out: float = 0.25
+    per_hour: int = 4
+    reboots_per_fault: int = 2
+    reboots_per_day: int = 5
+    reboots_apart_s: int = 7200
+    checks: Mapping[str, CheckSetting] = field(default_factory=dict)  # those that the file names
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A whole cluster, resolved."""
 
@@ -182,3 +205,4 @@ class Cluster:
     reservations: tuple[Reservation, ...] = ()
     storage: tuple[Storage, ...] = ()
     local: Local = field(default_factory=Local)
+    health: Health = field(default_factory=Health)

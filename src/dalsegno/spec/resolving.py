@@ -12,6 +12,7 @@ from dalsegno.spec.resolving_slurm import resolve_slurm
 from dalsegno.spec.sizes import size_of
 from dalsegno.spec.slurm import Reservation
 from dalsegno.spec.storage import Storage
+from dalsegno.spec.upkeep import Check
 
 
 def resolve(spec: ClusterSpec) -> facts.Cluster:
@@ -29,6 +30,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         reservations=tuple(_reservation(each) for each in spec.reservations),
         storage=tuple(_storage(each) for each in spec.storage),
         local=_local(spec),
+        health=_health(spec),
     )
 
 
@@ -153,3 +155,20 @@ def _local(spec: ClusterSpec) -> facts.Local:
     if spec.local is None:
         return facts.Local()
     return facts.Local(hosts=spec.local.hosts, gpus=spec.local.gpus, subnet=spec.local.subnet)
+
+
+def _health(spec: ClusterSpec) -> facts.Health:
+    health = spec.health
+    return facts.Health(
+        mode=health.mode,
+        max_out=health.max_out,
+        per_hour=health.per_hour,
+        reboots_per_fault=health.reboots.per_fault,
+        reboots_per_day=health.reboots.per_day,
+        reboots_apart_s=health.reboots.apart,
+        checks={name: _check(check) for name, check in health.checks.items()},
+    )
+
+
+def _check(check: Check) -> facts.CheckSetting:
+    return facts.CheckSetting(check.enabled, check.every, check.action or "", dict(check.thresholds))

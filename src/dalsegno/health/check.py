@@ -1,0 +1,50 @@
+"""A check: a name, a question, a judge, and when it is asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dalsegno.health.result import Result
+from dalsegno.health.world import World
+
+
+class Context(Enum):
+    """When a node is looked at."""
+
+    CONTINUOUS = "continuous"  # all the time, beside whatever runs: cheap
+    IDLE = "idle"  # when no job is on it
+    PROLOG = "prolog"  # before a job, which waits for it
+    VALIDATION = "validation"  # before a new or mended node is put into service
+
+
+ALWAYS = frozenset(Context)
+NO_JOB = frozenset({Context.IDLE, Context.PROLOG, Context.VALIDATION})
+QUIET = frozenset({Context.IDLE, Context.VALIDATION})
+WATCHING = frozenset({Context.CONTINUOUS})
+
+
+def always(world: World) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Check:
+    """`ask` looks at the world, `judge` at nothing but the answer; the judge's keyword-only parameters are the check's
+    thresholds, with their defaults. A check that does not apply to a node is left out there."""
+
+    name: str
+    about: str
+    ask: Callable[[World], Any]
+    judge: Callable[..., Result]
+    contexts: frozenset[Context] = ALWAYS
+    every_s: float = 30.0
+    applies: Callable[[World], bool] = always
+
+    @property
+    def thresholds(self) -> Mapping[str, float]:
+        parameters = inspect.signature(self.judge).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -1,0 +1,132 @@
+"""Are the GPUs there, sound, cool, at speed and free?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dalsegno.health.check import NO_JOB, WATCHING, Check
+from dalsegno.health.checks.telling import telling, which
+from dalsegno.health.facts import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, GpuFacts
+from dalsegno.health.readers.gpus import GpuCount, Heat, ask_gpu_count, ask_gpus, ask_heat, ask_job_gpus, has_gpus
+from dalsegno.health.result import Remedy, Result, failed, passed, warned
+from dalsegno.health.seen import Sample
+from dalsegno.system.apart import NoAnswer
+
+BUSY_PERCENT = 90
+
+
+def judge_count(count: GpuCount) -> Result:
+    lost = [gpu for gpu in count.gpus if gpu.lost]
+    there, wanted = len(count.gpus) - len(lost), max(count.expected or 0, count.on_bus)
+    if lost:
+        return failed(f"{which(lost)} does not answer; {there} of {max(wanted, len(count.gpus))} do", Remedy.REBOOT)
+    if there < wanted:
+        return failed(f"{there} of {wanted} GPUs are there", Remedy.REBOOT)
+    return passed(f"{there} GPUs")
+
+
+def judge_ecc(gpus: Sequence[GpuFacts], *, corrected: float = 20_000_000) -> Result:
+    told = telling(gpus, "ecc_uncorrected", "its ECC errors")
+    if bad := [gpu for gpu in told if gpu.ecc_uncorrected]:
+        return failed(f"uncorrected memory errors on {which(bad)}: {bad[0].ecc_uncorrected}", Remedy.RESET)
+    if many := [gpu for gpu in told if (gpu.ecc_corrected or 0) > corrected]:
+        return warned(f"{many[0].ecc_corrected} corrected memory errors on {which(many)}")
+    return passed("no uncorrected memory errors")
+
+
+def judge_rows(gpus: Sequence[GpuFacts], *, rows: float = 512) -> Result:
+    told = telling(gpus, "remap_failed", "of remapped rows")
+    if bad := [gpu for gpu in told if gpu.remap_failed]:
+        return failed(f"a row of memory could not be remapped on {which(bad)}", Remedy.REPLACE, "failed")
+    if worn := [gpu for gpu in told if (gpu.remapped_rows or 0) > rows]:
+        return failed(f"{worn[0].remapped_rows} rows of memory are remapped on {which(worn)}", Remedy.REPLACE, "worn")
+    if waits := [gpu for gpu in told if gpu.remap_pending]:
+        return failed(f"a remapped row waits for a reset on {which(waits)}", Remedy.RESET, "pending")
+    return passed("no row of memory waits to be remapped")
+
+
+def judge_temperature(gpus: Sequence[GpuFacts], *, margin_c: float = 5, least_c: float = 0) -> Result:
+    """By the margin to where the hardware slows itself down: what is hot differs from card to card."""
+    told = [gpu for gpu in telling(gpus, "temperature_c", "its temperature") if gpu.slowdown_c is not None]
+    hottest = min(told, key=_margin_c, default=None)
+    if hottest is None:
+        raise NoAnswer("no GPU tells at which temperature it slows down")
+    text = f"{which([hottest])} has {hottest.temperature_c:g} °C and slows down at {hottest.slowdown_c:g} °C"
+    if _margin_c(hottest) <= least_c:
+        return failed(text, Remedy.DRAIN)
+    return warned(text) if _margin_c(hottest) <= margin_c else passed(f"{_margin_c(hottest):g} °C below slowdown")
+
+
+def _margin_c(gpu: GpuFacts) -> float:
+    return (gpu.slowdown_c or 0) - (gpu.temperature_c or 0)
+
+
+def judge_heating(
+    heat: Sequence[Heat], *, within_min: float = 10, near_c: float = 15, window_s: float = 300, least_s: float = 60
+) -> Result:
+    """A GPU that comes near slowdown and goes on rising: a fan or a pump has failed."""
+    slopes = [(each, _slope_c_per_s(each.samples, window_s, least_s)) for each in heat]
+    if not any(slope is not None for _, slope in slopes):
+        raise NoAnswer("a trend needs several looks")
+    for each, slope in slopes:
+        left_c = each.slowdown_c - each.samples[-1].celsius
+        if slope and slope > 0 and left_c <= near_c and left_c / slope <= within_min * 60:
+            minutes = max(left_c, 0) / slope / 60
+            return warned(f"GPU {each.index} rises by {slope * 60:.1f} °C a minute: slowdown in {minutes:.0f} min")
+    return passed("no GPU is heating up towards slowdown")
+
+
+def _slope_c_per_s(samples: Sequence[Sample], window_s: float, least_s: float) -> float | None:
+    """By least squares over the window; None before there is enough to see."""
+    recent = [sample for sample in samples if sample.at > samples[-1].at - window_s]
+    if len(recent) < 5 or recent[-1].at - recent[0].at < least_s:
+        return None
+    mean_at = sum(sample.at for sample in recent) / len(recent)
+    mean_c = sum(sample.celsius for sample in recent) / len(recent)
+    spread = sum((sample.at - mean_at) ** 2 for sample in recent)
+    return sum((sample.at - mean_at) * (sample.celsius - mean_c) for sample in recent) / spread
+
+
+def judge_clocks(gpus: Sequence[GpuFacts], *, least_share: float = 0.5) -> Result:
+    told = telling(gpus, "throttle", "what holds its clocks down")
+    if hot := [gpu for gpu in told if HW_THERMAL in (gpu.throttle or ())]:
+        return failed(f"{which(hot)} is slowed down by heat", Remedy.DRAIN, HW_THERMAL)
+    for reason in (HW_POWER_BRAKE, HW_SLOWDOWN):
+        if bad := [gpu for gpu in told if reason in (gpu.throttle or ())]:
+            return failed(f"{which(bad)} is slowed down by its hardware ({reason})", Remedy.RESET, reason)
+    if warm := [gpu for gpu in told if SW_THERMAL in (gpu.throttle or ())]:
+        return warned(f"{which(warm)} is slowed down by the driver because of heat", SW_THERMAL)
+    if slow := [gpu for gpu in told if _is_slow(gpu, least_share)]:
+        return warned(f"{which(slow)} works at {slow[0].clock_mhz:g} of {slow[0].max_clock_mhz:g} MHz", "slow")
+    return passed("no clock is held down")
+
+
+def _is_slow(gpu: GpuFacts, least_share: float) -> bool:
+    """Under load and without the power cap that every loaded GPU meets."""
+    busy = (gpu.utilization_percent or 0) >= BUSY_PERCENT and SW_POWER_CAP not in (gpu.throttle or ())
+    known = gpu.clock_mhz is not None and gpu.max_clock_mhz is not None
+    return busy and known and (gpu.clock_mhz or 0) < least_share * (gpu.max_clock_mhz or 0)
+
+
+def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result:
+    """Nothing of ours runs there now: what does is somebody's leftover."""
+    if not gpus:
+        return passed("the job has no GPU")
+    told = telling(gpus, "memory_used_mib", "how much of its memory is in use")
+    if bad := [gpu for gpu in told if gpu.processes]:
+        pids = ", ".join(str(process.pid) for gpu in bad for process in gpu.processes or ())
+        return failed(f"processes are left on {which(bad)}: {pids}", Remedy.REBOOT, "processes")
+    if full := [gpu for gpu in told if (gpu.memory_used_mib or 0) > used_mib]:
+        return failed(f"{full[0].memory_used_mib} MiB are in use on idle {which(full)}", Remedy.REBOOT, "memory")
+    return passed("no GPU has anything left on it")
+
+
+GPU_CHECKS = (
+    Check("gpu-count", "all GPUs are there and answer", ask_gpu_count, judge_count, every_s=1, applies=has_gpus),
+    Check("gpu-ecc", "memory errors since the last reset", ask_gpus, judge_ecc, every_s=1, applies=has_gpus),
+    Check("gpu-rows", "rows of memory that are worn out", ask_gpus, judge_rows, every_s=10, applies=has_gpus),
+    Check("gpu-temperature", "margin to slowdown", ask_gpus, judge_temperature, every_s=1, applies=has_gpus),
+    Check("gpu-heating", "heating up", ask_heat, judge_heating, WATCHING, every_s=5, applies=has_gpus),
+    Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus),
+    Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, applies=has_gpus),
+)

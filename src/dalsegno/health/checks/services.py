@@ -1,0 +1,162 @@
+"""What jobs on a node depend on: slurmd, munge, shared file systems, containers, names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dalsegno.health.check import ALWAYS, Check, Context
+from dalsegno.health.result import Remedy, Result, failed, passed, warned
+from dalsegno.health.world import World
+from dalsegno.system.apart import Late, NoAnswer
+
+# slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
+BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
+ANSWERS = "answers"
+SHARED = re.compile(
+    r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
+    r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
+)
+FS_TIMEOUT_S = 2.0
+MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
+
+
+# Questions ----------------------------------------------------------------------------------------------------------
+
+
+def ask_slurmd(world: World) -> tuple[str, bool]:
+    if world.expected.slurmd is None:
+        raise NoAnswer("slurm.conf does not tell where slurmd should answer")
+    address, port = world.expected.slurmd
+    return f"{address}:{port}", world.connects(address, port, 2.0)
+
+
+def ask_munge(world: World) -> str:
+    """A credential, made and read; what unmunge, or the one that failed, says."""
+    socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
+    try:
+        made = world.run(("munge", "-n", *socket), timeout_s=2.0)
+        if made.exit_code != 0:
+            return made.stdout + made.stderr
+        read = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=2.0)
+        return read.stdout + read.stderr
+    except Late as error:
+        return f"munge: Error: {error}"
+
+
+def ask_shared(world: World) -> Mapping[str, str]:
+    """Every shared file system that is mounted or should be: whether it answers, or what it says."""
+    mounted = [target for target, kind in _mounts(world.read("/proc/self/mounts")) if SHARED.fullmatch(kind)]
+    wanted = [target for target, kind in _mounts(_fstab(world)) if SHARED.fullmatch(kind)]
+    found = {target: "is not mounted" for target in wanted if target not in mounted}
+    hanging = 0
+    for target in dict.fromkeys(mounted):
+        if hanging < MOST_HANGING:
+            found[target] = _stat(world, target)
+            hanging += found[target].startswith("does not answer")
+    return found
+
+
+def _stat(world: World, target: str) -> str:
+    try:
+        done = world.run(("stat", "--file-system", "--format=%T", target), timeout_s=FS_TIMEOUT_S)
+    except Late:
+        return f"does not answer within {FS_TIMEOUT_S:g} s"
+    return ANSWERS if done.exit_code == 0 else (done.stderr.strip() or done.stdout.strip() or "cannot be read")
+
+
+def _fstab(world: World) -> str:
+    try:
+        lines = world.read("/etc/fstab").splitlines()
+    except NoAnswer:
+        return ""
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
+
+
+def _mounts(text: str) -> list[tuple[str, str]]:
+    """Targets and kinds from /proc/mounts or fstab; blanks in a name are written `\\040`."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return [(row[1].replace("\\040", " "), row[2]) for row in rows]
+
+
+def ask_containers(world: World) -> tuple[str, int]:
+    """The runtime's version, and how many user namespaces it may make."""
+    done = world.run(("enroot", "version"))
+    allowed = int(world.read("/proc/sys/user/max_user_namespaces"))
+    return (done.stdout.strip() if done.exit_code == 0 else "", allowed)
+
+
+def ask_names(world: World) -> Mapping[str, str]:
+    """An address for each host that the node must find, "" for one that it does not."""
+    own = world.read("/proc/sys/kernel/hostname").strip()
+    return {name: _address(world, name) for name in dict.fromkeys((*world.expected.controllers, own))}
+
+
+def _address(world: World, name: str) -> str:
+    try:
+        done = world.run(("getent", "ahosts", name), timeout_s=2.0)
+    except Late:
+        return ""
+    if done.exit_code not in (0, 2):
+        raise NoAnswer(f"`getent ahosts {name}` ended with {done.exit_code}")
+    if done.exit_code == 0 and not re.match(r"[0-9a-fA-F:.%\w]+\s", done.stdout):
+        raise NoAnswer(f"`getent ahosts {name}` is not understood")
+    return done.stdout.split()[0] if done.exit_code == 0 else ""
+
+
+# Judges ---------------------------------------------------------------------------------------------------------------
+
+
+def judge_slurmd(answer: tuple[str, bool]) -> Result:
+    where, connects = answer
+    return passed(f"slurmd answers at {where}") if connects else failed(f"no slurmd at {where}", Remedy.REBOOT)
+
+
+def judge_munge(text: str) -> Result:
+    if re.search(r"^STATUS:\s+Success", text, re.MULTILINE):
+        return passed("munge makes and reads credentials")
+    if found := re.search(r"^STATUS:\s+(.+)$|[Mm]unge: Error: (.+)$", text, re.MULTILINE):
+        return failed(f"munge: {found[1] or found[2]}", Remedy.REBOOT)
+    raise ValueError(f"unmunge says {text[:80]!r}")
+
+
+def judge_shared(answers: Mapping[str, str]) -> Result:
+    bad = [f"{target} {said}" for target, said in answers.items() if said != ANSWERS]
+    if bad:
+        return failed("; ".join(bad[:4]), Remedy.REBOOT)
+    return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")
+
+
+def judge_containers(answer: tuple[str, int]) -> Result:
+    version, namespaces = answer
+    if not version or namespaces < 1:
+        why = "enroot does not start" if not version else "user namespaces are forbidden"
+        return failed(f"containers cannot be run: {why}", Remedy.DRAIN)
+    if not re.match(r"\d", version):
+        raise ValueError(f"enroot says it is version {version!r}")
+    return passed(f"enroot {version} can be used")
+
+
+def judge_names(addresses: Mapping[str, str]) -> Result:
+    *controllers, own = addresses
+    if missing := [name for name in controllers if not addresses[name]]:
+        return failed(f"no address is found for {', '.join(missing)}", Remedy.DRAIN)
+    return passed("host names are found") if addresses[own] else warned(f"the host does not find its own name {own}")
+
+
+SERVICE_CHECKS = (
+    Check(
+        "slurmd", "it answers", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
+        applies=lambda world: world.expected.slurmd is not None,
+    ),
+    Check(
+        "munge", "a credential, made and read", ask_munge, judge_munge, every_s=10,
+        applies=lambda world: world.expected.munge is not None,
+    ),
+    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10),
+    Check(
+        "containers", "enroot can be used", ask_containers, judge_containers, every_s=60,
+        applies=lambda world: world.has("enroot"),
+    ),
+    Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30),
+)  # fmt: skip

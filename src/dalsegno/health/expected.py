@@ -1,0 +1,83 @@
+"""What should be on a node, as Slurm's own file says it: so that it can be missed, on any cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dalsegno.hostlist import HostlistError, expand
+
+_PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
+_GPU = re.compile(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """None where nobody says."""
+
+    node: str
+    gpus: int | None = None
+    gpu_type: str = ""
+    memory_mib: int | None = None
+    slurmd: tuple[str, int] | None = None  # where it answers
+    munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
+    controllers: tuple[str, ...] = ()
+
+
+def expected_of(node: str, slurm_conf: str) -> Expected:
+    """From the lines of slurm.conf that are about this node; a node that it does not name gets what is for all."""
+    lines = [_pairs(line) for line in _logical_lines(slurm_conf)]
+    everyone = {key: value for pairs in lines if "nodename" not in pairs for key, value in pairs.items()}
+    munge = everyone.get("authtype", "auth/munge") == "auth/munge" and bool(lines)
+    socket = re.search(r"socket=([^,]+)", everyone.get("authinfo", ""))
+    common = Expected(
+        node,
+        munge=(socket[1] if socket else "") if munge else None,
+        controllers=tuple(re.sub(r"\(.*", "", pairs["slurmctldhost"]) for pairs in lines if "slurmctldhost" in pairs),
+    )
+    default_port = everyone.get("slurmdport", "6818")
+    defaults: dict[str, str] = {}
+    for pairs in lines:
+        if pairs.get("nodename", "").upper() == "DEFAULT":
+            defaults |= pairs
+        elif node in (names := _expand(pairs.get("nodename", ""))):
+            return _with_node(common, {**defaults, **pairs}, names.index(node), default_port)
+    return common
+
+
+def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: str) -> Expected:
+    found = _GPU.search(pairs.get("gres", ""))
+    address = _nth(pairs.get("nodeaddr") or pairs.get("nodehostname") or common.node, at)
+    port = _nth(pairs.get("port") or default_port, at)
+    return Expected(
+        common.node,
+        gpus=int(found[2]) if found else 0,
+        gpu_type=(found[1] or "") if found else "",
+        memory_mib=int(pairs["realmemory"]) if pairs.get("realmemory", "").isdigit() else None,
+        slurmd=(address, int(port)) if port.isdigit() else None,
+        munge=common.munge,
+        controllers=common.controllers,
+    )
+
+
+def _nth(listed: str, at: int) -> str:
+    """One value for all nodes of a line, or one for each."""
+    values = _expand(listed)
+    return values[at] if at < len(values) else values[0] if values else listed
+
+
+def _expand(listed: str) -> list[str]:
+    try:
+        return expand(listed) if listed else []
+    except HostlistError:
+        return []
+
+
+def _logical_lines(text: str) -> list[str]:
+    joined = re.sub(r"\\\n", " ", text)
+    bare = (re.sub(r"(?<!\\)#.*", "", line).strip() for line in joined.splitlines())
+    return [line for line in bare if line]
+
+
+def _pairs(line: str) -> dict[str, str]:
+    return {key.lower(): value.strip('"') for key, value in _PAIR.findall(line)}

@@ -1,0 +1,1 @@
+"""Who is asked about a node's parts, and how the answers become facts."""

@@ -1,0 +1,94 @@
+"""The one runner: asks, judges, and calls unknown whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dalsegno.health.check import Check, Context
+from dalsegno.health.report import LONGEST, Finding
+from dalsegno.health.result import Result, unknown
+from dalsegno.health.settings import Settings, capped, enabled, every_s, thresholds
+from dalsegno.health.world import World
+from dalsegno.system.apart import NoAnswer
+
+
+class Checkup:
+    """A node looked at again and again: each check when its time has come.
+
+    >>> checkup = Checkup(CHECKS, Machine(expected), settings)
+    >>> while True: report(checkup.due(Context.CONTINUOUS)); sleep(1)
+    """
+
+    def __init__(self, checks: Sequence[Check], world: World, settings: Settings) -> None:
+        self.checks, self.world, self.settings = checks, world, settings
+        self._last: dict[tuple[Context, str], float] = {}
+
+    def due(self, context: Context) -> list[Finding]:
+        """Those of this context whose time has come; at first, all."""
+        now = self.world.now()
+        ready = [check for check in self.checks if self._is_due(check, context, now)]
+        self._last |= {(context, check.name): now for check in ready}
+        return examine(ready, context, self.world, self.settings)
+
+    def all(self, context: Context) -> list[Finding]:
+        return examine(self.checks, context, self.world, self.settings)
+
+    def _is_due(self, check: Check, context: Context, now: float) -> bool:
+        last = self._last.get((context, check.name))
+        return last is None or not 0 <= now - last < every_s(check, self.settings)
+
+
+def examine(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Finding]:
+    """One look: every check of the context that is on and applies here. A question that several ask is asked once."""
+    answers = _Answers(world)
+    found = []
+    for check in checks:
+        if context in check.contexts and enabled(check, settings) and _applies(check, world):
+            result = capped(check, settings, _result(check, answers, settings))
+            found.append(Finding(check.name, result, world.now()))
+    return found
+
+
+def _applies(check: Check, world: World) -> bool:
+    try:
+        return check.applies(world)
+    except NoAnswer:
+        return True  # and the check itself says what is wrong
+
+
+def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
+    try:
+        return _fit(check.judge(answers.to(check.ask), **thresholds(check, settings)))
+    except NoAnswer as error:
+        return unknown(_line(str(error)))
+    except Exception as error:  # a broken check must not be the end of the others, nor of the node
+        return unknown(_line(f"not understood: {type(error).__name__}: {error}"))
+
+
+class _Answers:
+    """What was answered in this look."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[Callable[[World], Any], Any] = {}
+
+    def to(self, ask: Callable[[World], Any]) -> Any:
+        if ask not in self._known:
+            try:
+                self._known[ask] = ask(self._world)
+            except Exception as error:
+                self._known[ask] = error
+        answer = self._known[ask]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _fit(result: Result) -> Result:
+    """As a report takes it: one line, not too long."""
+    return Result(result.verdict, _line(result.text), result.remedy, _line(result.code))
+
+
+def _line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))[:LONGEST]

@@ -1,0 +1,176 @@
+"""What checks may ask of the node they run on: its files, its commands, its GPUs' library. The real one, and a folder
+that plays one: `proc/meminfo` in it is /proc/meminfo, `commands/df` what `df` would say.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dalsegno.health.expected import Expected
+from dalsegno.health.facts import GpuFacts
+from dalsegno.health.readers.nvml import Nvml
+from dalsegno.health.seen import Seen
+from dalsegno.system import apart
+from dalsegno.system.apart import NoAnswer
+from dalsegno.system.kmsg import KernelLog
+from dalsegno.system.machine import program
+from dalsegno.system.patience import Patient
+from dalsegno.system.processes import Completed
+
+NVML_TIMEOUT_S = 4.0
+SAME_LOOK_S = 0.3
+
+
+class World(Protocol):
+    """The node. `seen` is what earlier looks have found, for what shows only in time."""
+
+    expected: Expected
+    env: Mapping[str, str]
+    seen: Seen
+
+    def now(self) -> float: ...
+
+    def read(self, path: str) -> str:
+        """A file's text; NoAnswer if it cannot be read."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """What is in a folder; nothing if there is none."""
+        ...
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
+        """A command, in a process of its own. NoAnswer if it is missing; Late if it hangs."""
+        ...
+
+    def has(self, program: str) -> bool: ...
+
+    def connects(self, address: str, port: int, timeout_s: float) -> bool:
+        """Whether somebody takes a connection there."""
+        ...
+
+    def kernel_records(self) -> list[str]:
+        """The kernel's log since the last look, in the form of /dev/kmsg."""
+        ...
+
+    def nvml(self) -> tuple[GpuFacts, ...] | None:
+        """The GPUs, from NVIDIA's library; None where it is not."""
+        ...
+
+
+class Machine:
+    """The node that this runs on."""
+
+    def __init__(self, expected: Expected, env: Mapping[str, str] = os.environ) -> None:
+        self.expected, self.env, self.seen = expected, env, Seen()
+        self._log, self._nvml = KernelLog(), Nvml()
+        self._patient = Patient("NVML", self._nvml.read)
+        self._gpus: tuple[float, tuple[GpuFacts, ...] | None] = (-math.inf, None)
+
+    def now(self) -> float:
+        return time.time()
+
+    def read(self, path: str) -> str:
+        try:
+            return Path(path).read_text(errors="replace")
+        except OSError as error:
+            raise NoAnswer(f"{path}: {error.strerror or error}") from error
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except OSError:
+            return []
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
+        plain = {name: value for name, value in self.env.items() if name != "LD_PRELOAD"}
+        return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=timeout_s)
+
+    def has(self, name: str) -> bool:
+        return program(name) is not None
+
+    def connects(self, address: str, port: int, timeout_s: float) -> bool:
+        try:
+            socket.create_connection((address, port), timeout_s).close()
+        except OSError:
+            return False
+        return True
+
+    def kernel_records(self) -> list[str]:
+        try:
+            return self._log.new_records()
+        except OSError as error:
+            raise NoAnswer(f"/dev/kmsg: {error.strerror or error}") from error
+
+    def nvml(self) -> tuple[GpuFacts, ...] | None:
+        """Several checks of one look share an answer."""
+        if time.monotonic() - self._gpus[0] > SAME_LOOK_S:
+            self._gpus = (time.monotonic(), self._patient.within(NVML_TIMEOUT_S))
+        return self._gpus[1]
+
+    def close(self) -> None:
+        """Let go of the GPUs, so that they can be reset, and of the log; the next look takes hold of them again."""
+        self._gpus = (-math.inf, None)
+        self._nvml.close()
+        self._log.close()
+
+
+class FolderWorld:
+    """A node played from a folder. A command's file is named by its first words, with `.exit2` after them if it fails
+    so; `.hangs` makes it late. `connects` names whom one can connect to, `env` is the environment, `now` the time."""
+
+    def __init__(self, folder: Path, expected: Expected, seen: Seen | None = None) -> None:
+        self.folder, self.expected, self.seen = folder, expected, seen or Seen()
+        self.env: Mapping[str, str] = dict(line.split("=", 1) for line in self._lines("env"))
+        if (folder / "telemetry.json").exists():
+            self.env = {**self.env, "DALSEGNO_TELEMETRY": "/telemetry.json"}
+
+    def now(self) -> float:
+        return float(next(iter(self._lines("now")), "1700000000"))
+
+    def read(self, path: str) -> str:
+        try:
+            return (self.folder / path.lstrip("/")).read_text(errors="replace")
+        except OSError as error:
+            raise NoAnswer(f"{path}: {error.strerror}") from error
+
+    def names(self, path: str) -> list[str]:
+        folder = self.folder / path.lstrip("/")
+        return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
+        words = " ".join(argv)
+        files = (path for path in (self.folder / "commands").glob("*") if words.startswith(_said(path)[0]))
+        file = max(files, key=lambda path: len(path.name), default=None)
+        if file is None:
+            raise NoAnswer(f"`{argv[0]}` is not on this machine")
+        if file.name.endswith(".hangs"):
+            raise apart.Late(f"`{words}` gave no answer within {timeout_s:g} s")
+        return Completed(tuple(argv), _said(file)[1], file.read_text(errors="replace"))
+
+    def has(self, program: str) -> bool:
+        return any(name.split(" ")[0].split(".")[0] == program for name in self.names("/commands"))
+
+    def connects(self, address: str, port: int, timeout_s: float) -> bool:
+        return f"{address}:{port}" in self._lines("connects")
+
+    def kernel_records(self) -> list[str]:
+        return self.read("/dev/kmsg").splitlines()
+
+    def nvml(self) -> tuple[GpuFacts, ...] | None:
+        return None
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def _said(path: Path) -> tuple[str, int]:
+    """A command's first words, with `|` for the slash that no file's name can have, and its exit code."""
+    words, _, code = path.name.replace("|", "/").removesuffix(".hangs").partition(".exit")
+    return words, int(code or 0)

@@ -1,0 +1,88 @@
+"""Xids: the driver's error numbers, what each calls for (a row each, in xids.csv), and how a log of them is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dalsegno.health.facts import LogLine
+from dalsegno.health.result import Remedy
+
+SAYS_ITSELF = 154  # its text names the action, and goes before the table
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),?\s*(.*)")
+_ACTION = re.compile(r"\bto 0x[0-9a-fA-F]+ \(([^)]*)\)")
+_ACTIONS = {
+    "none": Remedy.WATCH,
+    "gpu reset required": Remedy.RESET,
+    "drain and reset": Remedy.RESET,
+    "node reboot required": Remedy.REBOOT,
+    "drain p2p": Remedy.DRAIN,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What an Xid calls for: at once, on an A100, and when it comes again and again."""
+
+    xid: int
+    remedy: Remedy
+    on_a100: Remedy | None
+    repeated: Remedy | None
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """An Xid in the log."""
+
+    gpu: str  # on the PCI bus
+    xid: int
+    at: float
+    text: str
+
+
+@cache
+def table() -> Mapping[int, Row]:
+    lines = (Path(__file__).parent / "xids.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return {row.xid: row for row in map(_row, lines)}
+
+
+def _row(line: str) -> Row:
+    xid, remedy, on_a100, repeated, meaning = line.split(",", 4)
+    return Row(int(xid), Remedy(remedy), _maybe(on_a100), _maybe(repeated), meaning)
+
+
+def _maybe(cell: str) -> Remedy | None:
+    return Remedy(cell) if cell else None
+
+
+def events(lines: Iterable[LogLine]) -> list[Event]:
+    found = ((line, match) for line in lines if (match := _LINE.search(line.text)))
+    return [Event(match[1].lower(), int(match[2]), line.at, match[3]) for line, match in found]
+
+
+def named_action(event: Event) -> Remedy | None:
+    """What Xid 154's own text asks for; None for another Xid, or words that are not known."""
+    found = _ACTION.search(event.text) if event.xid == SAYS_ITSELF else None
+    if found:
+        return _ACTIONS.get(found[1].strip().lower())
+    lower = event.text.lower() if event.xid == SAYS_ITSELF else ""
+    return next((remedy for words, remedy in _ACTIONS.items() if words != "none" and words in lower), None)
+
+
+def remedy_for(xid: int, count: int, repeats: float, a100: bool) -> Remedy:
+    """By the table; one that is not in it is watched."""
+    row = table().get(xid)
+    if row is None:
+        return Remedy.WATCH
+    if row.repeated is not None and count >= repeats:
+        return row.repeated
+    return row.on_a100 if a100 and row.on_a100 is not None else row.remedy
+
+
+def meaning(xid: int) -> str:
+    row = table().get(xid)
+    return row.meaning if row else "not in the table"

@@ -1,0 +1,83 @@
+"""Questions that may hang for ever, asked in processes of their own: a dead NFS server holds whoever asks.
+
+A process that sleeps in the kernel cannot be killed. It is left behind, and until it has ended the same question is
+answered at once: it still hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from dalsegno.system.machine import program
+from dalsegno.system.processes import Completed
+
+
+class NoAnswer(Exception):
+    """A question that was not answered: why."""
+
+
+class Late(NoAnswer):
+    """No answer within its time."""
+
+
+_stuck: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+
+
+def ask(
+    argv: Sequence[str], *, stdin: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 5.0
+) -> Completed:
+    """Run a command to its end; NoAnswer if it is not there, Late if it takes longer than this."""
+    key = tuple(argv)
+    _leave_ended()
+    if key in _stuck:
+        raise Late(f"`{shlex.join(argv)}` still hangs from before")
+    process = _start(argv, stdin, env)
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _abandon(key, process)
+        raise Late(f"`{shlex.join(argv)}` gave no answer within {timeout_s:g} s") from None
+    return Completed(key, process.returncode, stdout, stderr)
+
+
+def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None) -> subprocess.Popen[str]:
+    path = program(argv[0])
+    if path is None:
+        raise NoAnswer(f"`{argv[0]}` is not on this machine")
+    source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    try:
+        return subprocess.Popen(
+            [path, *argv[1:]],
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NoAnswer(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error
+
+
+def _abandon(key: tuple[str, ...], process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    if process.returncode is None:
+        _stuck[key] = process
+
+
+def _leave_ended() -> None:
+    for key in [key for key, process in _stuck.items() if process.poll() is not None]:
+        del _stuck[key]

@@ -1,0 +1,44 @@
+"""What should be on a node, read from any slurm.conf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.expected import Expected, expected_of
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+SMALL = """
+ClusterName=x   # ours
+SlurmctldHost=head(10.0.0.1)
+SlurmctldHost=spare
+slurmdport=7000
+AuthInfo="socket=/run/m.sock,ttl=60"
+NodeName=DEFAULT RealMemory=1000 \\
+  Gres=gpu:h100:8
+NodeName=gpu-[1-3] NodeAddr=10.0.0.[11-13] Port=[7001-7003]
+NodeName=cpu-1 Gres=craynetwork:4
+"""
+
+
+def test_a_node_of_a_line_for_many() -> None:
+    controllers = ("head", "spare")
+    assert expected_of("gpu-2", SMALL) == Expected(
+        "gpu-2", 8, "h100", 1000, ("10.0.0.12", 7002), "/run/m.sock", controllers
+    )
+    assert expected_of("cpu-1", SMALL) == Expected("cpu-1", 0, "", 1000, ("cpu-1", 7000), "/run/m.sock", controllers)
+
+
+def test_a_file_of_ours() -> None:
+    text = (GOLDEN / "everything" / "slurm.conf").read_text()
+    found = expected_of("train-6", text)
+    assert (found.gpus, found.gpu_type, found.slurmd) == (8, "a100", ("10.1.0.16", 6818))
+    assert found.munge == "/var/lib/dalsegno/clusters/prod/run/munge.socket"
+
+
+@pytest.mark.parametrize("text", ["", "NodeName=gpu-[1-", "NodeName\n=\n\x00", "NodeName=gpu-1 Port=x Gres=gpu:many"])
+def test_nothing_is_expected_where_nothing_is_said(text: str) -> None:
+    assert expected_of("gpu-1", text).gpus in (None, 0)
+    assert expected_of("gpu-1", "").munge is None
+    assert expected_of("gpu-1", "AuthType=auth/slurm\nNodeName=gpu-1").munge is None

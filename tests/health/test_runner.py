@@ -1,0 +1,149 @@
+"""The one runner: what is asked when, what the cluster file changes, and that trouble on the way is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.health import Finding, Remedy, Result, Verdict, failed, parse_report, passed, report_message, unknown
+from dalsegno.health.check import QUIET, Check, Context
+from dalsegno.health.expected import Expected
+from dalsegno.health.line import result_line
+from dalsegno.health.report import LONGEST, Report
+from dalsegno.health.runner import Checkup, examine
+from dalsegno.health.world import FolderWorld, World
+from dalsegno.spec.facts import CheckSetting
+from dalsegno.system.apart import Late, NoAnswer
+
+
+def ask_load(world: World) -> str:
+    return world.read("/proc/loadavg")
+
+
+def judge_load(text: str, *, most: float = 4.0) -> Result:
+    load = float(text.split()[0])
+    return failed(f"the load is {load:g}", Remedy.REBOOT) if load > most else passed("little to do")
+
+
+LOAD = Check("load", "how busy it is", ask_load, judge_load, every_s=10)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> FolderWorld:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/loadavg").write_text("9.0 1.0 1.0 1/100 1234\n")
+    return FolderWorld(tmp_path, Expected("gpu-1"))
+
+
+def only(findings: list[Finding]) -> Result:
+    (finding,) = findings
+    return finding.result
+
+
+def test_a_check_asks_and_judges(world: FolderWorld) -> None:
+    found = only(examine([LOAD], Context.IDLE, world, {}))
+    assert found == failed("the load is 9", Remedy.REBOOT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "result"),
+    [
+        ({"load": CheckSetting(thresholds={"most": 20.0})}, passed("little to do")),
+        ({"load": CheckSetting(action="drain")}, failed("the load is 9", Remedy.DRAIN)),
+        ({"load": CheckSetting(action="replace")}, failed("the load is 9", Remedy.REBOOT)),
+        ({"load": CheckSetting(action="watch")}, Result(Verdict.WARNED, "the load is 9", Remedy.WATCH)),
+    ],
+)
+def test_the_cluster_file_changes_thresholds_and_the_most_that_is_done(
+    world: FolderWorld, settings: dict[str, CheckSetting], result: Result
+) -> None:
+    assert only(examine([LOAD], Context.IDLE, world, settings)) == result
+
+
+def test_a_check_can_be_switched_off_and_belongs_to_its_contexts(world: FolderWorld) -> None:
+    assert examine([LOAD], Context.IDLE, world, {"load": CheckSetting(enabled=False)}) == []
+    quiet = Check("load", "", ask_load, judge_load, QUIET)
+    assert examine([quiet], Context.PROLOG, world, {}) == []
+    elsewhere = Check("load", "", ask_load, judge_load, applies=lambda world: world.has("dcgmi"))
+    assert examine([elsewhere], Context.IDLE, world, {}) == []
+
+
+def raises(error: Exception) -> Callable[[Any], Any]:
+    def ask(_: Any) -> Any:
+        raise error
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (raises(NoAnswer("`dcgmi` is not on this machine")), "`dcgmi` is not on this machine"),
+        (raises(Late("no answer within 5 s")), "no answer within 5 s"),
+        (raises(ValueError("a\nb")), "not understood: ValueError: a b"),
+        (lambda _: "rubbish", "not understood: ValueError: could not convert string to float: 'rubbish'"),
+        (lambda _: None, "not understood: AttributeError: 'NoneType' object has no attribute 'split'"),
+    ],
+)
+def test_what_goes_wrong_on_the_way_is_unknown_and_the_others_go_on(
+    world: FolderWorld, ask: Callable[[World], Any], why: str
+) -> None:
+    broken = Check("broken", "", ask, judge_load)
+    found = examine([broken, LOAD], Context.IDLE, world, {})
+    assert [each.result for each in found] == [unknown(why), failed("the load is 9", Remedy.REBOOT)]
+
+
+def test_a_question_that_several_ask_is_asked_once(world: FolderWorld) -> None:
+    asked = []
+
+    def ask(_: World) -> str:
+        asked.append(1)
+        return "1.0"
+
+    examine([Check("a", "", ask, judge_load), Check("b", "", ask, judge_load)], Context.IDLE, world, {})
+    assert len(asked) == 1
+
+
+def test_each_check_runs_when_its_time_has_come(world: FolderWorld, tmp_path: Path) -> None:
+    checkup = Checkup([LOAD], world, {})
+
+    def ran_at(now: float) -> bool:
+        (tmp_path / "now").write_text(str(now))
+        return bool(checkup.due(Context.CONTINUOUS))
+
+    assert [now for now in (0, 1, 9.9, 10, 19, 20, 5) if ran_at(now)] == [0, 10, 20, 5]  # the clock was set back
+    often = Checkup([LOAD], world, {"load": CheckSetting(every_s=1)})
+    assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
+
+
+def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:
+    def judge_loudly(text: str) -> Result:
+        return failed("\x1b[31m" + "é\n" * 2000, Remedy.DRAIN, "a\tb")
+
+    found = examine([Check("loud", "", ask_load, judge_loudly)], Context.IDLE, world, {})
+    assert len(only(found).text) == LONGEST
+    report = Report("gpu-1", "boot", tuple(found))
+    assert parse_report(report_message(report)) == report
+
+
+# The line -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_tells_the_heaviest_remedy_of_all_that_failed() -> None:
+    found = [
+        Finding("disk", failed("/ is full", Remedy.DRAIN), 0),
+        Finding("xid", failed("fallen off", Remedy.REBOOT, "79"), 0),
+        Finding("clock", unknown("no chronyc"), 0),
+    ]
+    assert result_line("gpu-1", found) == "HEALTH_CHECK_RESULT:gpu-1:Failed:reboot:xid[79] fallen off; disk / is full"
+    assert result_line("gpu-1", found[:1]) == "HEALTH_CHECK_RESULT:gpu-1:Failed:none:disk / is full"
+
+
+def test_unknown_is_neither_passed_nor_failed() -> None:
+    lost = Finding("clock", unknown("no chronyc"), 0)
+    assert result_line("n", [lost]) == "HEALTH_CHECK_RESULT:n:Skipped:none:clock no chronyc"
+    assert result_line("n", []) == "HEALTH_CHECK_RESULT:n:Skipped:none:no check applies"
+    assert result_line("n", [lost, Finding("disk", passed("well"), 0)]) == "HEALTH_CHECK_RESULT:n:Passed:none:1 checks"

@@ -1,0 +1,58 @@
+"""Questions that may hang: answered in time, or given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dalsegno.system.apart import Late, NoAnswer, ask
+from dalsegno.system.patience import Patient
+
+
+def test_an_answer_is_what_the_command_says() -> None:
+    done = ask(["sh", "-c", "cat; echo oh >&2; exit 3"], stdin="hello")
+    assert (done.stdout, done.stderr, done.exit_code) == ("hello", "oh\n", 3)
+
+
+def test_a_command_that_is_not_there_is_no_answer() -> None:
+    with pytest.raises(NoAnswer, match="not on this machine"):
+        ask(["no-such-command"])
+
+
+def test_one_that_hangs_is_given_up_with_all_it_started() -> None:
+    began = time.monotonic()
+    with pytest.raises(Late, match=r"within 0.2 s"):
+        ask(["sh", "-c", "sleep 60 & wait"], timeout_s=0.2)
+    assert time.monotonic() - began < 5
+    assert ask(["sh", "-c", "echo well"]).stdout == "well\n"
+
+
+def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
+    door = threading.Event()
+    calls = []
+
+    def call() -> str:
+        calls.append(1)
+        door.wait()
+        return "well"
+
+    patient = Patient("the library", call)
+    with pytest.raises(Late, match=r"within 0.05 s"):
+        patient.within(0.05)
+    with pytest.raises(Late, match="still hangs"):
+        patient.within(0.05)
+    assert len(calls) == 1
+    door.set()
+    while True:
+        try:
+            assert patient.within(5) == "well"
+            break
+        except Late:  # the thread that was left is about to end
+            continue
+
+
+def test_what_a_call_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Patient("sum", lambda: 1 / 0).within(5)
