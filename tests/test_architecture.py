@@ -26,7 +26,7 @@ UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = ("train.contract", "train.frames", "train.proof", "train.keeper", "train.memory", "train.saver")
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
-UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill")
+UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "targets": UP_TO_5,
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
+    "why": (*UP_TO_4, "train.contract"),  # what was noted by whom, and what it comes to
     "drill": (*UP_TO_4, "train", "targets.base"),  # faults by lot, and the report of what came of them
     "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,

@@ -1,0 +1,71 @@
+"""A job of Slurm's: why it waits, or how it ended. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.states import JobState
+from dalsegno.why.answer import Moment, Verdict
+from dalsegno.why.reasons import why_it_waits
+
+
+def explain_job(job: JobInfo) -> Verdict:
+    if job.state is JobState.PENDING:
+        found = why_it_waits(job.reason, job.label, job.partition, job.user)
+        return Verdict(f"job {job.label} waits: {found.sentence}", found.next)
+    if job.state is JobState.FAILED:
+        return Verdict(f"job {job.label} ended with {_code(job)}: its program failed", _look(job))
+    if job.state in _ENDS:
+        sentence, command = _ENDS[job.state]
+        return Verdict(f"job {job.label} {sentence}", command.format(job=job.label) if command else _look(job))
+    return Verdict(f"job {job.label} is {job.state.value.lower()}", f"scontrol show job {job.label}")
+
+
+_ENDS = {
+    JobState.RUNNING: ("runs", "squeue -j {job}"),
+    JobState.COMPLETED: ("is done", ""),
+    JobState.CANCELLED: ("was cancelled", "sacct -j {job} --format=JobID,State,End,ExitCode"),
+    JobState.TIMEOUT: (
+        "ran into its time limit; `--time` gives it more, and `dalsegno run` goes on in the next job", "",
+    ),
+    JobState.OUT_OF_MEMORY: ("used more memory than it had asked for; `--mem` gives it more", ""),
+    JobState.NODE_FAIL: ("lost a node; `dalsegno run` would have gone on without it", "sinfo -R"),
+    JobState.PREEMPTED: ("had to leave for a job of higher priority; `--requeue` queues it again", ""),
+    JobState.BOOT_FAIL: ("got a node that did not boot", "sinfo -R"),
+    JobState.LAUNCH_FAILED: ("could not be started on a node", "sinfo -R"),
+    JobState.DEADLINE: ("could not have ended before its deadline", ""),
+    JobState.REQUEUE_HOLD: ("is queued again, and held", "scontrol release {job}"),
+    JobState.SUSPENDED: ("is suspended", "scontrol resume {job}"),
+}  # fmt: skip
+
+
+def _code(job: JobInfo) -> str:
+    if job.exit_signal:
+        try:
+            return signal.Signals(job.exit_signal).name
+        except ValueError:
+            return f"signal {job.exit_signal}"
+    return f"exit code {job.exit_code}"
+
+
+def _look(job: JobInfo) -> str:
+    """Where to read on."""
+    output = job.stderr or job.stdout
+    return f"tail {output}" if output else f"sacct -j {job.label} --format=JobID,State,ExitCode,NodeList"
+
+
+def moments_of_job(job: JobInfo) -> Iterator[Moment]:
+    if job.submitted_at:
+        yield Moment(job.submitted_at, "slurm", f"job {job.label} of {job.user} is submitted to {job.partition}")
+    if job.started_at and job.state is not JobState.PENDING:
+        yield Moment(job.started_at, "slurm", f"job {job.label} starts on {_nodes(job)}")
+    if job.preempted_at:
+        yield Moment(job.preempted_at, "slurm", f"job {job.label} has to leave for another")
+    if job.ends_at and job.state.ended:
+        yield Moment(job.ends_at, "slurm", f"job {job.label} ends: {job.state.value}, {_code(job)}")
+
+
+def _nodes(job: JobInfo) -> str:
+    return ", ".join(job.nodes[:8]) + (" …" if len(job.nodes) > 8 else "") if job.nodes else f"{job.node_count} nodes"

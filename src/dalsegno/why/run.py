@@ -1,0 +1,92 @@
+"""A run: how it fares or ended, and what it went through. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dalsegno.launch.journal import Entry
+from dalsegno.launch.status import RUNNING, WAITING, Status
+from dalsegno.train.contract import SAVED, TERMINATED
+from dalsegno.why.answer import Moment, Verdict
+
+
+def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
+    if status.over:
+        return _ended(status, entries)
+    logs = f"dalsegno logs -f {status.run}"
+    if status.phase == WAITING:
+        job = f" (job {status.jobs[0]})" if status.jobs else ""
+        return Verdict(
+            f"run {status.run} waits in Slurm's queue{job}{_said(status)}",
+            f"dalsegno why {status.jobs[0]}" if status.jobs else "squeue",
+        )
+    if status.phase == RUNNING:
+        return Verdict(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
+    return Verdict(f"run {status.run} is {status.phase}{_said(status)}{_because(entries)}", logs)
+
+
+def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
+    run = status.run
+    if status.exit_code == 0:
+        lives = f" after {status.generation} generations" if status.generation > 1 else ""
+        return Verdict(f"run {run} is done{lives}")
+    if status.exit_code == SAVED:
+        return Verdict(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
+    if status.exit_code == TERMINATED or status.message.startswith("cancelled"):
+        return Verdict(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
+    failed = [entry for entry in entries if entry.get("event") == "failed" and not entry.get("noise")]
+    if not failed:
+        return Verdict(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
+    first = _first_of_last(failed)
+    again = len({entry.get("generation") for entry in failed if entry.get("what") == first.get("what")})
+    times = f", {again} times in a row the same" if again > 1 else ""
+    what = f"rank {first.get('rank')} on {first.get('node')} {first.get('what')}{times}"
+    return Verdict(
+        f"run {run} ended with code {status.exit_code}: {what}", f"dalsegno logs {run} --rank {first.get('rank')}"
+    )
+
+
+def _first_of_last(failed: Sequence[Entry]) -> Entry:
+    """Of the last generation that failed, the rank that did so first: the others miss it."""
+    last = max(int(entry.get("generation", 0)) for entry in failed)
+    return next(entry for entry in failed if int(entry.get("generation", 0)) == last)
+
+
+def _because(entries: Sequence[Entry]) -> str:
+    """What began the present generation, unless it is the first."""
+    texts = [text for entry in entries if (text := _hit(entry))]
+    return f"; the last thing that hit it: {texts[-1]}" if texts else ""
+
+
+def _hit(entry: Entry) -> str:
+    if entry.get("event") == "lost":
+        return f"{entry.get('node')} was lost ({entry.get('why')})"
+    if entry.get("event") == "failed" and not entry.get("noise"):
+        return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
+    return ""
+
+
+def _said(status: Status) -> str:
+    return f": {status.message}" if status.message else ""
+
+
+def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
+    for entry in entries:
+        text = _text(entry)
+        if text:
+            yield Moment(float(entry["at"]), "run", text)
+
+
+def _text(entry: Entry) -> str:
+    event = entry.get("event")
+    if event == "generation":
+        return f"generation {entry.get('generation')} begins on {', '.join(map(str, entry.get('nodes', ())))}"
+    if event == "granted":
+        return f"Slurm gives it {', '.join(map(str, entry.get('nodes', ())))} (job {entry.get('job')})"
+    if event == "ended":
+        return f"ends with code {entry.get('code')}: {entry.get('why')}"
+    if event == "signal":
+        return f"{entry.get('signal')} on {entry.get('node')}"
+    if event in ("note", "rests", "refused"):
+        return str(entry.get("text") or entry.get("why") or "")
+    return _hit(entry)

@@ -1,0 +1,25 @@
+"""`dalsegno why` on a real Slurm: a node, a job that waits, one that failed, and what is not there."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cluster.conftest import Cli, eventually
+
+
+def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:
+    shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=drain", "reason=new RAM")
+    job = shared.ok("shell", "--", "sbatch", "--parsable", "-p", "lab", "-o", "/dev/null", "--wrap", "exit 3").strip()
+    try:
+        assert "lab-1 was drained by root: new RAM" in shared.ok("why", "lab-1")
+        eventually(lambda: "job waits" in shared.ok("why", job).replace(job + " ", ""))
+    finally:
+        shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=resume")
+    eventually(lambda: f"job {job} ended with exit code 3" in shared.ok("why", job))
+    told = json.loads(shared.ok("why", job, "--json"))
+    assert [moment["text"].split()[2] for moment in told["moments"]] == ["of", "starts", "ends:"]
+
+
+def test_what_is_not_there_is_said_with_the_nearest_name(shared: Cli) -> None:
+    answer = shared.run("why", "lab-11")
+    assert (answer.code, "did you mean `lab-1`?" in answer.err) == (1, True)

@@ -1,0 +1,169 @@
+"""Why a job waits, a node is out of service, a run has ended: a sentence and the next command."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.launch.status import Status
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import JobState, NodeFlag, NodeState
+from dalsegno.why import Moment, Verdict, explain_job, explain_node, explain_run, moments_of_job, moments_of_run
+from dalsegno.why.answer import in_order
+from dalsegno.why.reasons import WAITS, why_it_waits
+
+
+def job(state: JobState, **what: object) -> JobInfo:
+    return JobInfo(7, "train", "ada", state, partition="gpu", **what)  # type: ignore[arg-type]
+
+
+def node(*flags: NodeFlag, state: NodeState = NodeState.IDLE, reason: str = "", **what: object) -> NodeInfo:
+    return NodeInfo("gpu-3", state, frozenset(flags), reason=reason, **what)  # type: ignore[arg-type]
+
+
+def run(phase: str, **what: object) -> Status:
+    return Status("train-x", "train", "ada", phase, 0.0, 9.0, **what)  # type: ignore[arg-type]
+
+
+# ---- jobs
+
+
+def test_a_job_that_waits_for_nodes():
+    assert explain_job(job(JobState.PENDING, reason="Resources")) == Verdict(
+        "job 7 waits: it is next in line, and the nodes it needs are busy", "squeue -p gpu --states=RUNNING"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("QOSMaxJobsPerUserLimit", "its user runs as many jobs as the QOS allows"),
+        ("QOSMaxGRESPerUser", "it asks for more than its QOS allows"),
+        ("(ReqNodeNotAvail, UnavailableNodes:gpu-3)", "nodes it needs are out of service or reserved"),
+        ("DependencyNeverSatisfied", "the job it waits for has not ended as it asked, and never will"),
+        ("SomethingNew", "Slurm says `SomethingNew`"),
+        ("", "Slurm has not said why yet"),
+    ],
+)
+def test_slurm_s_word_for_it_is_explained(reason: str, word: str):
+    assert why_it_waits(reason, "7", "gpu", "ada").sentence == word
+
+
+def test_every_reason_has_a_sentence_without_holes():
+    for word in WAITS:
+        found = why_it_waits(word, "7", "gpu", "ada")
+        assert found.sentence and "{" not in found.next
+
+
+def test_a_job_that_failed_says_how_and_where_to_look():
+    failed = job(JobState.FAILED, exit_code=3, stdout="/home/ada/slurm-7.out")
+    assert explain_job(failed) == Verdict(
+        "job 7 ended with exit code 3: its program failed", "tail /home/ada/slurm-7.out"
+    )
+    assert "SIGKILL" in explain_job(job(JobState.FAILED, exit_signal=9)).sentence
+    assert "lost a node" in explain_job(job(JobState.NODE_FAIL)).sentence
+    assert "time limit" in explain_job(job(JobState.TIMEOUT)).sentence
+
+
+def test_the_times_of_a_job_that_only_waits_are_not_told_as_if_they_had_been():
+    waits = job(JobState.PENDING, submitted_at=10, started_at=99)
+    assert list(moments_of_job(waits)) == [Moment(10, "slurm", "job 7 of ada is submitted to gpu")]
+    ended = job(JobState.COMPLETED, submitted_at=10, started_at=12, ends_at=30, nodes=("gpu-1", "gpu-2"))
+    assert [moment.text for moment in moments_of_job(ended)] == [
+        "job 7 of ada is submitted to gpu",
+        "job 7 starts on gpu-1, gpu-2",
+        "job 7 ends: COMPLETED, exit code 0",
+    ]
+
+
+# ---- nodes
+
+
+def test_a_node_that_we_took_out_says_what_for_and_what_happens():
+    drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
+    assert explain_node(drained) == Verdict(
+        "gpu-3 is out of service by our own hand: xid 79 (GPU 0 has fallen off the bus); it is being booted anew",
+        "dalsegno nodes show gpu-3",
+    )
+
+
+def test_a_node_that_somebody_else_drained_is_left_alone():
+    drained = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob")
+    assert explain_node(drained) == Verdict(
+        "gpu-3 was drained by bob: new RAM; what others drain, we leave alone",
+        "scontrol update nodename=gpu-3 state=resume",
+    )
+
+
+def test_other_states_of_a_node():
+    assert "a spare" in explain_node(node(NodeFlag.DRAIN, reason="dalsegno:spare")).sentence
+    assert explain_node(node(state=NodeState.DOWN, reason="Not responding")).sentence == (
+        "gpu-3 does not answer Slurm: Not responding"
+    )
+    assert "other hardware" in explain_node(node(NodeFlag.INVALID_REG, reason="gres/gpu count")).sentence
+    assert explain_node(node(gpus=8, gpus_used=2, state=NodeState.MIXED)) == Verdict(
+        "gpu-3 is in service (mixed, 2 of 8 GPUs in use)"
+    )
+
+
+# ---- runs
+
+LOST = {"at": 5.0, "event": "lost", "node": "gpu-2", "why": "silent for 1.2 s", "was": "member"}
+
+
+def failed(generation: int, rank: int, what: str, noise: bool = False) -> dict[str, object]:
+    return {
+        "at": 6.0,
+        "event": "failed",
+        "generation": generation,
+        "rank": rank,
+        "node": "gpu-1",
+        "what": what,
+        "noise": noise,
+    }
+
+
+def test_a_run_that_goes_on_says_what_hit_it_last():
+    found = explain_run(run("running", generation=2), [LOST])
+    assert found.sentence == (
+        "run train-x trains, in generation 2; the last thing that hit it: gpu-2 was lost (silent for 1.2 s)"
+    )
+
+
+def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():
+    entries = [failed(1, 3, "ValueError: no"), failed(1, 0, "gloo", noise=True), failed(2, 3, "ValueError: no")]
+    found = explain_run(run("ended", exit_code=1), entries)
+    assert found == Verdict(
+        "run train-x ended with code 1: rank 3 on gpu-1 ValueError: no, 2 times in a row the same",
+        "dalsegno logs train-x --rank 3",
+    )
+
+
+def test_other_ends_of_a_run():
+    assert (
+        explain_run(run("ended", exit_code=0, generation=3), []).sentence == "run train-x is done after 3 generations"
+    )
+    assert "gone on with" in explain_run(run("ended", exit_code=75), []).sentence
+    assert "from outside" in explain_run(run("ended", exit_code=143, message="cancelled"), []).sentence
+    assert explain_run(run("waiting", jobs=(7,), message="Resources"), []) == Verdict(
+        "run train-x waits in Slurm's queue (job 7): Resources", "dalsegno why 7"
+    )
+
+
+def test_the_timeline_of_a_run_leaves_out_what_tells_nothing():
+    entries = [
+        {"at": 1.0, "event": "began", "host": "head", "pid": 1},
+        {"at": 2.0, "event": "generation", "generation": 1, "nodes": ["gpu-1", "gpu-2"]},
+        LOST,
+        {"at": 7.0, "event": "note", "text": "it goes on smaller"},
+    ]
+    assert [moment.text for moment in moments_of_run(entries)] == [
+        "generation 1 begins on gpu-1, gpu-2",
+        "gpu-2 was lost (silent for 1.2 s)",
+        "it goes on smaller",
+    ]
+
+
+def test_what_several_have_noted_is_one_timeline():
+    late, early = Moment(2.0, "run", "b"), Moment(1.0, "slurm", "a")
+    assert in_order([late], [early]) == (early, late)
