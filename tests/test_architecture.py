@@ -48,7 +48,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
     "why": (*UP_TO_4, "train.contract"),  # what was noted by whom, and what it comes to
-    "drill": (*UP_TO_4, "train", "targets.base"),  # faults by lot, and the report of what came of them
+    "drill": (
+        *UP_TO_4,
+        "train",
+        "targets.base",
+        "targets.faults",
+    ),  # faults by lot, and the report of what came of them
     "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "cli": (*UP_TO_7, "cluster"),

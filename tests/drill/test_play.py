@@ -9,8 +9,9 @@ from itertools import pairwise
 from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.play import PATIENCE_S, play
 from dalsegno.drill.story import Blow, Step
+from dalsegno.targets.faults import Options
 
-POWER, XID = Kind("power-off"), Kind("xid", ("79",), stops=False)
+POWER, XID = Kind("power-off"), Kind("xid", Options(code=79), stops=False)
 
 
 @dataclass
@@ -41,9 +42,9 @@ class Run:
     def over(self) -> bool:
         return self.done >= self.total
 
-    def strike(self, fault: str, node: str, options: Sequence[str]) -> None:
-        self.struck.append((" ".join((fault, *options)), node, self.now))
-        if fault == "power-off":
+    def strike(self, kind: Kind, node: str) -> None:
+        self.struck.append((kind.label, node, self.now))
+        if kind.fault == "power-off":
             self.away_until = self.now + (2.0 if self.comes_back else 1e9)
             self.generation += 1
 

@@ -6,25 +6,32 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dalsegno.targets.faults import Options
+
 
 @dataclass(frozen=True)
 class Kind:
     """A fault as `inject` knows it, and what is to be expected of it."""
 
     fault: str
-    options: tuple[str, ...] = ()
+    options: Options = Options()
     stops: bool = True  # training cannot go on where it was
     heals: bool = True  # the controller has something to mend
     weight: int = 1
+
+    @property
+    def label(self) -> str:
+        """`xid 79`"""
+        return f"{self.fault} {self.options.code}" if self.options.code is not None else self.fault
 
 
 KINDS = (
     Kind("power-off", weight=3),
     Kind("worker-kill", heals=False, weight=3),
-    Kind("xid", ("79",), stops=False, weight=2),
+    Kind("xid", Options(code=79), weight=2),
     Kind("agent-dead", stops=False, heals=False),
     Kind("slurmd-dead", stops=False),
-    Kind("net-cut", ("--for", "3s")),
+    Kind("net-cut", Options(for_s=3.0)),
 )
 
 

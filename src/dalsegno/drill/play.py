@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dalsegno.drill.lots import Lot
+from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.story import Blow, Step
 
 LOOK_S = 0.05
@@ -26,7 +26,7 @@ class Stage(Protocol):
 
     def over(self) -> bool: ...
 
-    def strike(self, fault: str, node: str, options: Sequence[str]) -> None: ...
+    def strike(self, kind: Kind, node: str) -> None: ...
 
 
 def play(
@@ -43,10 +43,10 @@ def play(
         if node is None:
             break
         kind = lot.kind
-        blow = Blow(number, " ".join((kind.fault, *kind.options)), node, now(), kind.stops, kind.heals)
+        blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals)
         blows.append(blow)
         say(blow)
-        stage.strike(kind.fault, node, kind.options)
+        stage.strike(kind, node)
     return blows
 
 
