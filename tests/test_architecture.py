@@ -91,6 +91,7 @@ MAY_PRINT = {
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",
+    "health/agent/agent.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 

@@ -16,6 +16,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "controller": "dalsegno.recovery.controller",
     "machine-room": "dalsegno.targets.local.room",
     "undo-fault": "dalsegno.targets.local.breaking.timer",
+    "node-agent": "dalsegno.health.agent.agent",
 }
 
 

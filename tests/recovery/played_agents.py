@@ -32,10 +32,13 @@ class Scene:
         self.selector = selectors.DefaultSelector()
         self.log: list[str] = []
         self.changed: list[str] = []
-        self.agents = Agents(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
-        self.port = self.agents.open("127.0.0.1", 0)
-        self.agents.expect({node: Place("127.0.0.1") for node in NODES})
         self.callers: list[Caller] = []
+        self.begin(stranger_s)
+
+    def begin(self, stranger_s: float = STRANGER_S, port: int = 0) -> None:
+        self.agents = Agents(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
+        self.port = self.agents.open("127.0.0.1", port)
+        self.agents.expect({node: Place("127.0.0.1") for node in NODES})
 
     def turn(self, most_s: float = 0.01) -> None:
         due = self.agents.wake()

@@ -64,6 +64,10 @@ def is_node_name(text: str) -> bool:
     return _NODE.fullmatch(text) is not None
 
 
+def is_boot_id(text: str) -> bool:
+    return _BOOT.fullmatch(text) is not None
+
+
 # Who is there -------------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ class Orders:
         if pending is None or pending.node != node:
             return False
         pending.take(reply)
-        if reply.done:
+        if reply.done and reply.order in self._pending:
             del self._pending[reply.order]
             pending.done(pending.answer())
         return True

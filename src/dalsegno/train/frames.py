@@ -44,6 +44,11 @@ class Reader:
             body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
             yield _parse(body)
 
+    def rest(self) -> bytes:
+        """What has come and makes no message yet; it is not kept here any longer."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
 
 def _parse(body: bytes) -> Message:
     try:

@@ -1,0 +1,84 @@
+"""Parts of a program in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.forked import Forked, fork
+from dalsegno.system.procfs import start_ticks
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def heard(forked: Forked) -> bytes:
+    forked.sock.settimeout(10)
+    said = b""
+    while data := forked.sock.recv(65536):
+        said += data
+    return said
+
+
+def eventually(true: Callable[[], object], timeout_s: float = 10.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.01)
+
+
+def test_it_speaks_and_ends():
+    forked = fork(lambda sock: sock.sendall(b"well"))
+    assert heard(forked) == b"well"
+    eventually(forked.ended)
+
+
+def test_it_has_nothing_of_ours_open():
+    held, other = socket.socketpair()
+    forked = fork(lambda sock: sock.sendall(" ".join(os.listdir("/proc/self/fd")).encode()))
+    open_there = {int(number) for number in heard(forked).split()}
+    assert held.fileno() not in open_there - {3} and len(open_there) <= 5  # three streams, its socket, the listing
+    other.close()
+    assert held.recv(1) == b"", "nobody else holds our other end"
+    held.close()
+
+
+def test_one_that_fails_ends_and_says_why_on_stderr(capfd: pytest.CaptureFixture[str]):
+    forked = fork(lambda sock: sock.sendall(str(1 / 0).encode()))
+    assert heard(forked) == b""
+    eventually(forked.ended)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_one_that_hangs_is_killed_with_what_it_has_started():
+    def hang(sock: socket.socket) -> None:
+        child = subprocess.Popen(["sleep", "100"])
+        sock.sendall(str(child.pid).encode())
+        signal.pause()
+
+    forked = fork(hang)
+    forked.sock.settimeout(10)
+    child = int(forked.sock.recv(100))
+    assert not forked.ended() and start_ticks(child)
+    forked.kill()
+    eventually(forked.ended)
+    eventually(lambda: start_ticks(child) is None)
+    forked.kill()  # again is fine
+
+
+def test_it_does_not_outlive_us_however_we_end():
+    code = (
+        "import os, signal, time; from dalsegno.system.forked import fork;"
+        "forked = fork(lambda sock: time.sleep(100)); print(forked.pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+    eventually(lambda: start_ticks(int(done.stdout)) is None)
