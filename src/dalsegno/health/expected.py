@@ -23,6 +23,11 @@ class Expected:
     munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
     controllers: tuple[str, ...] = ()
 
+    @property
+    def named(self) -> bool:
+        """Slurm's file has a line for this node."""
+        return self.gpus is not None
+
 
 def expected_of(node: str, slurm_conf: str) -> Expected:
     """From the lines of slurm.conf that are about this node; a node that it does not name gets what is for all."""

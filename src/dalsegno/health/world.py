@@ -171,6 +171,6 @@ class FolderWorld:
 
 
 def _said(path: Path) -> tuple[str, int]:
-    """A command's first words, with `|` for the slash that no file's name can have, and its exit code."""
-    words, _, code = path.name.replace("|", "/").removesuffix(".hangs").partition(".exit")
+    """A command's first words, with `+` for the slash that no file's name can have, and its exit code."""
+    words, _, code = path.name.replace("+", "/").removesuffix(".hangs").partition(".exit")
     return words, int(code or 0)

@@ -147,7 +147,7 @@ def judge_names(addresses: Mapping[str, str]) -> Result:
 SERVICE_CHECKS = (
     Check(
         "slurmd", "it answers", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
-        applies=lambda world: world.expected.slurmd is not None,
+        applies=lambda world: world.expected.named,
     ),
     Check(
         "munge", "a credential, made and read", ask_munge, judge_munge, every_s=10,

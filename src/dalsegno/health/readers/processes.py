@@ -9,6 +9,7 @@ from dalsegno.health.seen import Waiting
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 
+STATES = "RSDZTtXxKWPI"  # all that proc(5) knows
 _SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
 
 
@@ -32,6 +33,8 @@ def _waiting(world: World, pid: str) -> tuple[tuple[int, str], Waiting] | None:
     try:
         head, _, tail = world.read(f"/proc/{pid}/stat").rpartition(")")
         fields = tail.split()
+        if fields[0] not in STATES:
+            raise ValueError(f"/proc/{pid}/stat is {head[:20]!r} … {tail[:20]!r}")
         if fields[0] not in ("D", "Z"):
             return None
         switches = ",".join(_SWITCHES.findall(world.read(f"/proc/{pid}/status")))

@@ -1,0 +1,93 @@
+"""A check must be able to fail: each has recorded inputs on which it fails, passes, and knows that it does not know.
+
+A folder below tests/recorded/health/<check>/ is a node: files by their paths, commands with what they say
+(`FolderWorld`). Its name begins with good, bad or garbage. Folders with numbers inside it are looks one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health import Result, Verdict, passed
+from dalsegno.health.check import Check, Context
+from dalsegno.health.checks import CHECKS
+from dalsegno.health.expected import expected_of
+from dalsegno.health.runner import examine
+from dalsegno.health.seen import Seen
+from dalsegno.health.world import FolderWorld
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "health"
+KINDS = {
+    "good": {Verdict.PASSED},
+    "bad": {Verdict.FAILED, Verdict.WARNED},
+    "garbage": {Verdict.UNKNOWN},
+}
+ONLY_WARN = {"gpu-heating", "fabric-errors", "zombies"}  # nothing is taken from a job for these
+
+
+def cases(check: str, kind: str, within: Path = RECORDED) -> list[Path]:
+    return sorted(path for path in (within / check).glob(f"{kind}*") if path.is_dir())
+
+
+def looks(case: Path) -> list[Path]:
+    return sorted((path for path in case.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)) or [case]
+
+
+def judged(check: Check, case: Path) -> Result:
+    """What the check finds at the last look."""
+    seen, result = Seen(), None
+    for look in looks(case):
+        own = look / "etc/slurm/slurm.conf"
+        conf = (own if own.exists() else RECORDED / "slurm.conf").read_text()
+        world = FolderWorld(look, expected_of("gpu-1", conf), seen)
+        context = sorted(check.contexts, key=lambda each: list(Context).index(each))[0]
+        found = examine([check], context, world, {})
+        result = found[0].result if found else None
+    assert result is not None, f"{check.name} does not apply to {case}"
+    return result
+
+
+def lacking(checks: Iterable[Check], within: Path = RECORDED) -> list[str]:
+    """Kinds of recorded input that checks do not have."""
+    return [f"{check.name}: {kind}" for check in checks for kind in KINDS if not cases(check.name, kind, within)]
+
+
+EVERY = [(check, kind, case) for check in CHECKS for kind in KINDS for case in cases(check.name, kind)]
+
+
+@pytest.mark.parametrize(("check", "kind", "case"), EVERY, ids=lambda each: getattr(each, "name", str(each)))
+def test_each_check_judges_what_was_recorded(check: Check, kind: str, case: Path) -> None:
+    result = judged(check, case)
+    assert result.verdict in KINDS[kind], result
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_each_check_can_fail(check: Check) -> None:
+    verdicts = {judged(check, case).verdict for case in cases(check.name, "bad")}
+    assert (Verdict.FAILED in verdicts) != (check.name in ONLY_WARN)
+
+
+def test_no_check_is_without_a_good_a_bad_and_a_garbage_input() -> None:
+    assert lacking(CHECKS) == []
+
+
+def test_a_check_without_them_is_refused(tmp_path: Path) -> None:
+    never = Check("never", "cannot fail", lambda world: "", lambda answer: passed("always"))
+    (tmp_path / "never" / "good").mkdir(parents=True)
+    assert lacking([never], tmp_path) == ["never: bad", "never: garbage"]
+
+
+def test_nothing_is_recorded_for_a_check_that_is_not_there() -> None:
+    assert {path.name for path in RECORDED.iterdir() if path.is_dir()} == {check.name for check in CHECKS}
+
+
+def names(checks: Sequence[Check]) -> list[str]:
+    return [check.name for check in checks]
+
+
+def test_every_check_has_a_name_of_its_own_and_something_to_say_of_itself() -> None:
+    assert len(set(names(CHECKS))) == len(CHECKS)
+    assert all(check.about and check.contexts and check.every_s >= 1 for check in CHECKS)
