@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.launch.snapshots import Held, Resume, buddies, choose, safe_step
+from dalsegno.launch.snapshots import Held, Resume, buddies, choose
 
 
 def held(rank: int, step: int, generation: int = 1, world: int = 2) -> Held:
@@ -16,11 +16,11 @@ def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> Held:
 
 def test_the_newest_step_that_every_rank_has() -> None:
     holdings = {"a": [held(0, 10), held(0, 20)], "b": [held(1, 10)]}
-    assert choose(holdings, 2) == Resume(1, 10, {0: ("a",), 1: ("b",)}, ("a", "b"))
+    assert choose(holdings, 2) == Resume((1, 10), {0: ("a",), 1: ("b",)}, ("a", "b"), {0: 0, 1: 1})
 
 
 def test_a_lost_nodes_rank_is_found_with_its_buddy() -> None:
-    assert choose({"a": [held(0, 10), copy(1, 10)]}, 2) == Resume(1, 10, {0: ("a",), 1: ("a",)}, ("a",))
+    assert choose({"a": [held(0, 10), copy(1, 10)]}, 2) == Resume((1, 10), {0: ("a",), 1: ("a",)}, ("a",), {0: 0, 1: 1})
 
 
 def test_without_anyones_common_part_there_is_nothing() -> None:
@@ -40,10 +40,10 @@ def test_a_later_generation_goes_before_a_later_step() -> None:
     holdings = {"a": [held(0, 100), held(0, 85, generation=2)], "b": [held(1, 100), held(1, 85, generation=2)]}
     found = choose(holdings, 2)
     assert found is not None
-    assert (found.generation, found.step) == (2, 85)
+    assert found.place == (2, 85)
 
 
-def test_snapshots_of_another_number_of_ranks_do_not_fit() -> None:
+def test_shards_of_another_number_of_ranks_do_not_fit() -> None:
     assert choose({"a": [held(0, 10)], "b": [held(1, 10)]}, 3) is None
 
 
@@ -51,22 +51,10 @@ def test_two_generations_are_never_mixed() -> None:
     assert choose({"a": [held(0, 10, generation=1)], "b": [held(1, 10, generation=2)]}, 2) is None
 
 
-def test_safe_is_what_one_node_less_would_leave() -> None:
-    alone = {"a": [held(0, 20)], "b": [held(1, 20)]}
-    half = {"a": [held(0, 20)], "b": [held(1, 20), copy(0, 20)]}
-    both = {"a": [held(0, 20), copy(1, 20)], "b": [held(1, 20), copy(0, 20)]}
-    assert [safe_step(each, 2, generation=1) for each in (alone, half, both)] == [None, None, 20]
-    assert safe_step(both, 2, generation=2) is None
-
-
-def test_an_older_step_is_safe_while_the_newest_is_on_its_way() -> None:
-    a = [held(0, 20), copy(1, 20), held(0, 30), copy(1, 30)]
-    b = [held(1, 20), copy(0, 20), held(1, 30)]
-    assert safe_step({"a": a, "b": b}, 2, generation=1) == 20
-
-
-def test_on_one_node_whatever_is_whole_is_as_safe_as_can_be() -> None:
-    assert safe_step({"a": [held(0, 20), held(1, 20)]}, 2, generation=1) == 20
+def test_where_every_rank_has_all_any_of_them_serves_another_number_of_ranks() -> None:
+    alone = Held(1, 10, 1, world=2, sharded=False)
+    assert choose({"b": [alone]}, 3) == Resume((1, 10), dict.fromkeys(range(3), ("b",)), ("b",), {0: 1, 1: 1, 2: 1})
+    assert choose({"b": [alone]}, 2) is None, "the same ranks go on exactly, or from an older step"
 
 
 def test_buddies_form_a_ring() -> None:

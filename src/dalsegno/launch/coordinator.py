@@ -115,7 +115,8 @@ class Coordinator:
             peer.send({"finish": self.end.code})
             return
         self.staff.agent_came(peer.name)
-        self.memory.heard(peer.name, peer.hello.held)
+        keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
+        self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
         peer.send({"setup": self.site.setup()})
         if peer.name in self.run.ready:
             self._meet_again(peer)
@@ -135,6 +136,8 @@ class Coordinator:
         self.told.heard(self.run.generation, peer.name, word, event)
         if isinstance(word, Ready):
             self.staff.agent_ready(peer.name)
+            if not word.warm:
+                self.memory.keeps_nothing(peer.name)
         elif isinstance(word, Cold):
             peer.send({"reset": True})  # orders that were under way are none any more
         elif isinstance(word, Broken):
@@ -150,7 +153,8 @@ class Coordinator:
         elif isinstance(word, AllStopped):
             self.memory.heard(peer.name, word.held)
         elif isinstance(word, Kept):
-            self._heard_of_memory(peer, word)
+            self.memory.heard(peer.name, word.held)
+            self._speak_of_memory()
         if isinstance(event, Joined):
             self.gathering.take_in(event)
         elif event is not None:
@@ -163,10 +167,9 @@ class Coordinator:
         if word.generation == self.run.generation:
             self.pen.stepped(word)
 
-    def _heard_of_memory(self, peer: Peer, word: Kept) -> None:
-        self.memory.heard(peer.name, word.held, (peer.host, word.port) if word.port else None)
+    def _speak_of_memory(self) -> None:
         if self.run.phase is Phase.RUNNING and self.run.group is not None:
-            for agent, message in self.memory.words(self.run.group):
+            for agent, message in self.memory.words(self.run.group, time.monotonic()):
                 self.agents.send(agent, message)
 
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
@@ -222,6 +225,7 @@ class Coordinator:
                 self.apply(Cancelled())
             self.staff.look_after()
             self.hangs.look()
+            self._speak_of_memory()
             self.tell()
 
     async def _ask_slurm(self) -> None:

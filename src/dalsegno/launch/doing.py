@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 from dalsegno.launch.agents import Agents
@@ -51,7 +52,8 @@ def do(of: Doer, order: Order) -> None:
 
 def _start(of: Doer, order: Start) -> None:
     of.hangs.generation_started()
-    message = start_message(of.site, order, of.agents.peers, of.memory.resume(order.group))
+    in_memory = of.memory.start(order.group, order.agent, time.monotonic())
+    message = start_message(of.site, order, of.agents.peers, in_memory)
     if message is not None:
         of.agents.send(order.agent, message)
 

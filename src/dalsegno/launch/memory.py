@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dalsegno.launch.group import Group
-from dalsegno.launch.snapshots import Held, Resume, buddies, choose, safe_step
+from dalsegno.launch.safety import Safety
+from dalsegno.launch.snapshots import Held, Place, Resume, buddies, whole_steps
 from dalsegno.train.frames import Message
+from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
 
 Address = tuple[str, int]
 
@@ -18,47 +20,66 @@ class Memory:
     def __init__(self) -> None:
         self._held: dict[str, tuple[Held, ...]] = {}
         self._keepers: dict[str, Address] = {}
+        self._said: dict[str, Safe] = {}  # the last word on what is safe that each agent has heard, as it says itself
         self._told: dict[str, Message] = {}  # what each agent was last told of its buddy
-        self._safe: tuple[int, int] | None = None
+        self._told_safe: Safe | None = None
+        self._begun = 0  # the last generation that was begun here
+        self._resume: Message | None = None  # for that one
+        self._safety: Safety | None = None  # None where nothing is replicated
 
-    def heard(self, node: str, held: Sequence[Held], keeper: Address | None = None) -> None:
+    def heard(self, node: str, held: Sequence[Held], keeper: Address | None = None, said: Safe | None = None) -> None:
         self._held[node] = tuple(held)
         if keeper is not None:
             self._keepers[node] = keeper
+        if said is not None:
+            self._said[node] = said
+        if self._safety is not None:
+            self._safety.heard(node, held)
 
     def lost(self, node: str) -> None:
-        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._told)
+        tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._told)
         for table in tables:
             table.pop(node, None)
 
-    def resume(self, group: Group) -> Message | None:
-        """For the start of a generation: what all its workers go on from. Ranks find it at home, or are told where."""
-        found = choose(self._held, group.world_size)
-        if found is None or not self._within_reach(found, group):
-            return None
+    def keeps_nothing(self, node: str) -> None:
+        """It has no warm parent to fork a keeper from."""
+        self._keepers.pop(node, None)
+
+    # A generation begins
+
+    def start(self, group: Group, agent: str, now: float) -> Message:
+        """One node's part: what its workers go on from, who has its copies, and what may not be overwritten."""
+        if self._begun != group.generation:
+            self._begin(group, now)
+        buddy = self._buddies(group).get(agent)
+        safe = self._safety and self._safety.look(now)
+        return {"resume": self._resume, "buddy": buddy and list(buddy), "safe": render_word(safe) if safe else None}
+
+    def _begin(self, group: Group, now: float) -> None:
+        whole = {each.place: each for each in whole_steps(self._held, group.world_size)}
+        found = next((each for each in whole.values() if self._within_reach(each, group)), None)
+        before = self._last_safe()
+        self._begun, self._resume, self._safety = group.generation, self._order(found) if found else None, None
+        if len(group.agents) > 1 and len(self._buddies(group)) == len(group.agents):
+            kept = before if found and before in whole and before <= found.place else NOWHERE
+            said = Safe(group.generation, kept, found.place if found else NOWHERE)
+            self._safety = self._watch(group, said, now)
+        self._told_safe = self._safety.look(now) if self._safety else None
+        self._told = {node: _buddy(address) for node, address in self._buddies(group).items()}
+
+    def _last_safe(self) -> Place:
+        if self._safety is not None:
+            return self._safety.safe.place
+        return max(((said.generation, said.place) for said in self._said.values()), default=(0, NOWHERE))[1]
+
+    def _order(self, found: Resume) -> Message:
         return {
-            "generation": found.generation,
-            "step": found.step,
+            "generation": found.place[0],
+            "step": found.place[1],
             "own": {str(rank): self._addresses(nodes) for rank, nodes in found.own.items()},
+            "of": {str(rank): of for rank, of in found.of.items() if rank != of},
             "shared": self._addresses(found.shared),
         }
-
-    def words(self, group: Group) -> list[tuple[str, Message]]:
-        """To whom to say what, now that something has changed: where the buddy is, and which step is safe."""
-        said = [(node, word) for node, word in self._pairs(group) if self._told.get(node) != word]
-        self._told.update(said)
-        members = {node: self._held.get(node, ()) for node in group.agents}
-        step = safe_step(members, group.world_size, group.generation)
-        safe = (group.generation, -1 if step is None else step)
-        if self._keepers and len(members) > 1 and safe != self._safe:
-            self._safe = safe
-            said += [(node, {"safe": {"generation": safe[0], "step": safe[1]}}) for node in group.agents]
-        return said
-
-    def _pairs(self, group: Group) -> list[tuple[str, Message]]:
-        ring = buddies(group.agents)
-        known = {node: self._keepers.get(buddy) for node, buddy in ring.items()}
-        return [(node, {"buddy": {"address": list(at)}}) for node, at in known.items() if at is not None]
 
     def _within_reach(self, found: Resume, group: Group) -> bool:
         """Every rank has each part at home, or somebody has it who can send it."""
@@ -71,3 +92,43 @@ class Memory:
 
     def _addresses(self, nodes: Sequence[str]) -> list[list[str | int]]:
         return [list(self._keepers[node]) for node in nodes if node in self._keepers]
+
+    def _buddies(self, group: Group) -> dict[str, Address]:
+        ring = buddies(group.agents)
+        return {node: self._keepers[buddy] for node, buddy in ring.items() if buddy in self._keepers}
+
+    # While it runs
+
+    def words(self, group: Group, now: float) -> list[tuple[str, Message]]:
+        """To whom to say what, now that something or nothing has changed: where the buddy is, and what is safe."""
+        pairs = {node: _buddy(address) for node, address in self._buddies(group).items()}
+        said = [(node, word) for node, word in pairs.items() if self._told.get(node) != word]
+        self._told.update(said)
+        if self._begun != group.generation:
+            self._take_over(group, now)
+        safe = self._safety and self._safety.look(now)
+        if safe and safe != self._told_safe:
+            self._told_safe = safe
+            said += [(node, {"safe": render_word(safe)}) for node in group.agents]
+        return said
+
+    def _take_over(self, group: Group, now: float) -> None:
+        """A generation that a former self began: when all its nodes are heard of, the most that any was told counts."""
+        if not all(node in self._held for node in group.agents):
+            return
+        said = [each for node, each in self._said.items() if each.generation == group.generation]
+        self._begun = group.generation
+        if said:
+            place, floor = max(each.place for each in said), max(each.floor for each in said)
+            most = Safe(group.generation, place, said[0].resumed, floor)
+            self._safety = self._watch(group, most, now)
+
+    def _watch(self, group: Group, said: Safe, now: float) -> Safety:
+        safety = Safety(group.agents, group.world_size, said, now)
+        for node in group.agents:
+            safety.heard(node, self._held.get(node, ()))
+        return safety
+
+
+def _buddy(address: Address) -> Message:
+    return {"buddy": {"address": list(address)}}

@@ -12,7 +12,7 @@ from dalsegno.train.frames import Message
 
 
 def start_message(
-    site: Terms, order: Start, peers: Mapping[str, Peer], resume: Message | None = None
+    site: Terms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
     """None while one of the group is just being lost: what follows from that comes at once."""
     group = order.group
@@ -28,4 +28,4 @@ def start_message(
         for rank in range(first, first + group.nproc_per_node)
     ]
     others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
-    return {"start": {"generation": group.generation, "workers": workers, "peers": others, "resume": resume}}
+    return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}

@@ -1,13 +1,16 @@
-"""From which snapshot in memory a generation goes on, and which step may be counted on. Pure.
+"""From which snapshot in memory a generation goes on. Pure.
 
 A rank's state has two parts: what every rank has, which any node's copy serves, and its own, which its buddy has too.
-A step is whole if all ranks' own parts of it are somewhere, and the common one is.
+A step is whole if all ranks' own parts of it are somewhere, and the common one is. For another number of ranks than
+made it, a step still serves if no rank had a part of the model to itself: then any rank's state is all there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+Place = tuple[int, int]  # in the run's history: a generation, and a step of it
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,11 @@ class Held:
     world: int
     own: bool = True  # it has what only this rank has
     shared: bool = True  # it has what all ranks have
+    sharded: bool = True  # and what only this rank has is a part of the model
+
+    @property
+    def place(self) -> Place:
+        return self.generation, self.step
 
 
 Holdings = Mapping[str, Sequence[Held]]  # by node
@@ -29,27 +37,27 @@ Holdings = Mapping[str, Sequence[Held]]  # by node
 class Resume:
     """A whole step, and the nodes that hold what of it."""
 
-    generation: int
-    step: int
+    place: Place
     own: Mapping[int, tuple[str, ...]]  # by rank
     shared: tuple[str, ...]
+    of: Mapping[int, int]  # by rank: whose own part it takes, its own if there were as many ranks
 
-    @property
-    def least(self) -> int:
-        """How many nodes have what the fewest have."""
-        return min(map(len, (*self.own.values(), self.shared)))
+
+def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
+    """The newest first. A later generation comes before a later step: it was begun on a later decision."""
+    steps: dict[Place, list[tuple[str, Held]]] = {}
+    for node, held in holdings.items():
+        for each in held:
+            steps.setdefault(each.place, []).append((node, each))
+    for place, found in sorted(steps.items(), reverse=True):
+        resume = _whole(place, found, world)
+        if resume is not None:
+            yield resume
 
 
 def choose(holdings: Holdings, world: int) -> Resume | None:
-    """The newest whole step. A later generation comes first: what it has done since was done on a later decision."""
-    return next(_whole_steps(holdings, world), None)
-
-
-def safe_step(holdings: Holdings, world: int, generation: int) -> int | None:
-    """The newest step of this generation that no single node takes along; of a single node, that it has."""
-    enough = min(2, len(holdings))
-    whole = (each for each in _whole_steps(holdings, world) if each.generation == generation)
-    return next((each.step for each in whole if each.least >= enough), None)
+    """The newest whole step."""
+    return next(whole_steps(holdings, world), None)
 
 
 def buddies(nodes: Sequence[str]) -> dict[str, str]:
@@ -57,19 +65,15 @@ def buddies(nodes: Sequence[str]) -> dict[str, str]:
     return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}
 
 
-def _whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
-    """The newest first."""
-    steps: dict[tuple[int, int], list[tuple[str, Held]]] = {}
-    for node, held in holdings.items():
-        for each in held:
-            if each.world == world:
-                steps.setdefault((each.generation, each.step), []).append((node, each))
-    for (generation, step), found in sorted(steps.items(), reverse=True):
-        ranks = {rank: _nodes(found, rank) for rank in range(world)}
-        shared = tuple(dict.fromkeys(node for node, each in found if each.shared))
-        if shared and all(ranks.values()):
-            yield Resume(generation, step, ranks, shared)
-
-
-def _nodes(found: Sequence[tuple[str, Held]], rank: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for node, each in found if each.own and each.rank == rank))
+def _whole(place: Place, found: Sequence[tuple[str, Held]], world: int) -> Resume | None:
+    owners: dict[int, dict[str, None]] = {}
+    for node, each in found:
+        if each.own:
+            owners.setdefault(each.rank, {})[node] = None
+    shared = tuple(dict.fromkeys(node for node, each in found if each.shared))
+    same_world = all(each.world == world for _, each in found)
+    serves = len(owners) == world if same_world else not any(each.sharded for _, each in found)
+    if not (shared and owners and serves):
+        return None
+    of = {rank: rank if rank in owners else min(owners) for rank in range(world)}
+    return Resume(place, {rank: tuple(owners[of[rank]]) for rank in of}, shared, of)

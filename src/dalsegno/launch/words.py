@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.launch.snapshots import Held
 from dalsegno.train.frames import Message
+from dalsegno.train.memory.safe import Safe, parse_word
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -39,6 +40,8 @@ class Hello:
     stopped: int = 0  # the last generation of which nothing runs there any more
     reports: tuple[Report, ...] = ()
     held: tuple[Held, ...] = ()
+    keeper: int = 0  # the port on which its keeper listens
+    safe: Safe | None = None  # the last word on that which it has heard
 
     def still_runs(self, generation: int) -> bool:
         """Whether it has this generation's workers, and has not ended them meanwhile."""
@@ -100,10 +103,9 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is in the node's memory now, and where its keeper listens."""
+    """What is in the node's memory now."""
 
     held: tuple[Held, ...]
-    port: int
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,8 @@ def read_hello(message: Message) -> Hello:
         stopped=_number(message, "stopped"),
         reports=_reports(message),
         held=_held(message.get("held")),
+        keeper=_number(message, "keeper"),
+        safe=parse_word(message["safe"]) if message.get("safe") else None,
     )
 
 
@@ -178,7 +182,7 @@ _READERS: dict[str, Callable[[Message], Word]] = {
     "step": lambda said: Stepped(
         _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
     ),
-    "kept": lambda said: Kept(_held(said["kept"]), _number(said, "port")),
+    "kept": lambda said: Kept(_held(said["kept"])),
     "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),
     "signal": lambda said: Signalled(str(said["signal"])),
@@ -200,6 +204,7 @@ def _held(told: Sequence[Message] | None) -> tuple[Held, ...]:
             world=int(each["world"]),
             own=bool(each["own"]),
             shared=bool(each["shared"]),
+            sharded=bool(each["sharded"]),
         )
         for each in told or ()
     )

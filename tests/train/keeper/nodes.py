@@ -13,6 +13,7 @@ from typing import Any
 
 from dalsegno.train.frames import Message, Reader, send
 from dalsegno.train.keeper.holdings import Held, holdings
+from dalsegno.train.keeper.listening import listen
 from dalsegno.train.keeper.orders import Address
 from dalsegno.train.keeper.service import serve
 from dalsegno.train.memory.slots import Slots
@@ -134,4 +135,4 @@ class Node:
 
 def _be_keeper(name: str, folder: Path) -> None:
     os.closerange(3, 1024)  # what the test has open: a connection is closed only when nobody holds it any more
-    serve(name, folder, nice=0)
+    serve(name, listen(), folder, nice=0)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
-import socket
-import sys
 import time
 from pathlib import Path
 
-from dalsegno.train.frames import Reader
 from dalsegno.train.memory.checksum import Verdict, verify
 from dalsegno.train.memory.names import safe_name
 from dalsegno.train.memory.safe import Safe, write_safe
@@ -17,7 +13,6 @@ from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node
 from tests.train.keeper.relay import flip_at, relay
-from tests.train.memory.processes import fork
 from tests.train.memory.states import filled, same
 
 
@@ -29,8 +24,8 @@ def pair(node: NewNode, **more: object) -> tuple[Node, Node]:
     return one, other
 
 
-def set_safe(node: Node, generation: int, step: int) -> None:
-    write_safe(node.folder / safe_name(os.getuid(), RUN), Safe(generation, step))
+def set_safe(node: Node, generation: int, step: int, of: int | None = None) -> None:
+    write_safe(node.folder / safe_name(os.getuid(), RUN), Safe(generation, (of or generation, step)))
 
 
 def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
@@ -40,7 +35,7 @@ def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
     one.until(one.sent)
     assert one.kept == [
         {"rank": 3, "step": 7, "generation": 1, "world": 8, "copy": False, "own": True, "shared": True,
-         "summed": True, "sent": True}
+         "sharded": True, "summed": True, "sent": True}
     ]  # fmt: skip
     other.until(lambda: other.kept)
     assert other.kept == [{**one.kept[0], "copy": True, "shared": False, "sent": False}]
@@ -199,21 +194,3 @@ def test_the_keeper_ends_with_its_agent(node: NewNode) -> None:
     assert one.hang_up() == 0 and other.hang_up() == 0
     assert time.monotonic() - began < 2
     assert other.copies() == []
-
-
-def test_it_can_be_started_as_a_program() -> None:
-    """With the agent's name alone."""
-
-    def run() -> None:
-        sys.argv = ["keeper", name]
-        runpy.run_module("dalsegno.train.keeper", run_name="__main__")
-
-    name = f"dalsegno-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + name)
-        listener.listen(1)
-        pid = fork(run)
-        sock, _ = listener.accept()
-    with sock:
-        assert next(iter(Reader().feed(sock.recv(1000))))["keeper"] > 0
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -107,7 +107,7 @@ def test_what_was_fetched_goes_when_the_run_has_come_further(node: NewNode) -> N
     one, _, third = three(node, filled(5))
     third.keep(generation=2, resumed=5)
     assert third.fetch(0, 5, own=[one.address], shared=[one.address])["ok"]
-    set_safe(third, 2, 5)
+    set_safe(third, 2, 5, of=1)
     third.commit(filled(6), generation=2, resumed=5)
     third.until(lambda: [kept for kept in third.kept if kept["step"] == 6])
     assert len(third.copies()) == 2

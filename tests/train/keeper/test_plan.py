@@ -24,7 +24,7 @@ from dalsegno.train.keeper.plan import (
 from dalsegno.train.memory.choice import free_slots
 from dalsegno.train.memory.names import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, Record
-from dalsegno.train.memory.safe import NOTHING_SAFE, Safe
+from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, Safe
 
 PART = Extent(512, 64, 2, 0)
 KEEP = Keep("a", b"", generation=1, buddy=("b", 1))
@@ -58,8 +58,9 @@ def test_the_newest_is_sent_and_what_came_before_is_skipped() -> None:
 
 def test_what_was_skipped_is_sent_after_a_while_if_it_may_become_safe() -> None:
     snapshots = [held(step) for step in (1, 2, 3, 4)]
-    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, 1)) == snapshots[2]
-    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, 3)) is None
+    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1)), skipped=True) == snapshots[2]
+    assert to_send(snapshots, KEEP, sent(snapshots[3]), Safe(1, (1, 1))) is None
+    assert to_send(snapshots, KEEP, sent(*snapshots[2:]), Safe(1, (1, 3)), skipped=True) is None
 
 
 def test_ranks_take_turns() -> None:
@@ -90,17 +91,20 @@ def test_a_copy_goes_beside_the_newest_and_no_third_file_is_made() -> None:
 
 def test_a_copy_that_may_become_safe_is_not_overwritten() -> None:
     two = [record(1), record(2), None]
-    assert slot_for(two, [True, True, False], KEEP, Safe(1, 1)) == 2
-    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, 1)) is None
-    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, 2)) == 0
+    assert slot_for(two, [True, True, False], KEEP, Safe(1, (1, 1))) == 2
+    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1))) is None
+    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 2))) == 0
+    assert slot_for([*two[:2], record(3)], [True] * 3, KEEP, Safe(1, (1, 1), floor=3)) == 1
 
 
 def test_what_the_run_went_on_from_stays_until_a_newer_step_is_safe() -> None:
     copies, later = [record(5), record(6), record(7, generation=2)], replace(KEEP, generation=2, resumed=5)
-    assert slot_for(copies, [True] * 3, later, NOTHING_SAFE) == 1
+    assert slot_for(copies, [True] * 3, later, Safe(2, resumed=(1, 5))) == 1
+    assert slot_for(copies, [True] * 3, later, Safe(2, (1, 6), resumed=(1, 5))) is None
+    assert slot_for(copies, [True] * 3, later, Safe(2, (2, 7), resumed=(1, 5))) == 0
     assert slot_for([record(5), None, None], [True, False, False], replace(later, resumed=None), None) == 0
     untold = replace(KEEP, generation=2)
-    assert slot_for([record(5), record(6), None], [True, True, False], untold, NOTHING_SAFE) == 0
+    assert slot_for([record(5), record(6), None], [True, True, False], untold, None) == 0
 
 
 def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_any_rank() -> None:
@@ -114,8 +118,8 @@ def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_an
 
 def test_what_was_fetched_is_spent_when_a_newer_step_is_safe() -> None:
     own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
-    assert spent([own, shared, copy, held(5)], Safe(2, 6)) == [own, shared]
-    assert spent([own], Safe(2, 5)) == spent([own], NOTHING_SAFE) == spent([own], None) == []
+    assert spent([own, shared, copy, held(5)], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
+    assert spent([own], Safe(2, resumed=(1, 5))) == spent([own], NOTHING_SAFE) == spent([own], None) == []
 
 
 class Model:
@@ -125,7 +129,7 @@ class Model:
         self.local: list[list[Record | None]] = [[None] * slots for _ in range(ranks)]
         self.copies: list[list[Record | None]] = [[None] * COPIES for _ in range(ranks)]
         self.sent: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
-        self.safe = NOTHING_SAFE
+        self.safe = Safe(1)
 
     def commit(self, rank: int, step: int) -> None:
         for slot in free_slots(self.local[rank], 1, None, self.safe)[:1]:
@@ -134,7 +138,7 @@ class Model:
     def send(self, rank: int, skipped_too: bool) -> bool:
         """Whether something arrived."""
         mine = [Held(SlotName(0, "a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
-        one = to_send(mine, KEEP, self.sent[rank], self.safe if skipped_too else None)
+        one = to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
         slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
         if one is None or slot is None:
             return False
@@ -143,7 +147,8 @@ class Model:
         return True
 
     def find_safe(self) -> None:
-        self.safe = max(self.safe, Safe(1, max(self.common(self.copies), default=-1)))
+        step = max(self.common(self.copies), default=-1)
+        self.safe = Safe(1, max(self.safe.place, (1, step) if step >= 0 else NOWHERE))
 
     @staticmethod
     def common(of: list[list[Record | None]]) -> set[int]:
@@ -164,9 +169,9 @@ def test_nodes_never_wait_for_each_other_for_ever_and_the_safe_step_is_always_th
             model.commit(rank % ranks, steps[rank % ranks])
         else:
             model.send(rank % ranks, skipped_too=what == 6)
-        assert model.safe.step < 0 or model.safe.step in model.common(model.copies)
+        assert model.safe.place == NOWHERE or model.safe.place[1] in model.common(model.copies)
     moved = True
     while moved:
         model.find_safe()
         moved = any([model.send(rank, skipped_too=True) for rank in range(ranks)])
-    assert model.safe.step >= max(model.common(model.local), default=-1)
+    assert model.safe.place[1] >= max(model.common(model.local), default=-1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dalsegno.train.memory.choice import free_slots
 from dalsegno.train.memory.record import ABSENT, Record
-from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe, write_safe
+from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, parse_word, read_safe, render_word, write_safe
 
 
 def held(step: int, generation: int = 1) -> Record:
@@ -25,25 +25,40 @@ def test_where_nobody_replicates_the_older_one_is_overwritten() -> None:
 
 def test_a_slot_is_free_only_when_a_newer_step_is_safe() -> None:
     slots = [held(5), held(6)]
-    assert free_slots(slots, 1, safe=Safe(1, 4)) == []
-    assert free_slots(slots, 1, safe=Safe(1, 5)) == []
-    assert free_slots(slots, 1, safe=Safe(1, 6)) == [0]
+    assert free_slots(slots, 1, safe=Safe(1, (1, 4))) == []
+    assert free_slots(slots, 1, safe=Safe(1, (1, 5))) == []
+    assert free_slots(slots, 1, safe=Safe(1, (1, 6))) == [0]
 
 
 def test_with_three_slots_all_older_than_the_safe_step_are_free_the_oldest_first() -> None:
-    assert free_slots([held(6), held(5), held(7)], 1, safe=Safe(1, 7)) == [1, 0]
+    assert free_slots([held(6), held(5), held(7)], 1, safe=Safe(1, (1, 7))) == [1, 0]
 
 
 def test_the_step_a_generation_started_from_stays_until_a_newer_one_is_safe() -> None:
     slots = [held(5, generation=1), held(6, generation=2)]
     assert free_slots([held(5, generation=1), None], 2, resumed=5) == [1]
-    assert free_slots(slots, 2, resumed=5, safe=Safe(2, -1)) == []
-    assert free_slots(slots, 2, resumed=5, safe=Safe(2, 6)) == [0]
+    assert free_slots(slots, 2, resumed=5, safe=Safe(2, resumed=(1, 5))) == []
+    assert free_slots(slots, 2, resumed=5, safe=Safe(2, (2, 6), resumed=(1, 5))) == [0]
     assert free_slots(slots, 2, resumed=5) == [0]
 
 
 def test_what_was_safe_in_an_earlier_generation_says_nothing_about_this_one() -> None:
-    assert free_slots([held(5, 2), held(6, 2)], 2, resumed=4, safe=Safe(1, 9)) == []
+    assert free_slots([held(5, 2), held(6, 2)], 2, resumed=4, safe=Safe(1, (1, 9))) == []
+
+
+def test_the_last_safe_step_stays_until_this_generation_has_one_of_its_own() -> None:
+    """What it went on from may be on one node alone."""
+    slots = [held(5, 1), held(7, 1), held(8, 2)]
+    assert free_slots(slots, 2, resumed=7, safe=Safe(2, (1, 5), resumed=(1, 7))) == []
+    assert free_slots(slots, 2, resumed=7, safe=Safe(2, (1, 7), resumed=(1, 7))) == [0]
+    assert free_slots(slots, 2, resumed=7, safe=Safe(2, (2, 8), resumed=(1, 7))) == [0, 1]
+
+
+def test_what_lies_between_the_safe_step_and_the_floor_is_free() -> None:
+    slots = [held(5), held(7), held(9)]
+    assert free_slots(slots, 1, safe=Safe(1, (1, 5))) == []
+    assert free_slots(slots, 1, safe=Safe(1, (1, 5), floor=9)) == [1]
+    assert free_slots(slots, 1, safe=Safe(1, (1, 5), floor=20)) == [1, 2]
 
 
 def test_steps_that_were_given_up_are_free() -> None:
@@ -53,22 +68,23 @@ def test_steps_that_were_given_up_are_free() -> None:
 
 
 def test_steps_before_the_one_that_was_loaded_are_free() -> None:
-    assert free_slots([held(5, 1), held(4, 1)], 2, resumed=5, safe=Safe(1, 5)) == [1]
+    assert free_slots([held(5, 1), held(4, 1)], 2, resumed=5, safe=Safe(1, (1, 5))) == [1]
 
 
 def test_the_safe_step_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "dalsegno.0.a.safe"
     assert read_safe(path) is None
     for step in (3, 2**50):
-        write_safe(path, Safe(2, step))
-        assert read_safe(path) == Safe(2, step)
+        safe = Safe(3, (2, step), resumed=(2, step + 1), floor=step + 9)
+        write_safe(path, safe)
+        assert read_safe(path) == safe == parse_word(render_word(safe))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_with_a_damaged_word_about_safety_nothing_is_safe(tmp_path: Path) -> None:
     path = tmp_path / "safe"
-    write_safe(path, Safe(1, 3))
-    for raw in (b"", path.read_bytes()[:-1], b"\1" + path.read_bytes()[1:]):
+    write_safe(path, Safe(1, (1, 3)))
+    for raw in (b"", path.read_bytes()[:-1], b"\2" + path.read_bytes()[1:]):
         path.write_bytes(raw)
         assert read_safe(path) == NOTHING_SAFE

@@ -32,10 +32,10 @@ def test_the_two_newest_steps_are_kept_where_nobody_replicates(shm: Path) -> Non
 
 def test_what_is_not_safe_yet_is_not_overwritten_and_the_skipped_are_counted(shm: Path) -> None:
     slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name(os.getuid(), "a")
-    write_safe(safe, Safe(1, -1))
+    write_safe(safe, Safe(1))
     assert [bool(slots.write(filled(step))) for step in (1, 2, 3)] == [True, True, False]
     assert steps(slots) == [1, 2] and slots.skipped == 1
-    write_safe(safe, Safe(1, 2))
+    write_safe(safe, Safe(1, (1, 2)))
     assert slots.write(filled(4)) and steps(slots) == [4, 2]
 
 

@@ -29,6 +29,7 @@ from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.frames import Message
+from dalsegno.train.memory.safe import parse_word
 
 TICK_S = 0.2
 WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
@@ -53,6 +54,7 @@ class Agent:
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
         self.snapshots = Snapshots(self.run, secret, self.door.name, self.workers.fork_beside, self._tell)
         self.workers.held, self.workers.beside_ended = self.snapshots.held, self._beside_ended
+        self.workers.can_fork = self.snapshots.can_fork
         self.peers: tuple[tuple[str, int], ...] = ()
         self.watched: socket.socket | None = None
         self.lost_at = time.monotonic()
@@ -76,7 +78,7 @@ class Agent:
             "stacks": self.workers.capture_stacks,
             "granted": self._granted,
             "buddy": lambda told: self.snapshots.pair(read_address(told.get("address"))),
-            "safe": lambda told: self.snapshots.note_safe(int(told["generation"]), int(told["step"])),
+            "safe": lambda told: self.snapshots.note_safe(parse_word(told)),
             "replaced": self._give_way,
             "finish": self._finish,
         }
@@ -143,7 +145,7 @@ class Agent:
             "generation": crew.generation,
             "stopped": self.workers.stopped,
             "reports": list(crew.reports.values()),
-            "held": self.snapshots.held(),
+            **self.snapshots.hello(),
         }
 
     def _hear_coordinator(self) -> None:
@@ -173,7 +175,7 @@ class Agent:
     def _start(self, told: Message) -> None:
         order = read_start(told)
         self.peers = order.peers
-        self.snapshots.start(order.workers[0].env.get(RUN, self.run), order.generation, order.resume)
+        self.snapshots.start(order.workers[0].env.get(RUN, self.run), order)
         self.workers.start(order)
 
     def _finish(self, code: int) -> None:

@@ -26,7 +26,7 @@ def become_saver(task: Message) -> None:
 def become_keeper(task: Message) -> None:
     from dalsegno.train.keeper import serve
 
-    serve(task["door"])
+    serve(task["door"], socket.socket(fileno=task["files"][0]))
 
 
 def _first_of_ours(listener: socket.socket) -> socket.socket | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.frames import Message
+from dalsegno.train.memory.safe import Safe, parse_word
 
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 
@@ -52,6 +53,7 @@ class ResumeOrder:
     step: int
     own: Mapping[int, tuple[Address, ...]]  # by rank
     shared: tuple[Address, ...]
+    of: Mapping[int, int] = field(default_factory=dict)  # ranks that take another rank's own part
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class StartOrder:
     workers: tuple[WorkerOrder, ...]
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
+    buddy: Address | None = None  # the keeper that has copies of what is made here
+    safe: Safe | None = None  # what may not be overwritten; None: nobody has copies
 
 
 def read_setup(told: Message) -> Setup:
@@ -86,7 +90,9 @@ def read_setup(told: Message) -> Setup:
 def read_start(told: Message) -> StartOrder:
     workers = tuple(_worker(each) for each in told["workers"])
     resume = _resume(told["resume"]) if told.get("resume") else None
-    return StartOrder(int(told["generation"]), workers, _addresses(told.get("peers")), resume)
+    safe = parse_word(told["safe"]) if told.get("safe") else None
+    peers, buddy = _addresses(told.get("peers")), read_address(told.get("buddy"))
+    return StartOrder(int(told["generation"]), workers, peers, resume, buddy, safe)
 
 
 def read_address(told: Sequence[Any] | None) -> Address | None:
@@ -99,7 +105,8 @@ def _addresses(told: Sequence[Sequence[Any]] | None) -> tuple[Address, ...]:
 
 def _resume(told: Message) -> ResumeOrder:
     own = {int(rank): _addresses(found) for rank, found in told["own"].items()}
-    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _addresses(told["shared"]))
+    of = {int(rank): int(other) for rank, other in told.get("of", {}).items()}
+    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _addresses(told["shared"]), of)
 
 
 def _worker(told: Message) -> WorkerOrder:

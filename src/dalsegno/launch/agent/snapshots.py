@@ -2,6 +2,7 @@
 
 The work itself is done by processes beside the workers: a saver for each rank that asks for one, and a keeper for the
 node, which makes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers.
+The keeper's port is opened here: other nodes know it before there is a keeper, and the next one has it too.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from dalsegno.launch.agent.orders import ResumeOrder
+from dalsegno.launch.agent.orders import ResumeOrder, StartOrder
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import holdings
+from dalsegno.train.keeper.listening import listen
 from dalsegno.train.memory.names import FOLDER, safe_name, sweep
-from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
 
 Answer = Callable[[Message], None]
 Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; whether it can be forked
@@ -32,18 +34,21 @@ class Snapshots:
         self._generation = 0
         self._keeper: Answer | None = None  # how to give it orders, once it is there
         self._keeper_asked = False
-        self._port = 0
+        self._listener = listen()
         self._orders: list[Message] = []  # for a keeper that is still to come
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
 
     # What the coordinator orders
 
-    def start(self, run: str, generation: int, resume: ResumeOrder | None) -> None:
+    def start(self, run: str, order: StartOrder) -> None:
         """Files are named after the run as its workers know it: a torchrun bears one name for agents, one for them."""
-        self.run, self._generation, self._resume = run, generation, resume
+        self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
+        self.note_safe(order.safe)
         if self._keeper is not None:
             self._keep()
+        elif order.resume is not None:
+            self._start_keeper()  # others may send their copies at once
 
     def pair(self, buddy: tuple[str, int] | None) -> None:
         """Another node keeps copies of what is ours."""
@@ -51,14 +56,24 @@ class Snapshots:
         if self._keeper is not None:
             self._keep()
 
-    def note_safe(self, generation: int, step: int) -> None:
-        """Workers read it before they overwrite an older snapshot."""
+    def note_safe(self, safe: Safe | None) -> None:
+        """Workers read it before they overwrite an older snapshot. None: there is only what they have themselves."""
+        path = FOLDER / safe_name(os.getuid(), self.run)
         with contextlib.suppress(OSError):  # a full /dev/shm: then nothing newer counts as safe
-            write_safe(FOLDER / safe_name(os.getuid(), self.run), Safe(generation, step))
+            if safe is not None:
+                write_safe(path, safe)
+            elif path.exists():
+                path.unlink()
 
     def held(self) -> list[dict[str, object]]:
         """For the coordinator."""
         return [each.told() for each in holdings(self.run)]
+
+    def hello(self) -> Message:
+        """What a coordinator has to know of us from the start."""
+        safe = read_safe(FOLDER / safe_name(os.getuid(), self.run))
+        port = int(self._listener.getsockname()[1])
+        return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
 
     def end(self) -> None:
         """The run is over: nothing of it stays in memory."""
@@ -75,9 +90,9 @@ class Snapshots:
         elif "snapshot" in message:
             self._order(message)
         elif "keeper" in message:
-            self._keeper_came(int(message["keeper"]), answer)
+            self._keeper_came(answer)
         elif "kept" in message:
-            self._tell({"kept": self.held(), "port": self._port})
+            self._tell({"kept": self.held()})
         elif "fetched" in message:
             self._fetched(message)
         elif "trouble" in message:
@@ -93,12 +108,13 @@ class Snapshots:
             forked = self._fork(f"saver:{name}", task, [sock.fileno()])
         answer({"saver": name} if forked else {"saver": ""})
 
-    def _find(self, rank: int, answer: Answer) -> None:
+    def _find(self, asking: int, answer: Answer) -> None:
         """What the worker goes on from: here, or fetched from where it is; else it looks on disk."""
         resume = self._resume
         if resume is None:
             answer({"own": ""})
             return
+        rank = resume.of.get(asking, asking)
         here = [each for each in holdings(self.run) if each.place == (resume.generation, resume.step)]
         own = next((each.name for each in here if each.own and each.rank == rank), None)
         shared = next((each.name for each in here if each.shared), None)
@@ -107,7 +123,7 @@ class Snapshots:
             return
         number = next(self._numbers)
         self._fetching[number] = answer
-        sources = {"own": [] if own else resume.own.get(rank, ()), "shared": [] if shared else resume.shared}
+        sources = {"own": [] if own else resume.own.get(asking, ()), "shared": [] if shared else resume.shared}
         order = {"number": number, "rank": rank, "generation": resume.generation, "step": resume.step}
         self._order({"fetch": {**order, **{part: [list(each) for each in found] for part, found in sources.items()}}})
 
@@ -126,22 +142,31 @@ class Snapshots:
             self._keeper(order)
             return
         self._orders.append(order)
-        if not self._keeper_asked:
-            self._keeper_asked = self._fork("keeper", {"kind": "keeper", "name": "ds:keeper", "door": self._door}, ())
+        self._start_keeper()
         if not self._keeper_asked:
             self._give_up_fetching()
 
-    def _keeper_came(self, port: int, answer: Answer) -> None:
-        self._keeper, self._port = answer, port
+    def can_fork(self) -> None:
+        """What is here from before may be asked for by other nodes."""
+        if self.held():
+            self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        if not self._keeper_asked:
+            task: Message = {"kind": "keeper", "name": "ds:keeper", "door": self._door}
+            self._keeper_asked = self._fork("keeper", task, [self._listener.fileno()])
+
+    def _keeper_came(self, answer: Answer) -> None:
+        self._keeper = answer
         self._keep()
         orders, self._orders = self._orders, []
         for order in orders:
             answer(order)
-        self._tell({"kept": self.held(), "port": port})
+        self._tell({"kept": self.held()})
 
     def keeper_gone(self) -> None:
         """It was killed: the next snapshot starts another."""
-        self._keeper, self._keeper_asked, self._port = None, False, 0
+        self._keeper, self._keeper_asked = None, False
         self._orders.clear()
         self._give_up_fetching()
 

@@ -36,6 +36,7 @@ class Workers:
         self._forking: set[str] = set()  # asked for and not yet told of
         self._beside: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
         self.beside_ended: Callable[[str], None] = lambda name: None
+        self.can_fork: Callable[[], None] = lambda: None  # told when there is something warm to fork from
         self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for whoever plans the next generation
 
     # The warm parent
@@ -87,6 +88,8 @@ class Workers:
             self.tell({"note": f"nothing is imported ahead on {self.node}: {told['why']}"})
             self.warm = False  # it can still become a program
         self._tell_ready(told)
+        if self.warm:
+            self.can_fork()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each()

@@ -7,9 +7,11 @@ held (`holdings`) can be read without torch.
 
 from __future__ import annotations
 
+import socket
 
-def serve(agent: str) -> None:
+
+def serve(agent: str, listener: socket.socket) -> None:
     """Be the keeper of that agent's node (its abstract Unix socket, by name), until the agent goes."""
     from dalsegno.train.keeper.service import serve as serve_until_the_end
 
-    serve_until_the_end(agent)
+    serve_until_the_end(agent, listener)

@@ -28,8 +28,7 @@ class Held:
 
     @property
     def place(self) -> tuple[int, int]:
-        """When it was made, in the run's history."""
-        return self.record.generation, self.record.step
+        return self.record.place
 
     @property
     def own(self) -> bool:
@@ -44,7 +43,7 @@ class Held:
         return {
             "rank": self.rank, "step": self.record.step, "generation": self.record.generation,
             "world": self.record.world, "copy": self.copy, "own": self.own, "shared": self.shared,
-            "summed": self.summed, "sent": sent,
+            "sharded": self.record.sharded, "summed": self.summed, "sent": sent,
         }  # fmt: skip
 
 

@@ -27,15 +27,16 @@ def to_sum(held: Iterable[Held], failed: Collection[Sent] = ()) -> Held | None:
     return max(without, key=_place, default=None)
 
 
-def to_send(held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe | None = None) -> Held | None:
-    """The newest snapshot that the buddy lacks, of the rank whose turn it is. `safe`: send what was skipped, too."""
-    mine = [one for one in held if not one.copy and one.summed and _counts(one, keep)]
+def to_send(
+    held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe | None = None, skipped: bool = False
+) -> Held | None:
+    """The newest snapshot that the buddy lacks, of the rank whose turn it is. `skipped`: or an older one, after all."""
+    mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
     reached = {one.rank: one.place for one in sorted(mine, key=_place) if key_of(one) in sent}
     nothing = (-1, -1)
     ahead = [one for one in waiting if one.place > reached.get(one.rank, nothing)]
-    skipped = [one for one in waiting if safe and _may_become_safe(one, keep, safe)]
-    fit = ahead or skipped
+    fit = ahead or (waiting if skipped else [])
     turn = min((reached.get(one.rank, nothing), one.rank) for one in fit)[1] if fit else None
     return max((one for one in fit if one.rank == turn), key=_place, default=None)
 
@@ -63,14 +64,14 @@ def find_shared(held: Iterable[Held], generation: int, step: int) -> Held | None
 
 def spent(held: Iterable[Held], safe: Safe | None) -> list[Held]:
     """What was fetched to start from, once the run has come further."""
-    if safe is None or safe.step < 0:
-        return []
     fetched = [one for one in held if one.copy and one.name.slot in (OWN, SHARED)]
-    return [one for one in fetched if one.record.generation <= safe.generation and one.record.step < safe.step]
+    return [one for one in fetched if safe and not safe.needs(one.place)]
 
 
-def _counts(one: Held, keep: Keep) -> bool:
-    """Whether anyone may ever go on from it: not from steps that were given up."""
+def _counts(one: Held, keep: Keep, safe: Safe | None) -> bool:
+    """Whether anyone may ever go on from it: not from steps that were given up, nor from before what is safe."""
+    if safe is not None and not safe.needs(one.place):
+        return False
     return one.record.generation == keep.generation or keep.resumed in (UNTOLD, one.record.step)
 
 
@@ -79,11 +80,6 @@ def _resumed(copies: Iterable[Record | None], keep: Keep) -> int | None:
     if keep.resumed != UNTOLD:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)
-
-
-def _may_become_safe(one: Held, keep: Keep, safe: Safe) -> bool:
-    reached = safe.step if safe.generation == keep.generation else -1
-    return one.record.generation == keep.generation and one.record.step > reached
 
 
 def _place(one: Held) -> tuple[int, int]:

@@ -86,8 +86,8 @@ class Sending:
     def _choose(self, keep: Keep) -> Held | None:
         now = time.monotonic()
         self._aside = {key: until for key, until in self._aside.items() if until > now}
-        safe = self._books.safe() if now - self._moved > _SKIPPED_S else None
-        return to_send(self._books.held(), keep, self._books.sent() | self._aside.keys(), safe)
+        held, sent = self._books.held(), self._books.sent() | self._aside.keys()
+        return to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
 
     def _rest(self, seconds: float) -> None:
         """A new order or a newer snapshot is reason to try again at once."""

@@ -20,13 +20,12 @@ _MOST_UNPROVEN = 32
 class Server:
     """A thread for each call. Of strangers only few may wait at a time: who has waited longest makes room."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, books: Books, listener: socket.socket) -> None:
+        self._books, self._listener = books, listener
         self._receiving = Receiving(books)
         self._lock = threading.Lock()
         self._unproven: list[socket.socket] = []
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
-        self._listener = listen()
 
     @property
     def port(self) -> int:
@@ -78,10 +77,3 @@ class Server:
                     self._receiving.take(sock, message)
                 else:
                     give(sock, message, self._books)
-
-
-def listen() -> socket.socket:
-    """On all addresses: which one another node knows us by is not ours to know."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))

@@ -25,12 +25,12 @@ from dalsegno.train.memory.names import FOLDER
 NICE = 10  # the training comes first
 
 
-def serve(agent: str, folder: Path = FOLDER, nice: int = NICE) -> None:
+def serve(agent: str, listener: socket.socket, folder: Path = FOLDER, nice: int = NICE) -> None:
     """Until the agent goes: then the process ends at once, whatever its threads are doing."""
     _be_modest(nice)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect("\0" + agent)
-        keeper = Keeper(folder, sock)
+        keeper = Keeper(folder, sock, listener)
         keeper.start()
         with contextlib.suppress(OSError, BadFrame):
             keeper.hear()
@@ -54,10 +54,11 @@ def _end(failed: threading.ExceptHookArgs) -> None:
 class Keeper:
     """The threads and what they share."""
 
-    def __init__(self, folder: Path, agent: socket.socket) -> None:
+    def __init__(self, folder: Path, agent: socket.socket, listener: socket.socket) -> None:
         self._agent, self._telling = agent, threading.Lock()
         self._books = Books(folder, self._tell)
-        self._server, self._fetching, self._sending = Server(self._books), Fetching(self._books), Sending(self._books)
+        self._server = Server(self._books, listener)
+        self._fetching, self._sending = Fetching(self._books), Sending(self._books)
 
     def start(self) -> None:
         self._tell({"keeper": self._server.port})

@@ -6,10 +6,10 @@ complete step elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dalsegno.train.memory.record import Record
-from dalsegno.train.memory.safe import Safe
+from dalsegno.train.memory.safe import Place, Safe
 
 
 def free_slots(
@@ -17,28 +17,21 @@ def free_slots(
 ) -> list[int]:
     """Slots that may be overwritten, the best first.
 
-    `resumed`: the step this generation started from, if it did not start anew. `safe`: None where nobody replicates.
+    `safe`: what the coordinator says of it; None where nobody replicates. Then `resumed` counts, the step this
+    generation started from, if it did not start anew.
     """
-    kept = _kept_step(slots, generation, resumed, safe)
     empty = [number for number, record in enumerate(slots) if record is None]
-    old = [
-        (record.generation, record.step, number)
-        for number, record in enumerate(slots)
-        if record is not None and _is_spent(record, generation, resumed, kept)
-    ]
-    return empty + [number for _, _, number in sorted(old)]
+    full = [(record.place, number) for number, record in enumerate(slots) if record is not None]
+    needs = safe.needs if safe else _needs_alone([place for place, _ in full], generation, resumed)
+    return empty + [number for place, number in sorted(full) if not needs(place)]
 
 
-def _kept_step(slots: Sequence[Record | None], generation: int, resumed: int | None, safe: Safe | None) -> int | None:
-    """The newest step of this generation's history that is safe."""
-    if safe is None:
-        done = [record.step for record in slots if record and record.generation == generation]
-    else:
-        done = [safe.step] if safe.generation == generation and safe.step >= 0 else []
-    return max(done, default=resumed)
+def _needs_alone(places: Sequence[Place], generation: int, resumed: int | None) -> Callable[[Place], bool]:
+    """For whoever has no other node: the newest is kept, and not the steps that an earlier generation gave up."""
+    kept = max((step for made_by, step in places if made_by == generation), default=resumed)
 
+    def needs(place: Place) -> bool:
+        given_up = place[0] != generation and (resumed is None or place[1] > resumed)
+        return not given_up and (kept is None or place[1] >= kept)
 
-def _is_spent(record: Record, generation: int, resumed: int | None, kept: int | None) -> bool:
-    if record.generation != generation and (resumed is None or record.step > resumed):
-        return True  # steps that were given up when this generation went on from an earlier one
-    return kept is not None and record.step < kept
+    return needs

@@ -60,7 +60,8 @@ def record_of(state: State, layout: Layout, generation: int) -> Record:
     shared = _extent(layout.shared, HEADER) if layout.shared else ABSENT
     own = _extent(layout.own, layout.own_at)
     # The machine's own clock never goes back while its memory lives: no two snapshots bear one number.
-    return Record(time.monotonic_ns(), state.step, generation, state.rank, state.world, shared, own)
+    sharded = bool(layout.own.pieces)
+    return Record(time.monotonic_ns(), state.step, generation, state.rank, state.world, shared, own, sharded)
 
 
 def _extent(part: Part, at: int) -> Extent:

@@ -13,7 +13,7 @@ _SIZE = 256
 COMMIT_AT, SUMS_AT, HEADER = 0, _SIZE, 2 * _SIZE
 NOTHING = bytes(HEADER)
 _EXTENT = struct.Struct("<QQQI")
-_RECORD = struct.Struct("<8sQqIII")
+_RECORD = struct.Struct("<8sQqIII?")
 _SUMS = struct.Struct("<8sQII")
 _CRC = struct.Struct("<I")
 _MAGIC, _SUMS_MAGIC = b"dalsegn1", b"dalsums1"
@@ -47,13 +47,20 @@ class Record:
     world: int
     shared: Extent  # what every rank has: ABSENT where another rank of the node keeps it
     own: Extent  # what only this rank has
+    sharded: bool = False  # and that is a part of the model: no other rank's serves in its place
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """When it was made, in the run's history."""
+        return self.generation, self.step
 
     @property
     def end(self) -> int:
         return max(HEADER, self.shared.end, self.own.end)
 
     def pack(self) -> bytes:
-        head = _RECORD.pack(_MAGIC, self.seq, self.step, self.generation, self.rank, self.world)
+        about = (self.seq, self.step, self.generation, self.rank, self.world, self.sharded)
+        head = _RECORD.pack(_MAGIC, *about)
         return _sealed(head + _packed(self.shared) + _packed(self.own))
 
 
@@ -74,9 +81,9 @@ def parse_record(header: bytes) -> Record | None:
     raw = _unsealed(header[COMMIT_AT:SUMS_AT], _MAGIC)
     if raw is None:
         return None
-    _, seq, step, generation, rank, world = _RECORD.unpack_from(raw)
+    _, seq, step, generation, rank, world, sharded = _RECORD.unpack_from(raw)
     shared, own = (Extent(*_EXTENT.unpack_from(raw, _RECORD.size + n * _EXTENT.size)) for n in range(2))
-    return Record(seq, step, generation, rank, world, shared, own)
+    return Record(seq, step, generation, rank, world, shared, own, sharded)
 
 
 def parse_sums(header: bytes) -> Sums | None:
