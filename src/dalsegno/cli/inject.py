@@ -13,6 +13,7 @@ from dalsegno.cli.times import parse_time
 from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.cluster import Place
     from dalsegno.targets.base import CanBreak, Wound
     from dalsegno.targets.faults import Fault, Options
 
@@ -168,20 +169,27 @@ def _tell_cleared(cleared: Sequence[Wound]) -> None:
 
 
 def _open(name: str | None, real: bool) -> CanBreak:
-    from dalsegno.cluster import find_place, may_change, open_local
-    from dalsegno.targets.base import CanBreak
+    from dalsegno.cluster import find_place
 
     place = find_place(name)
+    target = open_breakable(place)
+    if real:
+        raise UsageError(
+            f"{place.name} is a local cluster: it has no real nodes, and breaking those of others is not built yet",
+            hint="leave `--allow-real-nodes` out",
+        )
+    return target
+
+
+def open_breakable(place: Place) -> CanBreak:
+    from dalsegno.cluster import may_change, open_local
+    from dalsegno.targets.base import CanBreak
+
     may_change(place)
     target = open_local(place)
     if not isinstance(target, CanBreak):
         raise UsageError(
             f"nodes of {place.name} cannot be broken on purpose",
             hint="name a cluster with `target: local`: `dalsegno ls` shows them",
-        )
-    if real:
-        raise UsageError(
-            f"{place.name} is a local cluster: it has no real nodes, and breaking those of others is not built yet",
-            hint="leave `--allow-real-nodes` out",
         )
     return target

@@ -33,6 +33,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "ckpt": "List, verify and convert checkpoints.",
     "why": "What happened to a node, a run or a job, and what to do.",
     "inject": "Break a node or a worker on purpose.",
+    "drill": "A game day: train, break things, report what each fault cost.",
     "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",
     "down": "Take the cluster down and remove all of it.",
     "schema": "Print the cluster file's JSON schema for editors.",

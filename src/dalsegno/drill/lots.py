@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dalsegno.targets.faults import Options
 
@@ -14,7 +14,7 @@ class Kind:
     """A fault as `inject` knows it, and what is to be expected of it."""
 
     fault: str
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     stops: bool = True  # training cannot go on where it was
     heals: bool = True  # the controller has something to mend
     weight: int = 1

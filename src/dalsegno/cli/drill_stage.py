@@ -1,0 +1,188 @@
+"""Where a drill is played: a cluster whose nodes can be broken, and a run that trains on it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno import drill
+from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.marks import marks_of_run
+from dalsegno.drill.notes import Notes
+from dalsegno.drill.play import play
+from dalsegno.drill.story import Blow, Drill, Step
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.progress import read_progress
+from dalsegno.launch.status import Status, read_status
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import Place, SlurmHere
+    from dalsegno.targets.base import CanBreak
+
+Say = Callable[[Blow | str], None]
+PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
+ROOM = 30  # steps for each fault, beside those that the lots want
+END_S = 300.0
+MOST_RESTARTS = 1000
+SCRIPT = Path(drill.__file__).with_name("training.py")
+
+
+@dataclass
+class Training:
+    """A run of the drill's own script. It is a stage for `play`; whoever leaves it early ends it."""
+
+    folder: RunFolder
+    notes: Notes
+    target: CanBreak
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.over():
+            self.folder.cancel.touch()
+
+    def members(self) -> Sequence[str]:
+        status = self.status()
+        if status.phase != "running":
+            return []
+        return [node.name for node in status.nodes if node.state == "member"]
+
+    def newest(self) -> Step | None:
+        self.notes.read()
+        return self.notes.last
+
+    def over(self) -> bool:
+        return self.status().over
+
+    def strike(self, kind: Kind, node: str) -> None:
+        from dalsegno.targets.faults import FAULTS
+
+        self.target.inject(FAULTS[kind.fault], node, kind.options)
+
+    def status(self) -> Status:
+        status = read_status(self.folder.status)
+        if status is None:
+            raise DalsegnoError(f"run {self.folder.run} has vanished", hint="did somebody remove its folder?")
+        return status
+
+    def end(self, timeout_s: float) -> int:
+        until = time.monotonic() + timeout_s
+        while not (status := self.status()).over or status.exit_code is None:
+            if time.monotonic() > until:
+                raise DalsegnoError(
+                    f"run {self.folder.run} has not ended within {timeout_s:.0f} s",
+                    hint=f"`dalsegno why {self.folder.run}` tells what it waits for",
+                )
+            time.sleep(0.1)
+        self.notes.read()
+        return status.exit_code
+
+
+@dataclass(frozen=True)
+class Theatre:
+    """A cluster to drill on."""
+
+    place: Place
+    slurm: SlurmHere
+    target: CanBreak
+    nodes: int
+    spares: int
+
+    @classmethod
+    def open(cls, name: str | None, nodes: int, spares: int) -> Theatre:
+        from dalsegno.cli.inject import open_breakable
+        from dalsegno.cluster import find_place, find_slurm
+
+        place = find_place(name)
+        return cls(place, find_slurm(place.name), open_breakable(place), nodes, spares)
+
+    def perform(self, lots: Sequence[Lot], seed: int, compare: bool, say: Say) -> Drill:
+        total = sum(lot.after_steps for lot in lots) + ROOM * len(lots)
+        with _folder() as folder, self._mended_afterwards():
+            weights = self._undisturbed(folder, total, say) if compare else ""
+            say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
+            started = time.time()
+            with self._start(folder / "disturbed", total, PAUSE_S) as training:
+                blows = play(training, lots, say)
+                code = training.end(END_S + total * PAUSE_S)
+            return _account(training, seed, started, blows, code, weights)
+
+    @contextmanager
+    def _mended_afterwards(self) -> Iterator[None]:
+        """What was broken is not left so, however the drill ends."""
+        try:
+            yield
+        finally:
+            for node in sorted({wound.node for wound in self.target.injected()}):
+                self.target.clear(node)
+
+    def _undisturbed(self, folder: Path, total: int, say: Say) -> str:
+        say(f"the undisturbed run to compare with: {total} steps")
+        with self._start(folder / "undisturbed", total, 0.0) as training:
+            code = training.end(END_S + total)
+        if code:
+            raise DalsegnoError(
+                f"already the undisturbed run ended with code {code}", hint=f"`dalsegno why {training.folder.run}`"
+            )
+        return training.notes.weights
+
+    def _start(self, folder: Path, total: int, pause_s: float) -> Training:
+        from dalsegno.cli.handing_over import make_plan, start
+        from dalsegno.cluster import runs_home
+        from dalsegno.jobs import Nodes, RunRequest
+
+        folder.mkdir()
+        request = RunRequest(
+            str(SCRIPT),
+            (str(folder / "ckpt"), str(folder / "notes"), str(total), str(pause_s)),
+            nodes=Nodes(self.nodes, self.nodes),
+            nproc_per_node=1,
+            spares=self.spares,
+            max_restarts=MOST_RESTARTS,
+            name="drill",
+            chdir=str(folder),
+        )
+        home = runs_home()
+        run = start(make_plan(request, self.slurm, home), self.slurm, home)
+        return Training(run, Notes(folder / "notes"), self.target)
+
+
+def _account(training: Training, seed: int, started: float, blows: Sequence[Blow], code: int, weights: str) -> Drill:
+    progress = read_progress(training.folder.progress)
+    entries = list(journal.read(training.folder.journal))
+    return Drill(
+        seed,
+        _nodes_of(entries),
+        started,
+        time.time(),
+        tuple(blows),
+        tuple(marks_of_run(entries)),
+        tuple(training.notes.steps),
+        dict(progress.account.spent) if progress else {},
+        code,
+        exact=training.notes.weights == weights if weights else None,
+    )
+
+
+def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:
+    """All that ever were the run's."""
+    return tuple(sorted({node for entry in entries if entry.get("event") == "granted" for node in entry["nodes"]}))
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Where all nodes see it; gone afterwards. The dot: it is no run."""
+    from dalsegno.cluster import runs_home
+
+    home = runs_home()
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".drill-", dir=home, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
