@@ -18,6 +18,7 @@ from dalsegno.health.expected import expected_of
 from dalsegno.health.runner import examine
 from dalsegno.health.seen import Seen
 from dalsegno.health.world import FolderWorld
+from dalsegno.spec.check_names import CHECK_THRESHOLDS
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "health"
 KINDS = {
@@ -91,3 +92,7 @@ def names(checks: Sequence[Check]) -> list[str]:
 def test_every_check_has_a_name_of_its_own_and_something_to_say_of_itself() -> None:
     assert len(set(names(CHECKS))) == len(CHECKS)
     assert all(check.about and check.contexts and check.every_s >= 1 for check in CHECKS)
+
+
+def test_the_cluster_file_knows_every_check_and_threshold_by_name() -> None:
+    assert {check.name: tuple(check.thresholds) for check in CHECKS} == CHECK_THRESHOLDS

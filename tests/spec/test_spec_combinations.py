@@ -2,6 +2,8 @@
 
 import pytest
 
+from dalsegno.spec.facts import CheckSetting
+
 LOCAL = "name: demo\ntarget: local\n"
 TRAIN = "partitions:\n  - {name: train, nodes: 4}\n"
 
@@ -434,3 +436,31 @@ accounts: [{name: b, group_tres: {gres/gpu: 4}}]
         (5, "`max_jobs_per_user` of QOS `a` is a limit, and `slurm.enforce` names no limits", hint),
         (6, "`group_tres` of account `b` is a limit, and `slurm.enforce` names no limits", hint),
     ]
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+HEALTH = {
+    "zombie: off": ("there is no health check `zombie`", "did you mean `zombies`?"),
+    "moonphase: off": ("there is no health check `moonphase`", "`dalsegno health --list` shows them"),
+    "disk: {thresholds: {warm_percent: 80}}": (
+        "health check `disk` has no threshold `warm_percent`",
+        "did you mean `warn_percent`?",
+    ),
+    "zombies: {thresholds: {size: 80}}": ("health check `zombies` has no threshold `size`", "it has older_than_s"),
+    "dcgm: {thresholds: {size: 80}}": ("health check `dcgm` has no threshold `size`", "it has none"),
+}
+
+
+@pytest.mark.parametrize(("check", "fault"), HEALTH.items(), ids=HEALTH)
+def test_misspelt_checks_and_thresholds(faults, check, fault):
+    assert one(faults, f"{LOCAL}{TRAIN}health:\n  checks:\n    {check}\n") == (7, *fault)
+
+
+def test_what_is_said_of_checks_is_among_the_facts(cluster):
+    text = f"{LOCAL}{TRAIN}health:\n  mode: observe\n  max_out: 10%\n  checks:\n    zombies: off\n"
+    text += "    disk: {every: 1m, action: drain, thresholds: {fail_percent: 99}}\n"
+    health = cluster(text).health
+    assert (health.mode, health.max_out, health.reboots_apart_s) == ("observe", 0.1, 7200)
+    assert health.checks["zombies"] == CheckSetting(enabled=False)
+    assert health.checks["disk"] == CheckSetting(every_s=60, action="drain", thresholds={"fail_percent": 99})

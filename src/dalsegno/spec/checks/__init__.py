@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.spec.checks.accounting import check_accounting
 from dalsegno.spec.checks.duplicates import check_duplicates
+from dalsegno.spec.checks.health import check_health
 from dalsegno.spec.checks.machines import check_machines
 from dalsegno.spec.checks.partitions import check_partitions
 from dalsegno.spec.checks.people import check_people
@@ -32,6 +33,7 @@ _CHECKS = (
     check_reservations,
     check_storage,
     check_raw_settings,
+    check_health,
 )
 
 

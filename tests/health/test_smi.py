@@ -1,0 +1,125 @@
+"""What nvidia-smi says, in a driver's own words."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health import Verdict
+from dalsegno.health.check import Context
+from dalsegno.health.checks import CHECKS
+from dalsegno.health.expected import Expected
+from dalsegno.health.facts import GpuFacts, GpuProcess
+from dalsegno.health.readers.smi import parse_link_errors, parse_links, parse_smi, read_smi
+from dalsegno.health.runner import examine
+from dalsegno.health.world import FolderWorld
+from dalsegno.system.apart import NoAnswer
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "nvidia-smi-580"
+XML = (RECORDED / "h200.xml").read_text()
+FIRST, SECOND = "GPU-00000000-1111-2222-3333-444444444444", "GPU-55555555-1111-2222-3333-444444444444"
+H200 = GpuFacts(
+    0, FIRST, "1650000000000", "NVIDIA H200",
+    temperature_c=36, slowdown_c=89, clock_mhz=345, max_clock_mhz=1980, throttle=(), utilization_percent=0,
+    ecc_corrected=0, ecc_uncorrected=0, remap_pending=False, remap_failed=False, remapped_rows=0,
+    pcie_width=16, pcie_max_width=16, memory_total_mib=143771, memory_used_mib=0, processes=(),
+)  # fmt: skip
+
+
+def only(xml: str) -> GpuFacts:
+    (gpu,) = parse_smi(xml)
+    return gpu
+
+
+def test_a_healthy_gpu() -> None:
+    assert only(XML) == H200
+
+
+def test_slowdown_is_told_outright_by_older_drivers() -> None:
+    old = XML.replace("gpu_temp_tlimit>", "x>").replace(
+        "<gpu_target_temperature>", "<gpu_temp_slow_threshold>87 C</gpu_temp_slow_threshold><gpu_target_temperature>"
+    )
+    assert (only(old).temperature_c, only(old).slowdown_c) == (36, 87)
+
+
+def test_throttling_is_called_events_since_535() -> None:
+    hot = XML.replace("hw_thermal_slowdown>Not Active", "hw_thermal_slowdown>Active")
+    assert only(hot).throttle == ("hw_thermal_slowdown",)
+    assert only(hot.replace("clocks_event_reason", "clocks_throttle_reason")).throttle == ("hw_thermal_slowdown",)
+
+
+def test_errors_are_summed_over_all_memories() -> None:
+    bad = XML.replace("<sram_uncorrectable_parity>0", "<sram_uncorrectable_parity>1", 1)
+    bad = bad.replace("<dram_uncorrectable>0", "<dram_uncorrectable>2", 1).replace(
+        "<dram_correctable>0", "<dram_correctable>5", 1
+    )
+    assert (only(bad).ecc_uncorrected, only(bad).ecc_corrected) == (3, 5)
+
+
+def test_what_is_not_available_is_not_told() -> None:
+    silent = XML.replace(">16x<", ">N/A<").replace(">36 C<", ">[N/A]<")
+    assert (only(silent).pcie_width, only(silent).temperature_c) == (None, None)
+
+
+def test_a_gpu_that_answers_with_errors_is_lost() -> None:
+    assert only(XML.replace(">36 C<", ">Unknown Error<")).lost
+    assert only(XML.replace("<gpu_util>0 %<", "<gpu_util>GPU is lost<")).lost
+
+
+def test_processes() -> None:
+    info = "<pid>7</pid><process_name>python</process_name><used_memory>512 MiB</used_memory>"
+    busy = XML.replace("<processes>", f"<processes><process_info>{info}</process_info>", 1)
+    assert only(busy).processes == (GpuProcess(7, "python", 512),)
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found", "<nvidia_smi_log><gpu", XML[:900]])
+def test_garbage_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_smi(text)
+
+
+def test_links() -> None:
+    assert parse_links((RECORDED / "nvlink-s.txt").read_text()) == {FIRST: 2, SECOND: 3}
+    assert parse_link_errors((RECORDED / "nvlink-e.txt").read_text()) == {FIRST: 3, SECOND: 0}
+    assert parse_links("rubbish\n") == {}
+
+
+# All of it ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FolderWorld:
+    """A real machine with an H200 and no NVML."""
+    for place, text in {"vendor": "0x10de\n", "class": "0x030200\n"}.items():
+        (tmp_path / "sys/bus/pci/devices/0000:00:06.0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/bus/pci/devices/0000:00:06.0" / place).write_text(text)
+    (tmp_path / "commands").mkdir()
+    shutil.copy(RECORDED / "h200.xml", tmp_path / "commands/nvidia-smi -q -x")
+    shutil.copy(RECORDED / "nvlink-s.txt", tmp_path / "commands/nvidia-smi nvlink -s")
+    return FolderWorld(tmp_path, Expected("here"))
+
+
+def test_without_nvml_nvidia_smi_is_asked(machine: FolderWorld) -> None:
+    (gpu,) = read_smi(machine)
+    assert (gpu.model, gpu.nvlinks, gpu.nvlink_errors) == ("NVIDIA H200", 2, None)
+    about_gpus = [check for check in CHECKS if check.name.startswith(("gpu", "pcie"))]
+    found = {each.check: each.result.verdict for each in examine(about_gpus, Context.IDLE, machine, {})}
+    assert set(found.values()) == {Verdict.PASSED} and len(found) == 7
+
+
+def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: FolderWorld) -> None:
+    shutil.copytree(
+        machine.folder / "sys/bus/pci/devices/0000:00:06.0", machine.folder / "sys/bus/pci/devices/0000:00:07.0"
+    )
+    count = [check for check in CHECKS if check.name == "gpu-count"]
+    (found,) = examine(count, Context.IDLE, machine, {})
+    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are there")
+
+
+def test_a_driver_that_is_not_there_is_unknown(machine: FolderWorld) -> None:
+    (machine.folder / "commands/nvidia-smi -q -x").rename(machine.folder / "commands/nvidia-smi -q -x.exit9")
+    (machine.folder / "commands/nvidia-smi -q -x.exit9").write_text("couldn't communicate with the NVIDIA driver.\n")
+    with pytest.raises(NoAnswer, match="ended with 9"):
+        read_smi(machine)

@@ -1,0 +1,95 @@
+"""Xids: a row each, the driver's own word first, repeats counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.health import Remedy, Result, Verdict
+from dalsegno.health.checks.xid import XidLog, judge_xid
+from dalsegno.health.facts import LogLine
+from dalsegno.health.readers.kernel_log import KernelSaid
+from dalsegno.health.telemetry import xid_line
+from dalsegno.health.xids import events, table
+
+NOW = 1_700_000_000.0
+TO_REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+TO_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+TO_DRAIN = "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
+TO_NOTHING = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+def judge(*lines: str, a100: bool = False, ago_s: float = 60, **thresholds: float) -> Result:
+    said = KernelSaid(tuple(LogLine(NOW - ago_s, line, 3) for line in lines), NOW)
+    return judge_xid(XidLog(said, a100), **thresholds)
+
+
+def remedy(*lines: str, a100: bool = False) -> Remedy:
+    return judge(*lines, a100=a100).remedy
+
+
+def test_what_each_xid_calls_for() -> None:
+    calls_for = {remedy: {row.xid for row in table().values() if row.remedy is remedy} for remedy in Remedy}
+    assert calls_for[Remedy.REPLACE] == {54}
+    assert calls_for[Remedy.REBOOT] == {79, 151, 168}
+    assert calls_for[Remedy.RESET] == {46, 48, 62, 64, 74, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158}
+    assert calls_for[Remedy.NONE] == {13, 31, 43, 45, 63, 68, 92, 94}
+    assert calls_for[Remedy.WATCH] == {81, 109, 121, 125, 126, *range(144, 151), 154, 157, 162, 163, 164}
+    assert not calls_for[Remedy.DRAIN]
+
+
+def test_64_and_95_want_a_reboot_on_a100() -> None:
+    for xid in (64, 95):
+        assert (remedy(xid_line(xid, "")), remedy(xid_line(xid, ""), a100=True)) == (Remedy.RESET, Remedy.REBOOT)
+
+
+def test_109_is_watched_until_it_comes_again_and_again() -> None:
+    line = xid_line(109, "CTX SWITCH TIMEOUT")
+    assert [judge(*[line] * count).verdict for count in (1, 2, 3)] == [Verdict.WARNED, Verdict.WARNED, Verdict.FAILED]
+    assert judge(line, line, repeats=2).remedy is Remedy.RESET
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ((xid_line(48, "DBE"), xid_line(154, TO_REBOOT)), Remedy.REBOOT),
+        ((xid_line(79, "off the bus"), xid_line(154, TO_RESET)), Remedy.RESET),  # its word goes before the table
+        ((xid_line(31, "MMU Fault"), xid_line(154, TO_DRAIN)), Remedy.RESET),
+        ((xid_line(154, TO_RESET), xid_line(154, TO_REBOOT)), Remedy.REBOOT),  # the last word counts
+        ((xid_line(48, "DBE"), xid_line(154, TO_NOTHING)), Remedy.WATCH),
+        ((xid_line(154, "words nobody knows"),), Remedy.WATCH),
+        ((xid_line(48, "DBE"), xid_line(154, "words nobody knows")), Remedy.RESET),
+        ((xid_line(48, "DBE", gpu=0), xid_line(154, TO_NOTHING, gpu=1)), Remedy.RESET),  # another GPU's word
+    ],
+)
+def test_xid_154_names_the_action_of_its_gpu(lines: tuple[str, ...], wanted: Remedy) -> None:
+    assert remedy(*lines) is wanted
+
+
+def test_the_heaviest_is_told_with_its_number() -> None:
+    found = judge(xid_line(31, "MMU Fault"), xid_line(79, "GPU has fallen off the bus."), xid_line(48, "DBE"))
+    assert (found.verdict, found.remedy, found.code) == (Verdict.FAILED, Remedy.REBOOT, "79")
+    assert "0000:41:00" in found.text
+
+
+def test_a_programs_own_fault_never_drains() -> None:
+    assert judge(xid_line(31, "MMU Fault"), xid_line(13, "x"), xid_line(94, "Contained")).verdict is Verdict.PASSED
+
+
+def test_an_xid_that_is_not_in_the_table_is_watched() -> None:
+    assert judge(xid_line(999, "new")).verdict is Verdict.WARNED
+
+
+def test_old_ones_are_forgotten() -> None:
+    assert judge(xid_line(79, "x"), ago_s=90_000).verdict is Verdict.PASSED
+    assert judge(xid_line(79, "x"), ago_s=900, window_s=600).verdict is Verdict.PASSED
+
+
+def test_every_way_in_which_drivers_write_them() -> None:
+    lines = [
+        "NVRM: Xid (PCI:0000:41:00): 79, pid=4242, GPU has fallen off the bus.",
+        "NVRM: Xid (0000:41:00): 31, Ch 00000010",
+        "[ 1234.5] NVRM: Xid (PCI:0000:C1:00): 62, 0a1b(2c3d) 00000000",
+        "NVRM: Xid (PCI:0000:41:00): 119, pid='<unknown>', name=<unknown>, Timeout after 6s",
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module",
+    ]
+    assert [event.xid for event in events([LogLine(NOW, line) for line in lines])] == [79, 31, 62, 119]
