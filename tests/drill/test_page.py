@@ -65,3 +65,8 @@ def test_names_are_only_text():
 
 def test_a_drill_of_which_nothing_was_seen_has_a_page_too():
     parsed(render_page(Drill(7, (), 5.0, 5.0, (), (), ())))
+
+
+def test_a_node_that_nobody_drained_is_not_shown_as_being_mended():
+    page = render_page(Drill(7, ("n1",), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), (), STEPS))
+    assert (page.count('class="gone"'), page.count('class="mending"')) == (1, 0)

@@ -18,7 +18,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 62rem; margin: 2.5rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2.2rem 0 .6rem; }
-p.when { color: var(--dim); margin: .1rem 0 1.2rem; }
+p.legend { color: var(--dim); font-size: .85rem; } p.when { color: var(--dim); margin: .1rem 0 1.2rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--dim); font-size: .8rem; } td.text { white-space: normal; }
@@ -29,6 +29,12 @@ svg { width: 100%; height: auto; min-width: 40rem; } svg text { font: 11px syste
 """.strip()
 
 
+LEGEND = (
+    '<p class="legend"><b style="color:var(--well)">■</b> in service <b style="color:var(--gone)">■</b> hit, '
+    'not out of service yet <b style="color:var(--mending)">■</b> out of service: mended and validated</p>'
+)
+
+
 def render_page(drill: Drill, title: str = "Drill") -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(drill.started))
     parts = [
@@ -37,7 +43,7 @@ def render_page(drill: Drill, title: str = "Drill") -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f'<h1>{escape(title)}</h1><p class="when">{when}, seed {drill.seed}</p>',
         "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in sentences(drill)) + "</ul>",
-        f'<h2>Loss, and what each node went through</h2><div class="wide">{render_picture(drill)}</div>',
+        f'<h2>Loss, and what each node went through</h2><div class="wide">{render_picture(drill)}</div>{LEGEND}',
         f"<h2>Every fault</h2>{_table(COLUMNS, rows(drill))}",
         f"<h2>Everything that was noted</h2>{_table(['AFTER', 'WHAT', 'NODE', ''], _events(drill))}",
         "</body></html>",

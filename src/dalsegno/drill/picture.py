@@ -74,9 +74,10 @@ def _lanes(drill: Drill, scale: _Scale) -> Iterator[str]:
 def _out_of_service(each: Recovery, drill: Drill, scale: _Scale, top: int) -> Iterator[str]:
     blow = each.blow
     drained = blow.at + each.drained_s if each.drained_s is not None else drill.ended
-    returned = blow.at + each.returned_s if each.returned_s is not None else drill.ended
     yield _bar("gone", scale, blow.at, drained, top, f"{blow.fault}, not drained yet")
-    yield _bar("mending", scale, drained, returned, top, f"{blow.fault}: being mended and validated")
+    if each.drained_s is not None:
+        returned = blow.at + each.returned_s if each.returned_s is not None else drill.ended
+        yield _bar("mending", scale, drained, returned, top, f"{blow.fault}: being mended and validated")
 
 
 def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: str) -> str:
