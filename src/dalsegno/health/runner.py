@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dalsegno.health.check import Check, Context
@@ -24,12 +24,22 @@ class Checkup:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
 
+    def names(self, context: Context) -> list[str]:
+        """All checks that are asked here."""
+        return [check.name for check in _of(self.checks, context, self.world, self.settings)]
+
     def due(self, context: Context) -> list[Finding]:
         """Those of this context whose time has come; at first, all."""
-        now = self.world.now()
-        ready = [check for check in self.checks if self._is_due(check, context, now)]
-        self._last |= {(context, check.name): now for check in ready}
-        return examine(ready, context, self.world, self.settings)
+        return [each for each in self.look(context) if isinstance(each, Finding)]
+
+    def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
+        """The same one by one: first a check's name, then what it found."""
+        now, answers = self.world.now(), _Answers(self.world)
+        for check in _of(self.checks, context, self.world, self.settings):
+            if check.name not in without and self._is_due(check, context, now):
+                self._last[context, check.name] = now
+                yield check.name
+                yield _finding(check, answers, self.world, self.settings)
 
     def all(self, context: Context) -> list[Finding]:
         return examine(self.checks, context, self.world, self.settings)
@@ -42,12 +52,17 @@ class Checkup:
 def examine(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Finding]:
     """One look: every check of the context that is on and applies here. A question that several ask is asked once."""
     answers = _Answers(world)
-    found = []
-    for check in checks:
-        if context in check.contexts and enabled(check, settings) and _applies(check, world):
-            result = capped(check, settings, _result(check, answers, settings))
-            found.append(Finding(check.name, result, world.now()))
-    return found
+    return [_finding(check, answers, world, settings) for check in _of(checks, context, world, settings)]
+
+
+def _of(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Check]:
+    wanted = (check for check in checks if context in check.contexts and enabled(check, settings))
+    return [check for check in wanted if _applies(check, world)]
+
+
+def _finding(check: Check, answers: _Answers, world: World, settings: Settings) -> Finding:
+    result = capped(check, settings, _result(check, answers, settings))
+    return Finding(check.name, result, world.now())
 
 
 def _applies(check: Check, world: World) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING
 
 from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:  # many nodes never ask nvidia-smi, and an agent must be small
+    from xml.etree import ElementTree
+
 _NOT_TOLD = {"", "N/A", "[N/A]", "Not Supported", "[Not Supported]", "Requested functionality has been deprecated"}
 _BROKEN = re.compile(r"ERR!|Unknown Error|GPU is lost|\[?GPU requires reset\]?", re.IGNORECASE)
 _GPU = re.compile(r"^GPU (\d+):.*?(?:UUID: (GPU-[\w-]+))?\)?\s*$")
@@ -30,6 +31,8 @@ def read_smi(world: World) -> tuple[GpuFacts, ...]:
 
 def parse_smi(xml: str) -> tuple[GpuFacts, ...]:
     """The answer to `nvidia-smi -q -x`. ValueError if it is none."""
+    from xml.etree import ElementTree
+
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:

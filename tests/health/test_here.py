@@ -1,0 +1,85 @@
+"""The machine that this runs on: what is expected of it, and what the cluster file says of its checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health import Finding, Verdict
+from dalsegno.health.check import Context
+from dalsegno.health.checks import CHECKS
+from dalsegno.health.here import machine_here, settings_here
+from dalsegno.health.runner import Checkup, examine
+from dalsegno.health.settings import settings_text
+from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
+from dalsegno.spec.facts import CheckSetting, Health
+
+CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "slurm.conf").write_text(CONF)
+    write_telemetry(tmp_path / "telemetry.json", healthy("gpu-1", 2, "h100"))
+    told = str(tmp_path / "telemetry.json")
+    return {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURMD_NODENAME": "gpu-1", "DALSEGNO_TELEMETRY": told}
+
+
+def test_what_is_expected_is_in_slurms_file(env: dict[str, str]) -> None:
+    assert machine_here(env).expected.gpus == 2
+    assert machine_here(env, "gpu-9").expected.gpus is None
+    assert machine_here({"SLURM_CONF": "/no/such/file"}, "gpu-1").expected.gpus is None
+
+
+def test_settings_lie_beside_it(env: dict[str, str], tmp_path: Path) -> None:
+    assert settings_here(env) == {}
+    wanted = {"disk": CheckSetting(every_s=5, action="drain", thresholds={"fail_percent": 99.0})}
+    (tmp_path / "health.json").write_text(settings_text(Health(checks=wanted)))
+    assert settings_here(env) == wanted
+    (tmp_path / "health.json").write_text('{"checks": [1]}')
+    with pytest.raises(DalsegnoError, match="damaged"):
+        settings_here(env)
+
+
+def test_a_simulated_node_on_this_very_machine(env: dict[str, str], tmp_path: Path) -> None:
+    about_gpus = [check for check in CHECKS if check.name.startswith(("gpu", "xid", "nvlink", "fabric"))]
+    machine = machine_here(env)
+    found = examine(about_gpus, Context.IDLE, machine, {})
+    assert {each.result.verdict for each in found} == {Verdict.PASSED}
+    write_telemetry(tmp_path / "telemetry.json", with_gpu(healthy("gpu-1", 2, "h100"), 1, ecc_uncorrected=1))
+    bad = [
+        each.check for each in examine(about_gpus, Context.IDLE, machine, {}) if each.result.verdict.value == "failed"
+    ]
+    assert bad == ["gpu-ecc"]
+
+
+def test_a_slurmd_that_is_not_there_is_missed(env: dict[str, str]) -> None:
+    slurmd = [check for check in CHECKS if check.name == "slurmd"]
+    (found,) = examine(slurmd, Context.CONTINUOUS, machine_here(env), {})
+    assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "no slurmd at 127.0.0.1:1")
+
+
+def test_a_look_says_whom_it_asks_before_it_is_answered(env: dict[str, str]) -> None:
+    checks = [check for check in CHECKS if check.name in ("gpu-ecc", "gpu-count", "disk")]
+    checkup = Checkup(checks, machine_here(env), {})
+    assert checkup.names(Context.CONTINUOUS) == ["gpu-count", "gpu-ecc", "disk"]
+    said = list(checkup.look(Context.CONTINUOUS, frozenset({"disk"})))
+    assert [each if isinstance(each, str) else each.check for each in said] == ["gpu-count"] * 2 + ["gpu-ecc"] * 2
+    assert isinstance(said[1], Finding)
+    assert [each for each in checkup.look(Context.CONTINUOUS) if isinstance(each, str)] == ["disk"]
+
+
+def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_path: Path) -> None:
+    write_telemetry(tmp_path / "telemetry.json", with_gpu(healthy("gpu-1", 2, "h100"), 1, memory_used_mib=4000))
+    leftovers = [check for check in CHECKS if check.name == "gpu-leftovers"]
+
+    def verdict(**job: str) -> Verdict:
+        (found,) = examine(leftovers, Context.PROLOG, machine_here({**env, **job}), {})
+        return found.result.verdict
+
+    assert verdict() is Verdict.FAILED
+    assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="1") is Verdict.FAILED
+    assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="0") is Verdict.PASSED
+    assert verdict(SLURM_JOB_ID="7") is Verdict.PASSED
