@@ -3,15 +3,22 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from dalsegno.errors import TargetError
+from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import arguments, descendants, find
-from tests.cluster.conftest import Cli, eventually
+from dalsegno.system.procfs import arguments, descendants, end, find, marked
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.room_client import MachineRoom
+from dalsegno.targets.local.target import LocalTarget
+from tests.cluster.conftest import Answer, Cli, at_home, eventually, leftovers, taken_down
 from tests.cluster.test_up_down import idle_nodes, small
 
 LISTEN = """
@@ -64,10 +71,21 @@ def reaches(cli: Cli, host: str) -> bool:
     return cli.run("shell", "--node", "head", "--", sys.executable, "-I", "-c", script).code == 0
 
 
-@pytest.fixture
-def two(cli: Cli) -> Cli:
-    cli.ok("up", cli.file(small(2)))
-    return cli
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 2, cpus: 2, memory: 2G, gpus: 2, gpu_type: h100}
+slurm: {accounting: false}
+"""
+
+
+@pytest.fixture(scope="module")
+def two(cache: Path) -> Iterator[Cli]:
+    """Each test leaves both nodes up, with nothing injected."""
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        yield cli
 
 
 def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: Cli):
@@ -130,7 +148,10 @@ def test_a_host_that_is_booted_again_is_not_cut_off(two: Cli):
 
 def test_a_cut_under_way_leaves_nothing_behind_when_the_cluster_goes(two: Cli):
     two.ok("inject", "net-cut", "train-2", "--for", "100s")
-    two.ok("down", "one")  # and the fixture looks for leftovers
+    two.ok("inject", "fs-hang", "train-2", "--for", "100s")
+    two.ok("down", "one")
+    assert leftovers(two.home) == []
+    two.ok("up")
 
 
 def test_one_worker_is_killed_and_the_others_live(two: Cli):
@@ -141,6 +162,24 @@ def test_one_worker_is_killed_and_the_others_live(two: Cli):
     eventually(lambda: 5 not in workers(two, "train-2"))
     answer = two.run("inject", "worker-kill", "train-1")
     assert answer.code == 1 and "there is no worker on train-1" in answer.err
+    told = json.loads(two.ok("inject", "worker-hang", "train-2", "--json"))
+    assert told["rank"] == 4 and state_of(told["pid"]) == "T"
+    two.ok("inject", "--clear", "train-2")
+    assert state_of(told["pid"]) == "S"
+    told = json.loads(two.ok("inject", "oom", "train-2", "--json"))
+    eventually(lambda: state_of(told["pid"]) == "")
+    assert f"Killed process {told['pid']} ({told['name']})" in telemetry(two, "train-2").kernel_log[0].text
+    two.ok("inject", "--clear")
+    two.ok("shell", "--", "scancel", "--user=root")
+    eventually(lambda: idle_nodes(two) == 2)
+
+
+def state_of(pid: int) -> str:
+    """As ps writes it; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].strip("ZX")
+    except OSError:
+        return ""
 
 
 def start_workers(cli: Cli) -> None:
@@ -168,6 +207,185 @@ def workers(cli: Cli, node: str) -> list[int]:
     assert host is not None
     names = [_comm(pid) for pid in descendants(host.pid)]
     return sorted(int(name[4:]) for name in names if name.startswith("ds:w"))
+
+
+COUNT = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("0.0.0.0", 9998))
+print("ready", flush=True)
+count = 0
+while sock.recv(1500) != b"end":
+    count += 1
+print(count, flush=True)
+"""
+SEND = """
+import socket, sys, time
+for _ in range(10):  # until both know each other's hardware address
+    try:
+        socket.create_connection((sys.argv[1], 6818), 2).close()
+        break
+    except OSError:
+        pass
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for number in range(500):
+    sock.sendto(bytes(1000), (sys.argv[1], 9998))
+    time.sleep(0.0003)
+for _ in range(50):
+    sock.sendto(b"end", (sys.argv[1], 9998))
+    time.sleep(0.02)
+"""
+
+
+def arrives(cli: Cli, sender: str, receiver: str) -> int:
+    """How many of 500 packets of 1000 bytes do."""
+    with on(cli, receiver, COUNT) as counting:
+        assert next_line(counting) == "ready"
+        with on(cli, sender, SEND, receiver):
+            return int(next_line(counting))
+
+
+def in_host(cli: Cli, node: str, *command: str) -> Answer:
+    return cli.run("shell", "--node", node, "--", *command)
+
+
+def folder(cli: Cli) -> Folder:
+    return Folder(cli.home / "clusters/one")
+
+
+def telemetry(cli: Cli, node: str) -> Telemetry:
+    return read_telemetry(folder(cli).telemetry(node))
+
+
+def test_a_network_that_loses_or_holds_back(two: Cli):
+    two.ok("inject", "net-loss", "train-2", "--percent", "25")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert 300 < arrives(two, sender, receiver) < 450
+    two.ok("inject", "--clear", "train-2")
+    two.ok("inject", "net-slow", "train-2", "--rate", "100kbit")
+    for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
+        assert arrives(two, sender, receiver) < 300, "half a megabyte at once, at 12 kB a second"
+    two.ok("inject", "--clear")
+    assert arrives(two, "train-1", "train-2") > 475
+
+
+def test_a_cable_that_is_out(two: Cli):
+    two.ok("inject", "link-down", "train-2")
+    assert "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out
+    assert telemetry(two, "train-2").ports[0].state == "DOWN" and not reaches(two, "train-2")
+    two.ok("inject", "link-down", "train-2", "--clear")
+    two.ok("inject", "link-flap", "train-2", "--count", "2")
+    assert reaches(two, "train-2") and len(telemetry(two, "train-2").ports[0].flaps) == 2
+    two.ok("inject", "--clear", "train-2")
+    assert telemetry(two, "train-2").ports[0].flaps == ()
+
+
+def test_files_that_are_full_silent_or_dead_on_one_node_alone(two: Cli):
+    spool, home, munge = folder(two).spool("train-2"), folder(two).homes, folder(two).munge_socket
+    write = ("sh", "-c", f"echo x > {spool}/$$ && rm {spool}/$$")
+    look = ("timeout", "-s", "KILL", "0.5", "ls", str(home))
+    for fault, command in (("disk-full", write), ("fs-hang", look), ("munge-dead", ("munge", "-n", "-S", str(munge)))):
+        assert in_host(two, "train-2", *command).code == 0
+        two.ok("inject", fault, "train-2")
+        assert in_host(two, "train-2", *command).code != 0, fault
+        assert fault == "disk-full" or in_host(two, "train-1", *command).code == 0
+        assert f"injected: {fault} on train-2; `dalsegno inject --clear` undoes it" in two.status("one")["problems"]  # type: ignore[operator]
+        two.ok("inject", "--clear", "train-2")
+        assert in_host(two, "train-2", *command).code == 0, fault
+    two.ok("inject", "fs-hang", "train-2", "--for", "1s")
+    eventually(lambda: in_host(two, "train-2", *look).code == 0, timeout_s=5)
+
+
+def test_a_daemon_that_is_killed_stays_dead_until_it_is_cleared(two: Cli):
+    two.ok("inject", "slurmd-dead", "train-2")
+    assert not reaches(two, "train-2")
+    answer = two.run("inject", "slurmd-dead", "train-2")
+    assert answer.code == 1 and "slurmd does not run on train-2" in answer.err
+    two.ok("inject", "--clear")
+    eventually(lambda: reaches(two, "train-2"))
+
+
+def test_gpus_that_go_wrong(two: Cli):
+    list_gpus = ("shell", "--", "srun", "-w", "train-2", "--gpus-per-node=2", "nvidia-smi", "-L")
+    before = two.ok(*list_gpus)
+    told = json.loads(two.ok("inject", "xid", "79", "train-2", "--gpu", "1", "--json"))
+    assert (told["code"], told["mended_by"]) == (79, "reboot")
+    assert "GPU has fallen off the bus" in telemetry(two, "train-2").kernel_log[0].text
+    assert two.ok(*list_gpus) == before.splitlines(keepends=True)[0]
+    two.ok("inject", "ecc", "train-2", "--count", "3", "--for", "1s")
+    assert telemetry(two, "train-2").gpus[0].ecc_uncorrected == 3
+    eventually(lambda: telemetry(two, "train-2").gpus[0].ecc_uncorrected == 0, timeout_s=5)
+    assert "undoes the faults injected into 1 host (train-2)" in two.ok("plan")
+    two.ok("up")
+    assert two.ok(*list_gpus) == before
+
+
+# The machine room --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.alone
+def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
+    room = MachineRoom(folder(two).root)
+    two.ok("inject", "gpu-lost", "train-2")
+    two.ok("inject", "slow-gpu", "train-2")
+    two.ok("inject", "slurmd-dead", "train-2")
+    mark, before = room.boot_id("train-2"), telemetry(two, "train-2")
+    assert back_after(two, room.reboot, "train-2") <= 1.5
+    rebooted = telemetry(two, "train-2")
+    assert room.boot_id("train-2") != mark and len(rebooted.gpus) == 2 == len(before.gpus) + 1
+    assert rebooted.gpus[0].throttle != (), "what sits deeper than a reboot reaches"
+
+    secret = folder(two).agent_secret("train-2").read_text()
+    two.ok("inject", "power-off", "train-2")
+    two.ok("inject", "bad-replacement", "train-2")
+    assert room.is_on("train-2") is False
+    assert back_after(two, room.replace, "train-2") <= 1.5
+    replaced = telemetry(two, "train-2")
+    assert not {gpu.uuid for gpu in replaced.gpus} & {gpu.uuid for gpu in rebooted.gpus}
+    assert not {gpu.serial for gpu in replaced.gpus} & {gpu.serial for gpu in rebooted.gpus}
+    assert (replaced.gpus[0].throttle, replaced.gpus[0].ecc_uncorrected) == ((), 7)
+    assert folder(two).agent_secret("train-2").read_text() != secret
+    room.replace("train-2")
+    assert telemetry(two, "train-2").gpus[0].ecc_uncorrected == 0
+    assert two.run("up").code == 0
+    assert telemetry(two, "train-2").gpus[0].uuid not in {gpu.uuid for gpu in (*rebooted.gpus, *replaced.gpus)}
+
+
+def back_after(cli: Cli, remedy: Callable[[str], None], node: str) -> float:
+    """Seconds until Slurm gives the node work again. It is set down before: that is the order."""
+    slurm = LocalTarget(cli.home / "clusters/one", cli.home / "cache").slurm
+    slurm.set_down([node], "dalsegno:test")
+    started = time.monotonic()
+    remedy(node)
+
+    def registered() -> bool:
+        slurm.resume(node)
+        return any(each.name == node and each.responding and not each.down for each in slurm.nodes())
+
+    eventually(registered, timeout_s=10, every_s=0.02)
+    took_s = time.monotonic() - started
+    assert cli.ok("shell", "--", "srun", "-w", node, "hostname") == f"{node}\n"
+    return took_s
+
+
+def test_a_machine_room_that_is_killed_at_work_leaves_no_half_host(two: Cli):
+    """At some moment or other of its work; the next one finds what is there and makes it whole."""
+    room = MachineRoom(folder(two).root)
+    for delay_s in (0.0, 0.02, 0.05, 0.08):
+        threading.Thread(target=ask_in_vain, args=(room,), daemon=True).start()
+        time.sleep(delay_s)
+        end(find(lambda pid: arguments(pid)[-2:] == ["machine-room", str(folder(two).root)]))
+        room.reboot("train-2")
+        eventually(lambda: reaches(two, "train-2"), timeout_s=5)
+        hosts = [one for one in marked(str(folder(two).root)) if _comm(one.pid) == "ds:train-2"]
+        assert [host_process(folder(two).host("train-2"))] == hosts
+    two.ok("up")
+
+
+def ask_in_vain(room: MachineRoom) -> None:
+    """Or not, if it is quick."""
+    with suppress(TargetError):
+        room.reboot("train-2")
 
 
 def test_what_cannot_be_broken_is_told(two: Cli):

@@ -527,7 +527,9 @@ def test_our_own_services_are_started_again_should_they_die(machine: Machine):
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
     assert [one.name for one in services if one.keep] == ["controller", "machine-room"]
     controller = next(one for one in services if one.keep)
-    assert controller.argv[-2:] == ("controller", str(FOLDER.root))
+    address = put(cluster(1), machine).addresses["head"]
+    assert controller.argv[-4:-1] == ("controller", str(FOLDER.root), "--agents")
+    assert controller.argv[-1].rpartition(":")[0] == address
     assert want(cluster(3), machine).hosts["head"].services[-4 if machine is USER else -1] == controller
 
 

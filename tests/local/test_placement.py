@@ -32,7 +32,7 @@ def test_root_gets_virtual_hosts_each_with_its_own_address():
 def test_a_plain_user_gets_loopback_ports_in_a_row():
     placed = put(cluster(2), USER)
     assert placed.hosts == "loopback"
-    assert placed.ports == {"slurmctld": 17000, "slurmdbd": 17001, "train-1": 17002, "train-2": 17003}
+    assert placed.ports == {"slurmctld": 17000, "slurmdbd": 17001, "agents": 17002, "train-1": 17003, "train-2": 17004}
 
 
 def test_root_without_the_right_to_namespaces_falls_back_to_loopback():
@@ -103,12 +103,12 @@ def test_ports_keep_to_what_is_free_and_existing_nodes_keep_theirs():
 
     first = put(cluster(1), USER, free=Free(port_run=port_run))
     second = put(cluster(2), USER, before=first, free=Free(port_run=lambda count, taken: 21000))
-    assert asked == [(3, [])]
+    assert asked == [(4, [])]
     assert second.ports == {**first.ports, "train-2": 21000}
 
 
 def test_no_ports_left_is_said():
-    with pytest.raises(TargetError, match="no 3 free ports in a row"):
+    with pytest.raises(TargetError, match="no 4 free ports in a row"):
         put(cluster(1), USER, free=Free(port_run=lambda count, taken: None))
 
 

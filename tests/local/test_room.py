@@ -107,7 +107,7 @@ def test_the_client_is_what_recovery_asks_for(room: Room, folder: Folder):
 
 
 def test_a_room_that_is_not_there_or_hangs_up_is_told(folder: Folder):
-    client = MachineRoom(folder.root)
+    client = MachineRoom(folder.root, patience_s=0)
     with pytest.raises(TargetError, match="does not answer"):
         client.is_on("train-1")
     with socket.socket(socket.AF_UNIX) as listener:

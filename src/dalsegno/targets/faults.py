@@ -68,7 +68,7 @@ FAULTS = {
         Fault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
         Fault("slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE),
         Fault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
-        Fault("link-flap", "The cable is out and in again, --count times.", ("count", "for_s")),
+        Fault("link-flap", "The cable is out and in again, --count times.", ("count",)),
         Fault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
         Fault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
         Fault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),

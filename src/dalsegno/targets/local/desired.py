@@ -60,7 +60,7 @@ def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Mac
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
-    services = Services(cluster, folder, machine, structure)
+    services = Services(cluster, folder, placement, machine, structure)
     plans = host_plans(cluster, folder, placement, machine, services)
     return Desired(files, {plan.name: plan for plan in plans})
 

@@ -18,6 +18,7 @@ REST = "rest"  # slurmrestd's own: it checks callers by PID, so it must see the 
 ROOM = "machine-room"  # outside all hosts: it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
 SUBNET_BITS = 20
+AGENTS, AGENTS_PORT = "agents", 6816  # where the controller hears of nodes; on a host of its own, beside slurmctld's
 FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which Linux takes ports for clients
 HOSTS_MAX = 1000  # ports of one Linux bridge
 
@@ -137,7 +138,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
             "a backup controller needs a host of its own, and there are no virtual hosts here",
             hint="use sudo, or drop `backup_controller`",
         )
-    wanted = ["slurmctld", "slurmdbd", *(node.name for node in cluster.nodes)]
+    wanted = ["slurmctld", "slurmdbd", AGENTS, *(node.name for node in cluster.nodes)]
     ports = {name: port for name, port in base.ports.items() if name in wanted}
     missing = [name for name in wanted if name not in ports]
     if missing:

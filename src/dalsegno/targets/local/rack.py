@@ -11,7 +11,7 @@ from dataclasses import replace
 from dalsegno.errors import TargetError
 from dalsegno.system.files import write_atomic
 from dalsegno.system.hosts import PACKAGES, boot, host_process, read_plan, reload, write_plan
-from dalsegno.system.network import run_ip
+from dalsegno.system.network import link_names, run_ip
 from dalsegno.system.procfs import Process, arguments, end, marked
 from dalsegno.targets.local.cables import plug_in
 from dalsegno.targets.local.nodes import Nodes
@@ -42,7 +42,9 @@ def _cut_power(nodes: Nodes, node: str) -> None:
     host = host_process(nodes.folder.host(node))
     if host is None:
         return
-    run_ip(nodes.runner, [f"link set {nodes.port(node)} down"], nodes.switch().pid)
+    switch, port = nodes.switch().pid, nodes.port(node)
+    if port in link_names(nodes.runner, switch):  # a host whose boot was cut short may have none
+        run_ip(nodes.runner, [f"link set {port} down"], switch)
     if end([host]):
         raise TargetError(f"{node} does not die", hint="a process of it may hang in the kernel")
 

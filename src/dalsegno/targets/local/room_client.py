@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ WORK_S = 60.0  # a boot takes half a second; a machine under load, longer
 
 
 class MachineRoom:
-    """A local cluster's `CanReset`, `CanReboot` and `CanReplace`. Slurm must have let go of the node before."""
+    """A local cluster's `CanReset`, `CanReboot` and `CanReplace`. Slurm must have let go of the node before.
 
-    def __init__(self, root: Path) -> None:
-        self.folder = Folder(root)
+    A room that dies over its work is asked again, for as long as its host takes to start another.
+    """
+
+    def __init__(self, root: Path, patience_s: float = 5.0) -> None:
+        self.folder, self.patience_s = Folder(root), patience_s
 
     def reset_gpus(self, node: str) -> None:
         self._ask("reset_gpus", node)
@@ -36,25 +40,33 @@ class MachineRoom:
         return str(self._ask("power", node)["boot"])
 
     def _ask(self, word: str, node: str) -> dict[str, Any]:
-        answer = self._exchange({"do": word, "node": node})
+        until = time.monotonic() + self.patience_s
+        while (answer := self._try({"do": word, "node": node}, until)) is None:
+            time.sleep(0.1)
         if not answer.get("ok"):
             raise TargetError(str(answer.get("error", "the machine room refused")), hint=str(answer.get("hint", "")))
         return answer
 
-    def _exchange(self, request: dict[str, str]) -> dict[str, Any]:
+    def _try(self, request: dict[str, str], until: float) -> dict[str, Any] | None:
+        """The answer; None if there is none, and time is left to ask again."""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-                sock.settimeout(WORK_S)
-                sock.connect(str(self.folder.room_socket))
-                sock.sendall(json.dumps(request).encode() + b"\n")
-                with sock.makefile("rb") as answers:
-                    answer = json.loads(answers.readline() or b"null")
+            return self._exchange(request)
         except (OSError, ValueError) as error:
+            if time.monotonic() < until and not isinstance(error, TimeoutError):
+                return None
             raise TargetError(
                 f"the machine room of {self.folder.name} does not answer: {error}",
                 where=str(self.folder.room_socket),
                 hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
             ) from error
+
+    def _exchange(self, request: dict[str, str]) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(WORK_S)
+            sock.connect(str(self.folder.room_socket))
+            sock.sendall(json.dumps(request).encode() + b"\n")
+            with sock.makefile("rb") as answers:
+                answer = json.loads(answers.readline() or b"null")
         if not isinstance(answer, dict):
-            raise TargetError("the machine room hung up before it was done", hint="ask again")
+            raise ConnectionError("it hung up")
         return answer

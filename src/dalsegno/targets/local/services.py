@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dalsegno import __version__
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
@@ -13,7 +14,7 @@ from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import Machine, program
 from dalsegno.system.procfs import MARK
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import ROOM
+from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # the file that holds it
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -36,8 +37,11 @@ def node_env(folder: Folder, node: str) -> dict[str, str]:
 class Services:
     """Makes service definitions; `structure` names all that a running Slurm daemon cannot take up by `reconfigure`."""
 
-    def __init__(self, cluster: Cluster, folder: Folder, machine: Machine, structure: str) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, structure: str
+    ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
+        self.door = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"  # for node agents
 
     def head(self) -> list[Service]:
         """In the order in which they need each other."""
@@ -80,18 +84,21 @@ class Services:
         return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
 
     def controller(self) -> Service:
-        """Ours: it keeps the coordinators of runs. They outlive it, so it may be killed and started at any time."""
-        argv = (*launcher(), "controller", str(self.folder.root))
-        env = daemon_env(self.folder)
-        log = str(self.folder.log(self.cluster.head, "controller"))
-        return Service("controller", argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
+        """It keeps the coordinators of runs. They outlive it, so it may be killed and started at any time."""
+        arguments = [str(self.folder.root), "--agents", self.door]
+        return self._own("controller", arguments, daemon_env(self.folder), self.cluster.head)
 
     def machine_room(self) -> Service:
-        """Ours too, outside the hosts: it boots and replaces them. It may be killed and started at any time."""
-        argv = (*launcher(), "machine-room", str(self.folder.root))
-        env = {**daemon_env(self.folder), "PATH": NODE_PATH}
-        log = str(self.folder.log(ROOM, "machine-room"))
-        return Service("machine-room", argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
+        """Outside the hosts: it boots and replaces them. It may be killed and started at any time."""
+        return self._own("machine-room", [str(self.folder.root)], {**daemon_env(self.folder), "PATH": NODE_PATH}, ROOM)
+
+    def node_agent(self, node: str, host: str) -> Service:
+        """It tells the controller how the node is. Its boot id and secret are in files: they change, this does not."""
+        boot, secret = str(self.folder.boot_id(node)), str(self.folder.agent_secret(node))
+        arguments = ["--node", node, "--controller", self.door, "--secret", secret, "--boot-id", boot]
+        env = {**daemon_env(self.folder), **node_env(self.folder, node)}
+        service = self._own("node-agent", arguments, env, node)
+        return service if node == host else replace(service, name=f"node-agent:{node}")
 
     def slurmrestd(self, host: str) -> Service:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
@@ -113,6 +120,12 @@ class Services:
             log=self.folder.log(node, "slurmd"),
             binary="slurmd",
         )
+
+    def _own(self, name: str, arguments: Sequence[str], env: dict[str, str], host: str) -> Service:
+        """A service of ours: another version of us restarts it, and its host does should it die."""
+        argv = (*launcher(), name, *arguments)
+        log = str(self.folder.log(host, name))
+        return Service(name, argv, env, log, revision(argv, sorted(env.items()), __version__), keep=True)
 
     def _service(
         self,

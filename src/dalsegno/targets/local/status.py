@@ -13,6 +13,7 @@ from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, host_process, service_facts
 from dalsegno.targets.base import DaemonStatus, JobStatus, NodeStatus, Status
+from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
@@ -29,7 +30,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
         )
     daemons = _daemons(folder)
     nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
-    problems = [*_advice(state, applied), *silence, *_dead(daemons)]
+    problems = [*_advice(state, applied), *silence, *_dead(daemons), *_injected(folder)]
     return Status(
         folder.name,
         "local",
@@ -121,6 +122,13 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
         return []
     more = f" and {len(dead) - 4} more" if len(dead) > 4 else ""
     return [f"not running: {', '.join(dead[:4])}{more}; `dalsegno up` starts what is missing"]
+
+
+def _injected(folder: Folder) -> list[str]:
+    """Nobody should look for the cause of what was done on purpose."""
+    found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in injected_into(folder, path.name)]
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
 
 
 def _off(folder: Folder, placement: Placement) -> frozenset[str]:

@@ -18,6 +18,7 @@ from dalsegno.targets.local.services import daemon_env
 FILLING = "full"
 FILL = 'exec 2>/dev/null; cat /dev/zero > "$1"'
 HANG_S = 10.0
+SERVER = resources.files("dalsegno.targets.local.assets").joinpath("hanging_fs.py")
 
 
 def fill(nodes: Nodes, fault: Injected) -> None:
@@ -35,10 +36,9 @@ def _filling(nodes: Nodes, fault: Injected) -> Path:
 
 def hang(nodes: Nodes, fault: Injected) -> None:
     """A FUSE file system over the home folders whose server never answers."""
-    script = resources.files("dalsegno.targets.local.assets").joinpath("hanging_fs.py")
     host, homes = nodes.host(fault.node), str(nodes.folder.homes)
     inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
-    argv = [*inside, sys.executable, "-I", "-S", str(script), homes, fault.mark]
+    argv = [*inside, sys.executable, "-I", "-S", str(SERVER), homes, fault.mark]
     log = nodes.folder.log(fault.node, "faults")
     with_server = start(argv, daemon_env(nodes.folder), output=log)
     until = time.monotonic() + HANG_S
@@ -57,7 +57,8 @@ def _is_mounted(pid: int, path: str) -> bool:
 
 def unhang(nodes: Nodes, fault: Injected) -> None:
     """Whoever waits gets an error when the server is dead; then the folders are as they were."""
-    end(find(lambda pid: fault.mark in arguments(pid)))
+    server = [str(SERVER), str(nodes.folder.homes), fault.mark]
+    end(find(lambda pid: arguments(pid)[-3:] == server))
     while _is_mounted(nodes.host(fault.node).pid, str(nodes.folder.homes)):
         in_mounts(nodes, fault.node, ["umount", "-l", "-c", str(nodes.folder.homes)]).checked()
 

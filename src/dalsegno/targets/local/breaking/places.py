@@ -9,8 +9,9 @@ from dalsegno.targets.local.nodes import Nodes
 
 
 def in_mounts(nodes: Nodes, node: str, argv: Sequence[str]) -> Completed:
-    """Run a command with the files that the node sees."""
-    return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-m", "--", *argv], timeout_s=30)
+    """Run a command with the files that the node sees. With its PIDs too: umount asks /proc/self, which is that of a
+    process there."""
+    return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-m", "-p", "--", *argv], timeout_s=30)
 
 
 def in_switch(nodes: Nodes, argv: Sequence[str]) -> Completed:
