@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from dalsegno.system.forked import die_with_parent
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed
 
@@ -60,6 +61,7 @@ def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None
             errors="replace",
             env=env,
             start_new_session=True,
+            preexec_fn=die_with_parent,  # who asks may be killed: nothing that hangs is to stay behind
         )
     except OSError as error:
         raise NoAnswer(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error

@@ -6,6 +6,7 @@ Only for programs with one thread.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import resource
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(eq=False)
@@ -76,9 +78,7 @@ def _live(body: Callable[[socket.socket], None], sock: socket.socket, parent: in
 
 def die_with_parent(parent: int | None = None) -> None:
     """Be killed when the process that started this one ends, however it does."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)  # it ended before we asked
 

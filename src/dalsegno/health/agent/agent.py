@@ -1,4 +1,4 @@
-"""The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID`.
+"""The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
 
 One thread that only ever waits for all of its sockets together. Checks and orders are carried out by processes of their
 own, which it may kill. It needs no controller to live: what it found last is told when there is one again.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.health.agent.duties import Duties
 from dalsegno.health.agent.errands import Do, Errands
 from dalsegno.health.agent.findings import Findings
 from dalsegno.health.agent.link import Link, Whom
@@ -21,6 +22,7 @@ from dalsegno.health.agent.worker import CHECK_S, Make, Watch
 from dalsegno.health.report import BadReport, Gpu
 from dalsegno.health.wire import BEAT_S, Hello, is_boot_id, is_node_name, read_secret
 from dalsegno.health.words import BEAT, read_order
+from dalsegno.system.files import read_text
 from dalsegno.train.frames import Message
 
 
@@ -31,11 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     except DalsegnoError as error:
         say(f"cannot begin: {error.what}; {error.hint}")
         return error.exit_code
-    from dalsegno.health.agent.duties import Duties
-
     duties = Duties(options.node, options.boot)
     agent = Agent(options, secret, duties.looks, duties.do)
-    duties.findings = agent.findings.all
+    duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     agent.serve()
     return 0
 
@@ -56,7 +56,7 @@ class Options:
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """By hand: argparse costs as much memory as all else here."""
-    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID"
+    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
     names = {"--node", "--controller", "--secret", "--boot-id"}
     said = dict(zip(arguments[::2], arguments[1::2], strict=False))
     if len(arguments) != 8 or set(said) != names:
@@ -66,9 +66,17 @@ def parse_options(arguments: Sequence[str]) -> Options:
         raise UsageError(f"`{said['--controller']}` is no host and port", hint=hint)
     if not is_node_name(said["--node"]):
         raise UsageError(f"`{said['--node']}` is no name of a node", hint=hint)
-    if not is_boot_id(said["--boot-id"]):
-        raise UsageError(f"`{said['--boot-id']}` is no id of a boot", hint=hint)
-    return Options(said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), said["--boot-id"])
+    return Options(said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), _boot(said["--boot-id"], hint))
+
+
+def _boot(told: str, hint: str) -> str:
+    """An id, or the file that holds it: it is another after every boot, the command line is not."""
+    text = told
+    if told.startswith("/"):
+        text = (read_text(Path(told)) or "").strip()
+    if not is_boot_id(text):
+        raise UsageError(f"`{told}` is no id of a boot, and no file with one", hint=hint)
+    return text
 
 
 class Agent:
@@ -96,6 +104,9 @@ class Agent:
         wait = min((at - now for at in due if at is not None), default=most_s)
         for key, events in self.selector.select(min(max(wait, 0.0), most_s)):
             key.data(events, time.monotonic())
+
+    def link_address(self) -> str:
+        return self.link.address
 
     def close(self) -> None:
         self.errands.drop_all()

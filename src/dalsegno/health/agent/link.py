@@ -73,15 +73,11 @@ class Link:
         self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
         self._events = 0
         self._told_why = ""
+        self.address = ""  # our own, as the controller sees us
 
     @property
     def up(self) -> bool:
         return self.state is State.UP
-
-    @property
-    def address(self) -> str:
-        """Our own, as the controller sees us."""
-        return str(self._sock.getsockname()[0]) if self._sock else ""
 
     def room(self) -> bool:
         """Whether there is anybody to hear what we say, and soon."""
@@ -131,6 +127,7 @@ class Link:
     def _step(self, events: int, now: float) -> None:
         assert self._sock is not None
         if self.state is State.DIALLING:
+            self.address = str(self._sock.getsockname()[0])
             if code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, "cannot connect")
             self.state = State.GREETED

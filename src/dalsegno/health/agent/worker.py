@@ -81,6 +81,9 @@ class Watch:
         self._due = 0.0
         return True
 
+    def settings(self) -> Message:
+        return self._settings
+
     def wake(self, now: float) -> float:
         """Look when it is time; returns when to wake again (monotonic)."""
         self._stuck = [forked for forked in self._stuck if not forked.ended()]

@@ -1,0 +1,49 @@
+"""Evidence of a node, kept before it is reset, rebooted or replaced: a folder of text files, whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from dalsegno.system.files import explain, make_folder
+
+MOST_KEPT = 20  # bundles of one node; the oldest go
+
+
+def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) -> Path:
+    """Write a bundle below `root/NODE`; its folder. A crash leaves none, or all of it."""
+    own = root / node
+    make_folder(own, 0o700)
+    path = own / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
+    temp = own / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        _clear(temp)
+        temp.mkdir(mode=0o700)
+        for name, text in files.items():
+            with open(temp / Path(name).name, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        _clear(path)
+        os.replace(temp, path)
+    except OSError as error:
+        _clear(temp)
+        raise explain(error, path) from error
+    _drop_old(own)
+    return path
+
+
+def _clear(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def _drop_old(own: Path) -> None:
+    bundles = sorted(path for path in own.iterdir() if not path.name.startswith("."))
+    leftovers = [path for path in own.iterdir() if path.name.endswith(".tmp")]
+    for path in [*bundles[:-MOST_KEPT], *leftovers]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,147 @@
+"""The agent as it is on a node: small, without heavy libraries, with its real checks and orders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.agent.agent import Options, main, parse_options
+from dalsegno.health.result import Remedy, Verdict
+from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
+from dalsegno.programs import launcher
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.pairing import pair_test
+from dalsegno.system.procfs import descendants
+from tests.recovery.played_agents import Scene, secret_of
+
+HEAVY = {"pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email"}
+CONF = "ClusterName=c\nNodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 Gres=gpu:h100:2 RealMemory=1\nAuthType=auth/none\n"
+
+
+class Nodes(Scene):
+    """Two nodes with their agents."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "slurm.conf").write_text(CONF)
+
+    def telemetry(self, node: str) -> Path:
+        return self.folder / f"{node}.json"
+
+    def start(self, node: str) -> subprocess.Popen[bytes]:
+        write_telemetry(self.telemetry(node), healthy(node, 2, "h100"))
+        (self.folder / f"{node}.boot").write_text(f"boot-of-{node}\n")
+        (self.folder / f"{node}.secret").write_bytes(secret_of(node) or b"")
+        argv = [*launcher(), "node-agent", "--node", node, "--controller", f"127.0.0.1:{self.port}"]
+        argv += ["--secret", str(self.folder / f"{node}.secret"), "--boot-id", str(self.folder / f"{node}.boot")]
+        env = {"PATH": os.defpath, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        with open(self.folder / "log", "ab") as log:
+            process = subprocess.Popen(
+                argv, env={**env, "DALSEGNO_TELEMETRY": str(self.telemetry(node))}, stderr=log, cwd="/"
+            )
+        self.processes[node] = process
+        return process
+
+    def view(self, node: str) -> AgentView:
+        return self.agents.view(node)
+
+    def verdicts(self, node: str) -> dict[str, Verdict]:
+        report = self.view(node).report
+        return {each.check: each.result.verdict for each in report.findings} if report else {}
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        super().close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    one = Nodes(tmp_path)
+    yield one
+    one.close()
+
+
+def memory_kib(pid: int, line: str, file: str) -> int:
+    for each in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if each.startswith(line):
+            return int(each.split()[1])
+    raise AssertionError(f"no {line} of {pid}")
+
+
+def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
+    agent = nodes.start("gpu-1")
+    nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED, 10)
+    assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
+    all_of_it = [agent.pid, *descendants(agent.pid)]
+    assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in all_of_it)
+    assert sum(memory_kib(pid, "Pss:", "smaps_rollup") for pid in all_of_it) <= 30 << 10
+    report = nodes.view("gpu-1").report
+    assert report is not None and len(report.gpus) == 2 and report.gpus[0].uuid.startswith("GPU-")
+    write_telemetry(nodes.telemetry("gpu-1"), with_gpu(healthy("gpu-1", 2, "h100"), 1, ecc_uncorrected=3))
+    nodes.until(lambda: nodes.verdicts("gpu-1")["gpu-ecc"] is Verdict.FAILED, 4)
+    report = nodes.view("gpu-1").report
+    assert report is not None
+    (found,) = [each.result for each in report.findings if each.check == "gpu-ecc"]
+    assert found.remedy is Remedy.RESET and nodes.log == []
+
+
+def test_its_orders_are_carried_out(nodes: Nodes):
+    nodes.start("gpu-1")
+    nodes.start("gpu-2")
+    nodes.until(lambda: all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2")), 10)
+    answers = []
+    for do, arguments in (("validate", {}), ("evidence", {}), ("check", {"context": "prolog"})):
+        nodes.agents.order("gpu-1", do, answers.append, timeout_s=30, **arguments)
+    paired: list[str] = []
+    pair_test(nodes.agents, "gpu-1", "gpu-2", lambda outcome: paired.append(outcome.text), address="127.0.0.1")
+    nodes.until(lambda: len(answers) == 3 and paired, 30)
+    assert [answer.error for answer in answers] == ["", "", ""]
+    found = {each.check: each.result for answer in answers if answer.report for each in answer.report.findings}
+    loads = ["load-product", "load-memory", "load-loopback"]
+    assert [found[name].verdict for name in loads] == [Verdict.PASSED] * 3
+    assert found["gpu-count"].verdict is Verdict.PASSED
+    (files,) = [answer.files for answer in answers if answer.files]
+    assert {"findings.json", "telemetry.json", "dmesg.txt", "ps.txt", "nvidia-smi.txt"} <= set(files)
+    assert "GPU-" in files["telemetry.json"] and "node-agent" in files["ps.txt"]
+    assert "MiB each way" in paired[0]
+    assert all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2"))
+
+
+def test_nothing_heavy_is_loaded_not_even_where_the_checks_are():
+    code = (
+        "import sys; from dalsegno.health.agent.agent import main; from dalsegno.health.agent.duties import Duties;"
+        "looks = Duties('gpu-1', 'b').looks({}); list(looks.look(frozenset())); looks.gpus();"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[3] / "src"), "PATH": os.defpath, "SLURM_CONF": "/dev/null"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert HEAVY & set(said.stdout.split()) == set()
+
+
+def test_what_it_is_started_with_is_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    good = ["--node", "gpu-1", "--controller", "head:6816", "--secret", "/s", "--boot-id", "b1"]
+    assert parse_options(good) == Options("gpu-1", "head", 6816, Path("/s"), "b1")
+    (tmp_path / "boot").write_text("b2\n")
+    assert parse_options([*good[:-1], str(tmp_path / "boot")]).boot == "b2"
+    assert parse_options([*good[:3], "[::1]:6816", *good[4:]]).host == "::1"
+    for bad in (
+        [],
+        good[:-2],
+        [*good, "--more", "1"],
+        [*good[:3], "head", *good[4:]],
+        [*good[:3], "head:99999", *good[4:]],
+        ["--node", "../x", *good[2:]],
+        [*good[:-1], str(tmp_path / "none")],
+        good,  # there is no such secret
+    ):
+        assert main(bad) in (1, 2)
+        assert "cannot begin: " in capsys.readouterr().err
