@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dalsegno.errors import DalsegnoError
@@ -29,7 +30,7 @@ def _plain(value: object) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(each) for each in value]
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def facts_from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
@@ -56,6 +57,8 @@ def _read(hint: Any, value: Any, kind: type) -> Any:
 
 
 def _scalar(hint: Any, value: Any, kind: type) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum) and value in [each.value for each in hint]:
+        return hint(value)
     if hint is float and isinstance(value, int):
         return float(value)
     if hint is Any or (isinstance(hint, type) and type(value) is hint):

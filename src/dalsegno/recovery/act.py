@@ -1,0 +1,153 @@
+"""Doing one action. Each may be done twice: what is so already is fine, and nothing of someone else's is touched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health import Remedy, report_message
+from dalsegno.recovery.actions import (
+    Action,
+    Drain,
+    Expedite,
+    Hold,
+    Mend,
+    Release,
+    Requeue,
+    Return,
+    SetDown,
+    TakeEvidence,
+    Validate,
+)
+from dalsegno.recovery.hands import Agents, Slurm
+from dalsegno.recovery.reason import Owner, owner, write_reason
+from dalsegno.slurm import SPARE_REASON, NodeInfo
+from dalsegno.system.files import make_folder, write_atomic
+from dalsegno.targets.base import CanReboot, CanReplace, CanReset
+
+
+@dataclass(frozen=True)
+class Hands:
+    """Whom actions are done with. `target` is any target; what it can do, its type tells."""
+
+    slurm: Slurm
+    agents: Agents
+    target: object
+    evidence: Path  # a folder
+
+    def can(self) -> frozenset[Remedy]:
+        able = {Remedy.RESET: CanReset, Remedy.REBOOT: CanReboot, Remedy.REPLACE: CanReplace}
+        return frozenset(remedy for remedy, kind in able.items() if isinstance(self.target, kind))
+
+
+def do(action: Action, id: str, hands: Hands) -> str:
+    """Do it, and tell of it in a line. Fails with a DalsegnoError."""
+    if isinstance(action, Drain):
+        _ours_or_nobodys(hands, action.node)
+        hands.slurm.drain(action.node, write_reason(action.fault))
+        return f"drained: {action.fault.key} {action.fault.text}"
+    if isinstance(action, SetDown):
+        _ours_or_nobodys(hands, action.node)
+        hands.slurm.set_down(action.node, write_reason(action.fault))
+        return f"set down: {action.fault.text}"
+    if isinstance(action, TakeEvidence):
+        return f"evidence saved: {_take_evidence(action.node, id, hands)}"
+    if isinstance(action, Mend):
+        return _mend(action, hands)
+    if isinstance(action, Validate):
+        hands.agents.validate(action.node, id, action.partner)
+        return "is being validated" + (f" together with {action.partner}" if action.partner else "")
+    return _for_jobs_and_spares(action, hands)
+
+
+def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
+    if isinstance(action, Return):
+        _ours_or_nobodys(hands, action.node)
+        hands.slurm.resume(action.node)
+        return "validated, and back in service"
+    if isinstance(action, Hold):
+        if _ours_or_nobodys(hands, action.node).down:
+            hands.slurm.resume(action.node)
+        hands.slurm.drain(action.node, SPARE_REASON)
+        return "validated, and a spare"
+    if isinstance(action, Release):
+        return _release(action, hands)
+    if isinstance(action, Requeue):
+        hands.slurm.requeue(action.job)
+        return f"job {action.job} is requeued: it cannot go on here"
+    if isinstance(action, Expedite):
+        _exclude(hands.slurm, action.job, action.node)
+        hands.slurm.update(JobId=str(action.job), StartTime="now")
+        return f"job {action.job} was requeued by Slurm, and is told to start without the wait"
+    raise TypeError(f"nothing to do for {action!r}")
+
+
+def _ours_or_nobodys(hands: Hands, node: str) -> NodeInfo:
+    """Looked at again just before: someone may have taken it since we decided."""
+    found = [each for each in hands.slurm.nodes(node) if each.name == node]
+    if not found:
+        raise DalsegnoError(f"Slurm knows no node {node} any more", hint="`dalsegno up` puts it back")
+    if owner(found[0]) is Owner.SOMEONE:
+        raise DalsegnoError(
+            f"someone else keeps {node} out of service: {found[0].reason or found[0].state_text}",
+            hint=f"`scontrol update node={node} state=resume` gives it back",
+        )
+    return found[0]
+
+
+def _mend(action: Mend, hands: Hands) -> str:
+    words: dict[Remedy, Callable[[], tuple[Callable[[str], None], str] | None]] = {
+        Remedy.RESET: lambda: (
+            (hands.target.reset_gpus, "its GPUs are reset") if isinstance(hands.target, CanReset) else None
+        ),
+        Remedy.REBOOT: lambda: (hands.target.reboot, "is rebooted") if isinstance(hands.target, CanReboot) else None,
+        Remedy.REPLACE: lambda: (hands.target.replace, "is replaced") if isinstance(hands.target, CanReplace) else None,
+    }
+    found = words[action.how]()
+    if found is None:
+        raise DalsegnoError(
+            f"this cluster's machines cannot be {action.how.value} from here", hint="mend it by hand, then resume it"
+        )
+    call, said = found
+    call(action.node)
+    return said
+
+
+def _release(action: Release, hands: Hands) -> str:
+    """The job gets this node and no other: the scheduler need not look for one."""
+    if owner(hands.slurm.nodes(action.node)[0]) is Owner.SOMEONE:
+        raise DalsegnoError(f"someone else keeps {action.node} out of service", hint="`sinfo -R` shows the reason")
+    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node)
+    hands.slurm.resume(action.node)
+    return f"is released for job {action.job}"
+
+
+_EXCLUDED = re.compile(r"\bExcNodeList=(\S+)")
+
+
+def _exclude(slurm: Slurm, job: int, node: str) -> None:
+    """Add a node to those that a job's owner has excluded already."""
+    found = _EXCLUDED.search(slurm.scontrol("show", "job", str(job)))
+    names = [] if not found or found[1] == "(null)" else [found[1]]
+    if node not in names:
+        slurm.update(JobId=str(job), ExcNodeList=",".join([*names, node]))
+
+
+def _take_evidence(node: str, id: str, hands: Hands) -> str:
+    """Its report, what Slurm knows of it and its jobs, and what the node itself can still tell."""
+    folder = hands.evidence / f"{node}-{id}"
+    make_folder(hands.evidence, 0o700)
+    make_folder(folder, 0o700)
+    view = hands.agents.views().get(node)
+    report = report_message(view.report) if view and view.report else None
+    write_atomic(folder / "report.json", json.dumps(report, indent=1), 0o600)
+    write_atomic(folder / "slurm.txt", hands.slurm.scontrol("show", "node", node), 0o600)
+    jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes]
+    lines = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}\n" for job in jobs]
+    write_atomic(folder / "jobs.txt", "".join(lines), 0o600)
+    write_atomic(folder / "node.txt", hands.agents.evidence(node), 0o600)
+    return str(folder)

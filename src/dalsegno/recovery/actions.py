@@ -1,0 +1,197 @@
+"""What can be done, each as a value. `touches` is false for what only changes our own book."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.phase import Phase
+
+
+@dataclass(frozen=True)
+class Action:
+    node: str
+    touches: ClassVar[bool] = True
+    slow: ClassVar[bool] = False  # done beside the loop
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def words(self) -> str:
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
+class Drain(Action):
+    """Let nothing new onto the node."""
+
+    fault: Fault
+
+    @property
+    def words(self) -> str:
+        return f"drain it: {self.fault.key} {self.fault.text}"
+
+
+@dataclass(frozen=True)
+class SetDown(Action):
+    """Have Slurm take the node out of its jobs at once. `jobs` are the plain ones among them."""
+
+    fault: Fault
+    jobs: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"set it down: {self.fault.text}"
+
+
+@dataclass(frozen=True)
+class TakeEvidence(Action):
+    """Save what tells why, before it is lost."""
+
+    slow: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return "evidence"
+
+    @property
+    def words(self) -> str:
+        return "save the evidence"
+
+
+@dataclass(frozen=True)
+class Mend(Action):
+    """Reset its GPUs, reboot it or replace it. `boot` is the one that ends with it, `gpus` are its GPUs' ids."""
+
+    how: Remedy
+    fault: Fault
+    boot: str = ""
+    gpus: tuple[str, ...] = ()
+    slow: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        return self.how.value
+
+    @property
+    def words(self) -> str:
+        return f"{self.how.value} it: {self.fault.key} {self.fault.text}"
+
+
+@dataclass(frozen=True)
+class Validate(Action):
+    """Have the node prove itself, alone and, where there is one, with a partner."""
+
+    partner: str = ""
+    boot: str = ""
+
+    @property
+    def words(self) -> str:
+        return "validate it" + (f" together with {self.partner}" if self.partner else "")
+
+
+@dataclass(frozen=True)
+class Return(Action):
+    """Take the node back into service."""
+
+    @property
+    def words(self) -> str:
+        return "return it to service"
+
+
+@dataclass(frozen=True)
+class Hold(Action):
+    """Keep the node as a spare."""
+
+    @property
+    def words(self) -> str:
+        return "keep it as a spare"
+
+
+@dataclass(frozen=True)
+class Release(Action):
+    """Give a spare to the job that asks for one node more."""
+
+    job: int
+
+    @property
+    def words(self) -> str:
+        return f"release it for job {self.job}"
+
+
+@dataclass(frozen=True)
+class Requeue(Action):
+    """Start a job anew elsewhere that cannot go on here. One that may not be requeued is left alone."""
+
+    job: int
+
+    @property
+    def words(self) -> str:
+        return f"requeue job {self.job}"
+
+
+@dataclass(frozen=True)
+class Expedite(Action):
+    """A job that Slurm has requeued need not wait for two minutes; nor may it come back here."""
+
+    job: int
+
+    @property
+    def words(self) -> str:
+        return f"start requeued job {self.job} without the wait, elsewhere"
+
+
+@dataclass(frozen=True)
+class Turn(Action):
+    """The node is in another phase of its life from now on; nothing is done to it."""
+
+    to: Phase
+    why: str
+    fault: Fault | None = None
+    excused: str = ""  # a fault that someone has decided to live with
+    failed: bool = False  # what was tried last has not helped
+    boot: str = ""  # a later one may have mended it
+    touches: ClassVar[bool] = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.to.value}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Note(Action):
+    """Something to be known."""
+
+    text: str
+    settles: tuple[int, ...] = ()  # jobs of which all is said now
+    touches: ClassVar[bool] = False
+
+    @property
+    def words(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Again(Action):
+    """An action that was begun before a controller's death, and of whose end nothing is known: do it (again)."""
+
+    id: str
+    touches: ClassVar[bool] = False  # it was decided already
+
+
+@dataclass(frozen=True)
+class Found(Action):
+    """The same, and the world shows that it was done."""
+
+    id: str
+    touches: ClassVar[bool] = False
+
+
+KINDS: dict[str, type[Action]] = {
+    kind.__name__: kind
+    for kind in (Drain, SetDown, TakeEvidence, Mend, Validate, Return, Hold, Release, Requeue, Expedite)
+}

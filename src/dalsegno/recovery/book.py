@@ -1,0 +1,92 @@
+"""What we remember of every node and of what we did. Pure: each change gives a new book."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.phase import Phase
+
+DAY_S, HOUR_S = 86400.0, 3600.0
+# Kinds of marks.
+TAKEN, REBOOTED, REPLACED_WELL, REPLACED_BADLY, RESUMED = "taken", "reboot", "replaced", "replacement failed", "resumed"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that counts against a budget."""
+
+    kind: str
+    node: str
+    at: float
+    key: str = ""  # of the fault
+    partitions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An action that was begun; it may have been done or not. `boot` is the node's at that time."""
+
+    id: str
+    at: float
+    kind: str
+    boot: str = ""
+    how: str = ""  # of a mend: reset, reboot or replace
+
+
+@dataclass(frozen=True)
+class NodeBook:
+    """One node. `since` is when we last turned it or acted on it: what Slurm said before counts no more."""
+
+    node: str
+    phase: Phase = Phase.IN_SERVICE
+    since: float = 0.0
+    entered: float = 0.0  # this phase
+    seen: bool = False  # it has been in service: now it can be missed
+    fault: Fault | None = None
+    boot: str = ""  # the one that was mended or validated last
+    last_boot: str = ""  # the one it was last heard of with
+    steps: tuple[Remedy, ...] = ()  # tried for this fault
+    evidence: bool = False
+    asked: str = ""  # the order to validate itself
+    pending: Pending | None = None
+    said: str = ""  # so that it is said once
+    excused: str = ""  # a fault that someone has decided to live with
+    failures: int = 0  # of actions, in a row
+    retry_at: float = 0.0
+    victims: tuple[int, ...] = ()  # jobs that lost this node, until it is known what becomes of them
+    left: tuple[int, ...] = ()  # jobs on it that may not be requeued
+    told_at: float = 0.0  # when Slurm was last told to start one of them
+    lent_to: int = 0
+    validated_at: float = 0.0
+
+    @property
+    def out(self) -> bool:
+        """By our hand, for a fault. A spare that is being tried has none."""
+        return self.phase.out and self.fault is not None
+
+
+@dataclass(frozen=True)
+class Book:
+    nodes: Mapping[str, NodeBook] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()
+    lemons: frozenset[str] = frozenset()  # GPUs that we have sent away
+    paused: bool = False
+
+    def of(self, node: str) -> NodeBook:
+        return self.nodes.get(node) or NodeBook(node)
+
+    def with_node(self, node: NodeBook, *marks: Mark) -> Book:
+        return replace(self, nodes={**self.nodes, node.node: node}, marks=(*self.marks, *marks))
+
+    def count(self, kind: str, since: float, *, node: str = "", key: str = "", partition: str = "") -> int:
+        return sum(
+            mark.kind == kind
+            and mark.at > since
+            and node in ("", mark.node)
+            and key in ("", mark.key)
+            and (not partition or partition in mark.partitions)
+            for mark in self.marks
+        )

@@ -1,0 +1,161 @@
+"""How the book changes when an action begins, ends, or is only a turn of ours. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.actions import (
+    Action,
+    Drain,
+    Expedite,
+    Hold,
+    Mend,
+    Note,
+    Release,
+    Requeue,
+    Return,
+    SetDown,
+    TakeEvidence,
+    Turn,
+    Validate,
+)
+from dalsegno.recovery.book import (
+    REBOOTED,
+    REPLACED_BADLY,
+    REPLACED_WELL,
+    TAKEN,
+    Book,
+    Mark,
+    NodeBook,
+    Pending,
+)
+from dalsegno.recovery.facts import Facts
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+
+MOST_RETRY_S = 60.0
+WORN = 5  # failures in a row after which a mend counts as tried
+
+
+def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str, ...] = ()) -> Book:
+    """It is about to be done. What counts against a budget counts from here on."""
+    old = book.of(action.node)
+    boot = action.boot if isinstance(action, Mend) else ""
+    how = action.how.value if isinstance(action, Mend) else ""
+    new = replace(old, pending=Pending(id, now, type(action).__name__, boot, how), since=now)
+    marks: list[Mark] = []
+    if isinstance(action, (Drain, SetDown)) and not old.out:
+        marks.append(Mark(TAKEN, action.node, now, action.fault.key, partitions))
+    if isinstance(action, Mend) and action.how is Remedy.REBOOT:
+        marks.append(Mark(REBOOTED, action.node, now, action.fault.key, partitions))
+    if isinstance(action, Mend) and action.how is Remedy.REPLACE:
+        book = replace(book, lemons=book.lemons | set(action.gpus))
+    return book.with_node(new, *marks)
+
+
+def ended(
+    book: Book, action: Action, id: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...] = ()
+) -> Book:
+    """It was done, or failed."""
+    old = replace(book.of(action.node), pending=None, since=now)
+    if error:
+        return _failed(book, old, action, now, policy, partitions)
+    return book.with_node(
+        _done(replace(old, failures=0, retry_at=0.0, said=""), action, id, now), *_won(old, action, now, partitions)
+    )
+
+
+def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[Mark]:
+    replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
+    return [Mark(REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
+
+
+def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
+    if isinstance(action, Drain):
+        return _taken(node, Phase.DRAINED, action, now)
+    if isinstance(action, SetDown):
+        return replace(_taken(node, Phase.DOWN, action, now), victims=tuple(sorted({*node.victims, *action.jobs})))
+    if isinstance(action, TakeEvidence):
+        return replace(node, evidence=True)
+    if isinstance(action, Mend):
+        steps = (*node.steps, action.how)
+        return replace(node, phase=Phase.MENDING, entered=now, steps=steps, boot=action.boot)
+    if isinstance(action, Validate):
+        return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, boot=action.boot)
+    if isinstance(action, Return):
+        return replace(fresh(node, Phase.IN_SERVICE, now), validated_at=now)
+    if isinstance(action, Hold):
+        return replace(fresh(node, Phase.SPARE, now), validated_at=now)
+    if isinstance(action, Release):
+        return replace(fresh(node, Phase.LENT, now), lent_to=action.job)
+    if isinstance(action, Expedite):
+        return replace(node, told_at=now)
+    if isinstance(action, Requeue):
+        return replace(node, victims=tuple(sorted({*node.victims, action.job})))
+    return node
+
+
+def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) -> NodeBook:
+    again = node.out  # it was out already, and has got worse
+    return replace(
+        node,
+        phase=phase,
+        entered=now,
+        fault=action.fault,
+        steps=node.steps if again else (),
+        evidence=node.evidence and again,
+        asked=node.asked if again else "",
+        excused="",
+    )
+
+
+def fresh(node: NodeBook, phase: Phase, now: float) -> NodeBook:
+    """Nothing is held against it any more; its jobs are still looked after."""
+    return NodeBook(
+        node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
+        validated_at=node.validated_at, last_boot=node.last_boot,
+    )  # fmt: skip
+
+
+def _failed(
+    book: Book, node: NodeBook, action: Action, now: float, policy: Policy, partitions: tuple[str, ...]
+) -> Book:
+    """Tried again after a while. A replacement that is refused counts, and what never works counts as tried."""
+    pause = min(policy.retry_s * 2**node.failures, MOST_RETRY_S)
+    node = replace(node, failures=node.failures + 1, retry_at=now + pause)
+    if isinstance(action, Requeue):  # it may not be requeued: left alone
+        return book.with_node(replace(node, failures=0, retry_at=0.0, left=(*node.left, action.job)))
+    if not isinstance(action, Mend):
+        return book.with_node(node)
+    if action.how is Remedy.REPLACE:
+        node = replace(node, steps=(*node.steps, action.how), retry_at=now + policy.capacity_s)
+        return book.with_node(node, Mark(REPLACED_BADLY, node.node, now, action.fault.key, partitions))
+    if node.failures >= WORN:
+        node = replace(node, steps=(*node.steps, action.how), failures=0, retry_at=0.0)
+    return book.with_node(node)
+
+
+def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> Book:
+    """Nothing is done in the world: only what we think of a node is another."""
+    old = book.of(action.node)
+    if isinstance(action, Note):
+        left = tuple(job for job in old.victims if job not in action.settles)
+        return book.with_node(replace(old, victims=left) if action.settles else replace(old, said=action.text))
+    marks = []
+    if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
+        marks.append(Mark(REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
+    if action.to in (Phase.IN_SERVICE, Phase.SPARE):
+        return book.with_node(replace(fresh(old, action.to, now), excused=action.excused), *marks)
+    new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault, said=action.why)
+    return book.with_node(replace(new, boot=action.boot or old.boot), *marks)
+
+
+def noticed(book: Book, facts: Facts) -> Book:
+    """Who has been there once can be missed from then on."""
+    for node in (facts.nodes or {}).values():
+        old = book.of(node.name)
+        boot = node.agent.boot if node.connected and node.agent.boot else old.last_boot
+        new = replace(old, seen=old.seen or node.slurm.in_service or node.connected, last_boot=boot)
+        book = book if new == old else book.with_node(new)
+    return book

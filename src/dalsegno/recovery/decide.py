@@ -1,0 +1,137 @@
+"""What to do now: facts, our book and the policy in, actions out. Pure; it asks nobody and looks at no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown, Turn
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.budget import Outs
+from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.job_care import care_for_jobs
+from dalsegno.recovery.judge import find_fault, find_suspicion, quick_failures
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import AUTO, OFF, Policy
+from dalsegno.recovery.reason import Owner, owner, read_reason
+from dalsegno.recovery.repair import repair
+from dalsegno.recovery.spares import keep_spare, lend
+
+
+@dataclass(frozen=True)
+class Round:
+    """All that one decision is taken from."""
+
+    facts: Facts
+    book: Book
+    policy: Policy
+    now: float
+    outs: Outs
+    quick: dict[str, int]
+
+
+def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]:
+    """In the order in which it is to be done; at most one thing a node. Without Slurm's word there is nothing."""
+    if facts.nodes is None or policy.mode == OFF:
+        return []
+    outs = Outs(facts.nodes.values(), book, policy, now)
+    this = Round(facts, book, policy, now, outs, quick_failures(facts.jobs, book, policy, now))
+    lent = lend(facts, book, policy, now)
+    actions = []
+    for node in facts.nodes.values():
+        own = book.of(node.name)
+        actions += [lent[node.name]] if node.name in lent else list(_for_node(this, node, own))
+    return [held for action in actions if (held := _hold_back(action, book, policy)) is not None]
+
+
+def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
+    """Paused, or told only to observe: say once what would have been done."""
+    if not action.touches or (policy.mode == AUTO and not book.paused):
+        return action
+    why = "paused" if book.paused else "only observing"
+    return _say(book.of(action.node), f"{why}; would {action.words}", getattr(action, "fault", None))
+
+
+def _say(own: NodeBook, text: str, fault: Fault | None = None) -> Action | None:
+    if own.phase is Phase.IN_SERVICE and fault:
+        return Turn(own.node, Phase.SUSPECTED, text, fault)
+    return Note(own.node, text) if own.said != text else None
+
+
+def _for_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
+    """At most one action: the next one is decided when Slurm has been asked again."""
+    if own.pending:
+        yield from _resume(this, node, own)
+    elif own.since < this.facts.slurm_at and own.retry_at <= this.now:
+        step = _next(this, node, own) or care_for_jobs(node, own, this.facts.jobs, this.policy, this.now)
+        if step:
+            yield step
+
+
+def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
+    """An action whose end is not known, and that is not being done: the controller died in between.
+
+    What does no harm when it is done twice is done again. Whether a machine was rebooted or replaced, its boot tells:
+    another is the proof that it was, the same that it was not, and silence may mean that it is on its way.
+    """
+    pending = own.pending
+    if pending is None or pending.id in this.facts.underway:
+        return
+    mend = pending.how in (Remedy.REBOOT.value, Remedy.REPLACE.value)
+    if mend and node.connected and node.agent.boot != pending.boot:
+        yield Found(node.name, pending.id)
+    elif mend and not node.connected and this.now - pending.at < this.policy.boot_s:
+        return
+    else:
+        yield Again(node.name, pending.id)
+
+
+def _next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
+    whose = owner(node.slurm)
+    if own.phase in (Phase.SPARE, Phase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
+        kept, action = keep_spare(node, own, whose, this.facts, this.policy, this.now)
+        if kept:
+            return action
+    if own.phase in (Phase.IN_SERVICE, Phase.SUSPECTED, Phase.SPARE, Phase.LENT):
+        return _watch(this, node, own, whose)
+    return _yield_to_others(node, own, whose) or repair(node, own, this.facts, this.book, this.policy, this.now)
+
+
+def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:
+    """A node in service."""
+    if whose is Owner.US:
+        fault = read_reason(node.slurm.reason)
+        return Turn(node.name, Phase.DOWN if node.slurm.down else Phase.DRAINED, "found taken out by us", fault)
+    fault = find_fault(node, own, this.policy, this.quick.get(node.name, 0))
+    if whose is Owner.SOMEONE:
+        text = f"{fault.key} {fault.text}; left alone, someone else keeps it out of service" if fault else ""
+        return _say(own, text) if text else None
+    if fault:
+        return _take_out(this, node, own, fault)
+    if suspicion := find_suspicion(node, own):
+        return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None
+    if own.phase is Phase.SUSPECTED:
+        return Turn(node.name, Phase.IN_SERVICE, "nothing is wrong with it any more")
+    if own.excused and node.connected and not find_fault(node, NodeBook(node.name, seen=True), this.policy):
+        return Turn(node.name, Phase.IN_SERVICE, "what was excused is over")
+    return None
+
+
+def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
+    if refusal := this.outs.refusal(node):
+        return _say(own, f"{fault.key} {fault.text}; stays in service: {refusal}", fault)
+    this.outs.take(node)
+    if fault.gone:
+        return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)))
+    return Drain(node.name, fault)
+
+
+def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:
+    """Who takes one of our nodes over, or puts it back into service, has the last word."""
+    if whose is Owner.SOMEONE:
+        return Turn(node.name, Phase.IN_SERVICE, f"someone else has taken it over: {node.slurm.reason}")
+    if whose is Owner.NOBODY and own.fault and node.slurm.in_service:
+        return Turn(node.name, Phase.IN_SERVICE, "someone has returned it to service", excused=own.fault.key)
+    return None

@@ -1,0 +1,105 @@
+"""What is known of the cluster at one moment. What is not known is None, and nothing is done for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.health import Finding, Verdict
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
+
+_WAITING = (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.REQUEUE_FED, JobState.SPECIAL_EXIT)
+RUNS = "dalsegno:"  # how the comment of a run's job begins: its coordinator looks after it
+JOIN = "dalsegno:join"  # one node more for a run
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a node found out about itself when it was told to; `ask` is the id of that order."""
+
+    ask: str
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Something passed and nothing failed. Checks that could not be run prove nothing, either way."""
+        verdicts = [each.result.verdict for each in self.findings]
+        return Verdict.PASSED in verdicts and Verdict.FAILED not in verdicts
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node: what Slurm says of it, the jobs Slurm has on it, and what its agent says."""
+
+    slurm: NodeInfo
+    jobs: tuple[JobInfo, ...] = ()
+    agent: AgentView = field(default_factory=lambda: AgentView(""))
+    validation: Validation | None = None
+
+    @property
+    def name(self) -> str:
+        return self.slurm.name
+
+    @property
+    def connected(self) -> bool:
+        return self.agent.presence is Presence.CONNECTED
+
+    @property
+    def gone(self) -> bool:
+        """By two witnesses: its agent, and slurmd's port."""
+        return self.agent.presence is Presence.GONE and self.agent.slurmd_answers is not True
+
+    @property
+    def busy(self) -> bool:
+        """Slurm has work on it, or has not finished taking it away."""
+        taken = self.slurm.state in (NodeState.ALLOCATED, NodeState.MIXED) or self.slurm.completing
+        return bool(self.jobs) or taken
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All nodes that Slurm knows, or None where Slurm did not answer. `slurm_at`: when Slurm was asked."""
+
+    nodes: Mapping[str, NodeFacts] | None
+    jobs: tuple[JobInfo, ...] = ()  # those that wait, run, or ended a little while ago
+    slurm_at: float = 0.0
+    underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being done now
+
+
+NOTHING = Facts(None)
+
+
+def is_active(job: JobInfo) -> bool:
+    """Whether Slurm has the job on its nodes now."""
+    return not job.state.ended and job.state not in _WAITING
+
+
+def is_plain(job: JobInfo) -> bool:
+    """A job that nobody but Slurm looks after."""
+    return not job.comment.startswith(RUNS)
+
+
+def gather(
+    nodes: list[NodeInfo],
+    jobs: list[JobInfo],
+    agents: Mapping[str, AgentView],
+    validations: Mapping[str, Validation],
+    slurm_at: float,
+    underway: frozenset[str] = frozenset(),
+) -> Facts:
+    """One picture of what Slurm and the agents say."""
+    held: dict[str, list[JobInfo]] = {}
+    for job in jobs:
+        for name in job.nodes if is_active(job) else ():
+            held.setdefault(name, []).append(job)
+    known = {
+        node.name: NodeFacts(
+            node,
+            tuple(held.get(node.name, ())),
+            agents.get(node.name, AgentView(node.name)),
+            validations.get(node.name),
+        )
+        for node in nodes
+    }
+    return Facts(known, tuple(jobs), slurm_at, underway)

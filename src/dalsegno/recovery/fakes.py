@@ -1,0 +1,263 @@
+"""A small cluster in memory: Slurm, node agents and a target that behave as the real ones do. Ships for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.facts import Facts, Validation, gather, is_active
+from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+
+_NO_REQUEUE = "no-requeue"
+
+
+@dataclass
+class Machine:
+    """What stands under a node's name. `cured_by` is the lightest remedy that helps (None: nothing is wrong), `says`
+    the one that its own checks name."""
+
+    boot: str
+    gpus: tuple[str, ...]
+    on: bool = True
+    cured_by: Remedy | None = None
+    says: Remedy | None = None
+    code: str = "79"
+
+
+@dataclass
+class FakeNode:
+    machine: Machine
+    partitions: tuple[str, ...] = ("train",)
+    flags: frozenset[NodeFlag] = frozenset()
+    down: bool = False
+    reason: str = ""
+    user: str = ""
+    reason_at: int | None = None
+    validation: Validation | None = None
+    effects: list[str] = field(default_factory=list)  # what was really done to it
+
+
+@dataclass
+class FakeCluster:
+    """All three sides of it. `now` is the only clock. `bad_replacements`: so many of the next machines are broken."""
+
+    nodes: dict[str, FakeNode] = field(default_factory=dict)
+    queue: dict[int, JobInfo] = field(default_factory=dict)
+    now: float = 1_000_000.0
+    slurm_answers: bool = True
+    bad_replacements: int = 0
+    same_gpus_again: int = 0  # so many replacements are the old machine
+    boots: int = 0
+    validations: bool = True  # nodes answer when they are told to validate themselves
+    forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
+
+    @classmethod
+    def of(cls, count: int, partition: str = "train") -> FakeCluster:
+        cluster = cls()
+        for number in range(1, count + 1):
+            cluster.nodes[f"n{number}"] = FakeNode(cluster.machine(), (partition,))
+        return cluster
+
+    def machine(self) -> Machine:
+        self.boots += 1
+        return Machine(f"boot-{self.boots}", (f"GPU-{self.boots}-a", f"GPU-{self.boots}-b"))
+
+    def facts(self, underway: frozenset[str] = frozenset()) -> Facts:
+        if not self.slurm_answers:
+            return Facts(None)
+        slurm, agents = FakeSlurm(self), FakeAgents(self)
+        return gather(slurm.nodes(), slurm.jobs(ended=True), agents.views(), agents.validations(), self.now, underway)
+
+    # What befalls it
+
+    def break_gpu(self, node: str, cured_by: Remedy, code: str = "79", says: Remedy | None = None) -> None:
+        machine = self.nodes[node].machine
+        machine.cured_by, machine.code, machine.says = cured_by, code, says or cured_by
+
+    def power_off(self, node: str) -> None:
+        self.nodes[node].machine.on = False
+
+    def start(self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True) -> None:
+        """Without nodes it waits for some."""
+        state = JobState.RUNNING if nodes else JobState.PENDING
+        self.queue[job] = JobInfo(
+            job, name or f"job{job}", "ada", state, partition="train", nodes=nodes, comment=comment,
+            reason="" if nodes else "Resources", batch_host=nodes[0] if nodes else "", started_at=int(self.now),
+            qos="" if requeue else _NO_REQUEUE,
+        )  # fmt: skip
+
+    def end(self, job: int, state: JobState = JobState.COMPLETED) -> None:
+        self.queue[job] = replace(self.queue[job], state=state, ends_at=int(self.now))
+
+    def someone_drains(self, node: str, reason: str = "my own reason") -> None:
+        old = self.nodes[node]
+        old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "admin"
+
+
+class FakeSlurm:
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]:
+        self._answers()
+        wanted = [names] if isinstance(names, str) and names else list(names)
+        return [self._info(name) for name in wanted or self.cluster.nodes]
+
+    def _info(self, name: str) -> NodeInfo:
+        node = self.cluster.nodes[name]
+        busy = any(is_active(job) and name in job.nodes for job in self.cluster.queue.values())
+        state = NodeState.DOWN if node.down else NodeState.MIXED if busy else NodeState.IDLE
+        flags = node.flags if node.machine.on else node.flags | {NodeFlag.NOT_RESPONDING}
+        return NodeInfo(name, state, flags, reason=node.reason, reason_user=node.user, partitions=node.partitions)
+
+    def jobs(self, *, ended: bool = False) -> list[JobInfo]:
+        self._answers()
+        return [job for job in self.cluster.queue.values() if ended or not job.state.ended]
+
+    def drain(self, nodes: str | Iterable[str], reason: str) -> None:
+        self._take(nodes, reason, "drain")
+
+    def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
+        self._take(nodes, reason, "down")
+        for name in [nodes] if isinstance(nodes, str) else nodes:
+            self._remove_from_jobs(name)
+
+    def _take(self, nodes: str | Iterable[str], reason: str, how: str) -> None:
+        self._answers()
+        for name in [nodes] if isinstance(nodes, str) else nodes:
+            node = self.cluster.nodes[name]
+            if node.user == "admin":
+                self.cluster.forbidden.append(f"{how} of {name}, which someone else keeps out")
+            before = (node.flags, node.down, node.reason)
+            node.flags = node.flags | {NodeFlag.DRAIN} if how == "drain" else node.flags
+            node.down = node.down or how == "down"
+            node.reason, node.user = reason, "root"
+            if before != (node.flags, node.down, node.reason):
+                node.effects.append(how)
+
+    def _remove_from_jobs(self, name: str) -> None:
+        """Batch jobs are requeued, and held back for two minutes; a run's job goes on without the node."""
+        for job in [job for job in self.cluster.queue.values() if is_active(job) and name in job.nodes]:
+            if job.comment:
+                rest = tuple(each for each in job.nodes if each != name)
+                self.cluster.queue[job.id] = replace(job, nodes=rest)
+            else:
+                waits = replace(job, state=JobState.PENDING, nodes=(), reason="BeginTime", restarts=job.restarts + 1)
+                self.cluster.queue[job.id] = waits
+
+    def resume(self, nodes: str | Iterable[str]) -> None:
+        self._answers()
+        for name in [nodes] if isinstance(nodes, str) else nodes:
+            node = self.cluster.nodes[name]
+            if node.user == "admin":
+                self.cluster.forbidden.append(f"resume of {name}, which someone else keeps out")
+            if node.down or NodeFlag.DRAIN in node.flags:
+                node.effects.append("resume")
+            node.flags, node.down, node.reason, node.user = node.flags - {NodeFlag.DRAIN}, False, "", ""
+
+    def requeue(self, *jobs: int | str) -> None:
+        self._answers()
+        for each in jobs:
+            job = self.cluster.queue[int(each)]
+            if job.qos == _NO_REQUEUE:
+                raise DalsegnoError("Requested operation is presently disabled", hint="it was submitted so")
+            self.cluster.queue[job.id] = replace(job, state=JobState.PENDING, nodes=(), reason="BeginTime")
+
+    def update(self, **settings: str) -> None:
+        self._answers()
+        job = self.cluster.queue[int(settings["JobId"])]
+        if settings.get("StartTime") == "now" and job.state is JobState.PENDING:
+            self.cluster.queue[job.id] = replace(job, reason="Priority")
+        if "ReqNodeList" in settings:
+            self.cluster.queue[job.id] = replace(job, reservation=settings["ReqNodeList"])
+
+    def scontrol(self, *words: str) -> str:
+        self._answers()
+        return f"{' '.join(words)} ExcNodeList=(null)"
+
+    def _answers(self) -> None:
+        if not self.cluster.slurm_answers:
+            raise NotThere("Unable to contact slurm controller", hint="slurmctld does not answer")
+
+
+class FakeAgents:
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def views(self) -> Mapping[str, AgentView]:
+        return {name: self._view(name, node) for name, node in self.cluster.nodes.items()}
+
+    def _view(self, name: str, node: FakeNode) -> AgentView:
+        machine, now = node.machine, self.cluster.now
+        if not machine.on:
+            return AgentView(name, Presence.GONE, now, boot=machine.boot, host_answers=False, slurmd_answers=False)
+        gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(machine.gpus))
+        report = Report(name, machine.boot, (self._finding(machine),), gpus)
+        return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)
+
+    def _finding(self, machine: Machine) -> Finding:
+        says = machine.says or machine.cured_by
+        bad = machine.cured_by and says
+        result = failed("GPU has fallen off the bus", bad, machine.code) if bad else passed("no Xid")
+        return Finding("xid", result, self.cluster.now)
+
+    def validations(self) -> Mapping[str, Validation]:
+        return {name: node.validation for name, node in self.cluster.nodes.items() if node.validation}
+
+    def validate(self, node: str, ask: str, partner: str) -> None:
+        known = self.cluster.nodes[node]
+        if known.validation and known.validation.ask == ask:
+            return
+        known.effects.append("validate")
+        if self.cluster.validations and known.machine.on:
+            known.validation = Validation(ask, (self._finding(known.machine),))
+
+    def evidence(self, node: str) -> str:
+        self.cluster.nodes[node].effects.append("evidence")
+        return "dmesg" if self.cluster.nodes[node].machine.on else ""
+
+
+class FakeTarget:
+    """Whoever touches a machine that Slurm still has jobs on has done what must not be done."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def reset_gpus(self, node: str) -> None:
+        self._touch(node, "reset")
+        self._cure(node, Remedy.RESET)
+
+    def reboot(self, node: str) -> None:
+        self._touch(node, "reboot")
+        machine = self.cluster.nodes[node].machine
+        machine.boot, machine.on = self.cluster.machine().boot, True
+        self._cure(node, Remedy.REBOOT)
+
+    def replace(self, node: str) -> None:
+        self._touch(node, "replace")
+        old, new = self.cluster.nodes[node].machine, self.cluster.machine()
+        if self.cluster.same_gpus_again:
+            self.cluster.same_gpus_again -= 1
+            new.gpus = old.gpus
+        if self.cluster.bad_replacements:
+            self.cluster.bad_replacements -= 1
+            new.cured_by = Remedy.RESET
+        self.cluster.nodes[node].machine = new
+
+    def _touch(self, node: str, how: str) -> None:
+        known = self.cluster.nodes[node]
+        known.effects.append(how)
+        if any(is_active(job) and node in job.nodes for job in self.cluster.queue.values()):
+            self.cluster.forbidden.append(f"{how} of {node}, which has jobs")
+        if known.user == "admin":
+            self.cluster.forbidden.append(f"{how} of {node}, which someone else keeps out")
+        if not (known.down or NodeFlag.DRAIN in known.flags):
+            self.cluster.forbidden.append(f"{how} of {node}, which is in service")
+
+    def _cure(self, node: str, by: Remedy) -> None:
+        machine = self.cluster.nodes[node].machine
+        if machine.cured_by and not by < machine.cured_by:
+            machine.cured_by = None

@@ -1,0 +1,65 @@
+"""What recovery needs of the world, each as a Protocol. The real ones are Slurm's client, the link to the node agents
+and a target; fakes of all three are in `fakes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from dalsegno.recovery.agent_view import AgentView
+from dalsegno.recovery.facts import Validation
+from dalsegno.slurm import JobInfo, NodeInfo
+
+
+class Slurm(Protocol):
+    """What `SlurmClient` does of it."""
+
+    def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]: ...
+
+    def jobs(self, *, ended: bool = False) -> list[JobInfo]: ...
+
+    def drain(self, nodes: str | Iterable[str], reason: str) -> None: ...
+
+    def set_down(self, nodes: str | Iterable[str], reason: str) -> None: ...
+
+    def resume(self, nodes: str | Iterable[str]) -> None: ...
+
+    def requeue(self, *jobs: int | str) -> None: ...
+
+    def update(self, **settings: str) -> None: ...
+
+    def scontrol(self, *words: str) -> str: ...
+
+
+class Agents(Protocol):
+    """The node agents, as their link knows them. None of these waits for long."""
+
+    def views(self) -> Mapping[str, AgentView]: ...
+
+    def validations(self) -> Mapping[str, Validation]:
+        """The last answer of each node to `validate`."""
+        ...
+
+    def validate(self, node: str, ask: str, partner: str) -> None:
+        """Tell a node to prove itself; its answer carries `ask`. Told again with the same, it does not start anew."""
+        ...
+
+    def evidence(self, node: str) -> str:
+        """What a node can tell of its last hours; "" if it cannot speak any more."""
+        ...
+
+
+class NoAgents:
+    """A cluster whose nodes have none: nothing is known of them, so nothing is done."""
+
+    def views(self) -> Mapping[str, AgentView]:
+        return {}
+
+    def validations(self) -> Mapping[str, Validation]:
+        return {}
+
+    def validate(self, node: str, ask: str, partner: str) -> None:
+        pass
+
+    def evidence(self, node: str) -> str:
+        return ""

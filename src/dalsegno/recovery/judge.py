@@ -1,0 +1,69 @@
+"""What is wrong with a node just now, by all that is known of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.agent_view import Presence
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.facts import NodeFacts
+from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.policy import Policy
+from dalsegno.slurm import JobInfo, JobState
+
+_FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
+
+
+def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> Fault | None:
+    """The heaviest fault for which something may be done; None if there is none, or one that somebody excused.
+
+    `quick` is how many jobs have failed on it as soon as they started.
+    """
+    faults = [fault for fault in _faults(node, own, policy, quick) if fault.key != own.excused]
+    return heaviest(fault for fault in faults if not fault.remedy < Remedy.DRAIN)
+
+
+def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: int) -> Iterator[Fault]:
+    if node.gone and own.seen:
+        yield Fault(GONE, policy.gone_remedy, "neither its agent nor slurmd answers", gone=True)
+        return
+    if node.connected:  # what was said by one who is silent now may be long mended
+        yield from found(node, policy)
+    if quick >= policy.quick_failures:
+        yield Fault(BLACK_HOLE, Remedy.DRAIN, f"{quick} jobs failed here as soon as they had started")
+
+
+def found(node: NodeFacts, policy: Policy) -> list[Fault]:
+    """What its own checks say, as far as they are heard."""
+    findings = node.agent.report.findings if node.agent.report else ()
+    faults = [fault_of(each) for each in failures(findings) if each.check not in policy.off]
+    return [replace(fault, remedy=policy.remedy(fault)) for fault in faults]
+
+
+def find_suspicion(node: NodeFacts, own: NodeBook) -> str:
+    """What is odd, and no reason to do anything: one witness is none."""
+    if node.agent.presence is Presence.SILENT and own.seen:
+        return "its agent is silent"
+    if node.agent.presence is Presence.AGENT_DEAD:
+        return "its agent is dead, the node itself answers: its health is not known"
+    return ""
+
+
+def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, int]:
+    """By node, jobs that failed as soon as they had started, since it was last validated.
+
+    A job that fails everywhere says nothing of a node.
+    """
+    where: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        if job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s:
+            since = max(now - policy.quick_window_s, book.of(job.nodes[0]).validated_at)
+            if job.ends_at is not None and job.ends_at >= since:
+                where.setdefault((job.user, job.name), []).append(job.nodes[0])
+    counts: dict[str, int] = {}
+    for nodes in where.values():
+        if len(set(nodes)) == 1:
+            counts[nodes[0]] = counts.get(nodes[0], 0) + len(nodes)
+    return counts

@@ -1,0 +1,47 @@
+"""What may be done, how much of it, and how long we wait. Data, from the cluster file and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fault import Fault
+
+AUTO, OBSERVE, OFF = "auto", "observe", "off"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Times in seconds. `can` is what the target is able to do for a node."""
+
+    mode: str = AUTO
+    max_out: float = 0.25
+    per_hour: int = 4
+    reboots_per_fault: int = 2
+    reboots_per_day: int = 5
+    reboots_apart_s: float = 7200.0
+    replaces_per_fault: int = 3
+    breaker: int = 10  # replacements in a partition that failed, one after the other
+    can: frozenset[Remedy] = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
+    caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the most that may be done for it
+    off: frozenset[str] = frozenset()  # checks that say nothing
+    spares: frozenset[str] = frozenset()
+    gone_remedy: Remedy = Remedy.REPLACE
+    gone_s: float = 0.0  # how long a lost node may come back by itself before it is rebuilt; a cloud's: 60
+    boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
+    validate_s: float = 120.0
+    removal_s: float = 600.0  # for Slurm to take a node out of its jobs
+    person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
+    burn_in_s: float = 86400.0  # a spare is validated again so often
+    retry_s: float = 2.0  # after an action that failed; doubled each time
+    capacity_s: float = 600.0  # after a replacement that was refused
+    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count", "gpu-lost"})  # no job goes on on such a node
+    quick_s: float = 10.0  # a job that fails so soon ...
+    quick_failures: int = 3  # ... so often ...
+    quick_window_s: float = 300.0  # ... within so long
+
+    def remedy(self, fault: Fault) -> Remedy:
+        """What may be done for it."""
+        cap = self.caps.get(fault.check, Remedy.REPLACE)
+        return cap if cap < fault.remedy else fault.remedy

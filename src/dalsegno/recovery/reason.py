@@ -1,0 +1,60 @@
+"""The reasons we give Slurm: `dalsegno:<action>:<check>[<code>] <text>`. Whoever reads them knows whose they are."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fault import Fault
+from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo
+
+LONGEST = 200  # more makes `sinfo -R` unreadable
+_OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
+# What Slurm itself writes of a node that was away. Nobody means anything by it.
+_SLURMS = ("not responding", "node unexpectedly rebooted", "none")
+
+
+class Owner(Enum):
+    """Who keeps a node out of service."""
+
+    NOBODY = "nobody"  # it is in service, or Slurm itself has missed it
+    US = "us"
+    SPARE = "spare"
+    SOMEONE = "someone else"
+
+
+def write_reason(fault: Fault) -> str:
+    code = f"[{fault.code}]" if fault.code else ""
+    return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:LONGEST]
+
+
+def read_reason(reason: str) -> Fault | None:
+    """The fault in a reason of ours; None in any other."""
+    found = _OURS.fullmatch(reason)
+    if not found:
+        return None
+    return Fault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
+
+
+def owner(node: NodeInfo) -> Owner:
+    if read_reason(node.reason):
+        return Owner.US if node.draining or node.down else Owner.NOBODY
+    if node.reason == SPARE_REASON:
+        return Owner.SPARE if node.draining else Owner.NOBODY
+    if node.down and not node.draining and (not node.reason or node.reason.lower().startswith(_SLURMS)):
+        return Owner.NOBODY
+    return Owner.SOMEONE if node.draining or node.down or node.flags & _TAKEN else Owner.NOBODY
+
+
+_TAKEN = {
+    NodeFlag.FAIL,
+    NodeFlag.INVALID_REG,
+    NodeFlag.MAINTENANCE,
+    NodeFlag.POWER_DOWN,
+    NodeFlag.POWERED_DOWN,
+    NodeFlag.POWERING_DOWN,
+    NodeFlag.POWERING_UP,
+    NodeFlag.REBOOT_ISSUED,
+    NodeFlag.REBOOT_REQUESTED,
+}

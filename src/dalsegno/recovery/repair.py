@@ -1,0 +1,191 @@
+"""A node that is out of service by our hand: from its fault to its return, one step at a time. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dalsegno.health import Remedy, Report, Verdict
+from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
+from dalsegno.recovery.fault import BOOT, PASSPORT, VALIDATION, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.judge import find_fault, found
+from dalsegno.recovery.ladder import next_step
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node out of service, and all that bears on it."""
+
+    node: NodeFacts
+    own: NodeBook
+    facts: Facts
+    book: Book
+    policy: Policy
+    now: float
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def fault(self) -> Fault:
+        return self.own.fault or Fault(VALIDATION, Remedy.DRAIN, "not validated yet")
+
+    @property
+    def in_phase_s(self) -> float:
+        return self.now - self.own.entered
+
+
+def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Policy, now: float) -> Action | None:
+    case = Case(node, own, facts, book, policy, now)
+    if own.phase is Phase.DRAINED:
+        return _drained(case)
+    if own.phase is Phase.DOWN:
+        return _down(case)
+    if own.phase is Phase.MENDING:
+        return _mending(case)
+    if own.phase is Phase.VALIDATING:
+        return _validating(case)
+    return _given_up(case)
+
+
+def _drained(case: Case) -> Action | None:
+    """It lives, or did: jobs may end, then it is mended."""
+    if worse := _worse(case):
+        return worse
+    if case.node.busy:
+        return None
+    if _is_stale(case):
+        return _validate(case)
+    if case.fault.remedy is Remedy.DRAIN:
+        return _wait_for_a_person(case)
+    return _mend(case)
+
+
+def _worse(case: Case) -> Action | None:
+    """What has come on top of what it was drained for."""
+    fault = find_fault(case.node, NodeBook(case.name, seen=case.own.seen), case.policy)
+    if fault and fault.gone and not case.fault.gone:
+        jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
+        return SetDown(case.name, replace(case.fault, gone=True, remedy=max(case.fault.remedy, fault.remedy)), jobs)
+    if fault and case.fault.remedy < fault.remedy:
+        return Drain(case.name, fault)
+    return None
+
+
+def _is_stale(case: Case) -> bool:
+    """Drained before its last boot, which was not of our doing: what was wrong then may be over."""
+    booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
+    by_slurm = booted is not None and drained is not None and drained < booted
+    return by_slurm and case.node.connected and not case.own.steps and not case.own.asked
+
+
+def _wait_for_a_person(case: Case) -> Action | None:
+    if not case.node.connected:
+        return _too_long(case, case.policy.person_s, "its agent does not answer")
+    still = any(fault.check == case.fault.check for fault in found(case.node, case.policy))
+    if not still and not case.own.asked:
+        return _validate(case)
+    return _too_long(case, case.policy.person_s, f"needs a person: {case.fault.key} {case.fault.text}")
+
+
+def _too_long(case: Case, limit_s: float, why: str) -> Action | None:
+    return _give_up(case, why) if case.in_phase_s >= limit_s else None
+
+
+def _give_up(case: Case, why: str) -> Turn:
+    return Turn(case.name, Phase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
+
+
+def _down(case: Case) -> Action | None:
+    """It was gone. Rebuilt before Slurm has taken it out of its jobs, it would end them all."""
+    if case.node.busy:
+        return _too_long(case, case.policy.removal_s, "Slurm does not take it out of its jobs")
+    if case.node.connected and not case.own.steps and not case.own.asked:
+        return _validate(case)  # it has come back by itself
+    if case.in_phase_s < case.policy.gone_s:
+        return None
+    return _mend(case)
+
+
+def _mend(case: Case) -> Action:
+    if not case.own.evidence:
+        return TakeEvidence(case.name)
+    step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
+    if isinstance(step, str):
+        return _give_up(case, f"{case.fault.key} {case.fault.text}; {step}")
+    boot = case.node.agent.boot or case.own.last_boot
+    return Mend(case.name, step, case.fault, boot, _gpus(case.node.agent.report))
+
+
+def _gpus(report: Report | None) -> tuple[str, ...]:
+    return tuple(gpu.uuid for gpu in report.gpus if gpu.uuid) if report else ()
+
+
+def _mending(case: Case) -> Action | None:
+    """Reset, it is still there; rebooted or replaced, it must come back with another boot."""
+    back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
+    if not back and case.in_phase_s >= case.policy.boot_s:
+        return _not_helped(case, Fault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
+    if not back:
+        return None
+    if Remedy.REPLACE in case.own.steps and (lemons := set(_gpus(case.node.agent.report)) & case.book.lemons):
+        text = f"GPU {min(lemons)} was sent away before, and has come back"
+        return _not_helped(case, Fault(PASSPORT, Remedy.REPLACE, text))
+    return _validate(case)
+
+
+def _not_helped(case: Case, fault: Fault) -> Action:
+    """What was tried last has not helped. A new machine that is bad is not mended but replaced."""
+    replaced = Remedy.REPLACE in case.own.steps
+    remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
+    to = Phase.DOWN if case.node.gone else Phase.DRAINED
+    return Turn(case.name, to, f"{fault.key} {fault.text}", replace(fault, remedy=remedy), failed=True)
+
+
+def _validate(case: Case) -> Validate:
+    return Validate(case.name, _partner(case), case.node.agent.boot)
+
+
+def _partner(case: Case) -> str:
+    """A good node of the same kind that has nothing to do."""
+    for other in (case.facts.nodes or {}).values():
+        shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
+        known = case.book.of(other.name).phase in (Phase.IN_SERVICE, Phase.SPARE)
+        idle = other.connected and not other.busy and not found(other, case.policy)
+        if other.name != case.name and shares and known and idle:
+            return other.name
+    return ""
+
+
+def _validating(case: Case) -> Action | None:
+    answer = case.node.validation
+    if answer is None or answer.ask != case.own.asked:
+        if case.node.gone or case.in_phase_s >= case.policy.validate_s:
+            return _not_helped(case, Fault(VALIDATION, Remedy.REBOOT, "it did not finish its validation"))
+        return None
+    if not answer.passed:
+        bad = heaviest(fault_of(each) for each in failures(answer.findings))
+        return _not_helped(case, bad or Fault(VALIDATION, Remedy.DRAIN, "no check could be run"))
+    if not case.node.slurm.responding:
+        return _too_long(case, case.policy.validate_s + case.policy.boot_s, "it is well, but slurmd does not register")
+    return Hold(case.name) if case.name in case.policy.spares else Return(case.name)
+
+
+def _given_up(case: Case) -> Action | None:
+    """A person has been at work: it was booted anew, or what failed does not any more."""
+    again = case.node.connected and not case.node.busy
+    rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
+    if again and (rebooted or _passes_now(case) or _is_stale(case)):
+        return _validate(case)
+    return None
+
+
+def _passes_now(case: Case) -> bool:
+    report = case.node.agent.report
+    findings = [each for each in report.findings if each.check == case.fault.check] if report else []
+    passes = bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
+    return case.fault.remedy is Remedy.DRAIN and passes

@@ -1,0 +1,223 @@
+"""All that the controller must not forget, in one SQLite file: nodes, actions, events, budgets, passports.
+
+Every action is written down before it is done and after. One connection belongs to one thread; others may have their
+own, and what they write is seen at the next `look`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health import Gpu
+from dalsegno.recovery.actions import KINDS, Action, Note, Turn
+from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
+from dalsegno.recovery.change import begun, ended, turned
+from dalsegno.recovery.policy import Policy
+from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+
+BUSY_S = 10.0  # how long one connection waits for another's write
+MOST_EVENTS = 1000  # of one answer
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS actions (
+    id TEXT PRIMARY KEY, node TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
+    begun_at REAL NOT NULL, ended_at REAL, error TEXT, told TEXT);
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS events_of_node ON events (node, id);
+CREATE TABLE IF NOT EXISTS passports (
+    uuid TEXT PRIMARY KEY, node TEXT NOT NULL, slot INTEGER NOT NULL, serial TEXT NOT NULL, model TEXT NOT NULL,
+    since REAL NOT NULL, sent_away_at REAL);
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. `id` only grows."""
+
+    id: int
+    at: float
+    node: str  # "" for the whole cluster
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Passport:
+    """A GPU: where it was seen, since when, and whether we have sent it away."""
+
+    uuid: str
+    node: str
+    slot: int
+    serial: str
+    model: str
+    since: float
+    sent_away_at: float | None = None
+
+
+class Store:
+    """The file, and the book as it was last read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            os.chmod(path, 0o600)
+            self.db.execute("PRAGMA journal_mode=WAL")
+            self.db.execute("PRAGMA synchronous=FULL")
+            self.db.executescript(_SCHEMA)
+            self._version = self._data_version()
+            self.book = self._read_book()
+        except (sqlite3.Error, OSError, ValueError) as error:
+            hint = "move it away: the controller then begins anew, and takes over what Slurm's drain reasons tell"
+            raise DalsegnoError(f"{path} cannot be read: {error}", hint=hint) from error
+
+    def close(self) -> None:
+        self.db.close()
+
+    # Reading
+
+    def look(self) -> Book:
+        """The book, read again where another connection has written."""
+        if self._data_version() != self._version:
+            self._version = self._data_version()
+            self.book = self._read_book()
+        return self.book
+
+    def action(self, id: str) -> Action | None:
+        row = self.db.execute("SELECT kind, body FROM actions WHERE id = ?", (id,)).fetchone()
+        return facts_from_json(KINDS[row[0]], json.loads(row[1])) if row else None
+
+    def events(self, since: int = 0, node: str = "", most: int = MOST_EVENTS) -> list[Event]:
+        """Those after the one with this id, the oldest first."""
+        where = "id > ? AND node = ?" if node else "id > ?"
+        rows = self.db.execute(
+            f"SELECT id, at, node, kind, text FROM events WHERE {where} ORDER BY id LIMIT ?",
+            (since, *([node] if node else []), most),
+        )
+        return [Event(*row) for row in rows]
+
+    def last_event(self) -> int:
+        return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])
+
+    def passports(self, node: str = "") -> list[Passport]:
+        rows = self.db.execute(
+            "SELECT uuid, node, slot, serial, model, since, sent_away_at FROM passports ORDER BY node, slot, since"
+        )
+        return [passport for row in rows if node in ("", (passport := Passport(*row)).node)]
+
+    # Writing: each is one transaction, whole or not at all
+
+    def begin(self, action: Action, now: float, partitions: tuple[str, ...] = ()) -> str:
+        """Written down before it is done."""
+        id = os.urandom(6).hex()
+        with self._changing(begun(self.book, action, id, now, partitions)):
+            self.db.execute(
+                "INSERT INTO actions (id, node, kind, body, begun_at) VALUES (?, ?, ?, ?, ?)",
+                (id, action.node, type(action).__name__, json.dumps(facts_to_json(action)), now),
+            )
+            if action.slow:
+                self._event(now, action.node, action.kind, f"begins to {action.words}")
+        return id
+
+    def end(
+        self, id: str, action: Action, told: str, error: str, now: float, policy: Policy, partitions: tuple[str, ...]
+    ) -> None:
+        """Written down after it was done, or has failed."""
+        with self._changing(ended(self.book, action, id, error, now, policy, partitions)):
+            self.db.execute("UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, told, id))
+            text = f"could not {action.words}: {error}" if error else told
+            self._event(now, action.node, action.kind, text)
+
+    def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
+        with self._changing(turned(self.book, action, now, partitions)):
+            self._event(now, action.node, action.kind, action.words)
+
+    def notice(self, book: Book) -> None:
+        """What was only seen: no event."""
+        if book != self.book:
+            with self._changing(book):
+                pass
+
+    def notice_gpus(self, node: str, gpus: Iterable[Gpu], now: float) -> None:
+        """Who carries which GPUs now."""
+        rows = [(gpu.uuid, node, gpu.index, gpu.serial, gpu.model, now) for gpu in gpus if gpu.uuid]
+        with self._changing(self.book):
+            self.db.executemany(
+                "INSERT INTO passports (uuid, node, slot, serial, model, since) VALUES (?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (uuid) DO UPDATE SET node = excluded.node, slot = excluded.slot, since = excluded.since"
+                " WHERE node != excluded.node OR slot != excluded.slot",
+                rows,
+            )
+
+    def pause(self, paused: bool, who: str, now: float) -> None:
+        """Resumed, what had failed too often may be tried again."""
+        self.look()
+        marks = () if paused else (Mark(RESUMED, "", now),)
+        book = replace(self.book, paused=paused, marks=(*self.book.marks, *marks))
+        with self._changing(book):
+            self.db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", (str(int(paused)),))
+            self._event(now, "", "automation", f"{'paused' if paused else 'resumed'} by {who}")
+
+    def note(self, text: str, now: float, node: str = "", kind: str = "note") -> None:
+        with self._changing(self.book):
+            self._event(now, node, kind, text)
+
+    def _event(self, now: float, node: str, kind: str, text: str) -> None:
+        self.db.execute("INSERT INTO events (at, node, kind, text) VALUES (?, ?, ?, ?)", (now, node, kind, text))
+
+    @contextmanager
+    def _changing(self, book: Book) -> Iterator[None]:
+        """One transaction with all in which the new book differs; in memory it counts once it is on disk."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            self._write_book(book)
+            yield
+            self.commit()
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
+        self.book = book
+
+    def commit(self) -> None:
+        self.db.execute("COMMIT")
+
+    def _write_book(self, book: Book) -> None:
+        for name, node in book.nodes.items():
+            if self.book.nodes.get(name) != node:
+                body = json.dumps(facts_to_json(node))
+                self.db.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (name, body))
+        for mark in book.marks[len(self.book.marks) :]:
+            self.db.execute("INSERT INTO marks (at, body) VALUES (?, ?)", (mark.at, json.dumps(facts_to_json(mark))))
+        for uuid in book.lemons - self.book.lemons:
+            self.db.execute(
+                "INSERT INTO passports VALUES (?, '', 0, '', '', 0, strftime('%s'))"
+                " ON CONFLICT (uuid) DO UPDATE SET sent_away_at = excluded.sent_away_at",
+                (uuid,),
+            )
+
+    def _read_book(self) -> Book:
+        nodes = [facts_from_json(NodeBook, json.loads(body)) for (body,) in self.db.execute("SELECT body FROM nodes")]
+        (latest,) = self.db.execute("SELECT COALESCE(MAX(at), 0) FROM marks").fetchone()
+        old = latest - 30 * DAY_S  # long after they count for nothing
+        marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
+        lemons = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
+        paused = self.db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
+        return Book(
+            {node.node: node for node in nodes},
+            tuple(facts_from_json(Mark, json.loads(body)) for (body,) in marks),
+            frozenset(uuid for (uuid,) in lemons),
+            bool(paused and paused[0] == "1"),
+        )
+
+    def _data_version(self) -> int:
+        return int(self.db.execute("PRAGMA data_version").fetchone()[0])

@@ -1,0 +1,81 @@
+"""A cluster in memory with a healer that has real SQLite under it, and short words for what is found in it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dalsegno.recovery.act import Hands
+from dalsegno.recovery.actions import Action, Note, Turn
+from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
+from dalsegno.recovery.healer import Healer
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+
+STEP_S = 1.0
+
+
+@dataclass
+class Clinic:
+    cluster: FakeCluster
+    policy: Policy = field(default_factory=Policy)
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ds-clinic-")))
+    store_type: type[Store] = Store
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.open()
+        self.done: list[Action] = []
+
+    def open(self) -> None:
+        """As a controller does that has just started."""
+        cluster = self.cluster
+        hands = Hands(FakeSlurm(cluster), FakeAgents(cluster), FakeTarget(cluster), self.folder / "evidence")
+        self.store = self.store_type(self.folder / "recovery.sqlite")
+        self.healer = Healer(self.store, hands, self.policy, lambda: self.cluster.now, lambda work: work())
+
+    def round(self) -> list[Action]:
+        self.cluster.now += STEP_S
+        actions = self.healer.round(self.cluster.facts(frozenset(self.healer.underway)))
+        self.healer.collect()
+        self.done += actions
+        return actions
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.round()
+
+    def settle(self, most: int = 3000) -> None:
+        """Until nothing has happened for as long as the longest wait there is."""
+        quiet = 0
+        for _ in range(most):
+            quiet = 0 if self.round() else quiet + 1
+            if quiet > self.patience():
+                return
+        raise AssertionError(f"it never comes to rest: {self.done[-5:]}")
+
+    def patience(self) -> float:
+        return self.policy.boot_s + self.policy.validate_s + 5
+
+    def wait(self, seconds: float) -> None:
+        self.cluster.now += seconds
+
+    def phase(self, node: str) -> Phase:
+        return self.store.book.of(node).phase
+
+    def effects(self, node: str) -> list[str]:
+        """What was really done to it, in order."""
+        return self.cluster.nodes[node].effects
+
+    def told(self, node: str = "") -> list[str]:
+        return [event.text for event in self.store.events(node=node)]
+
+    def reason(self, node: str) -> str:
+        return self.cluster.nodes[node].reason
+
+
+def deeds(actions: list[Action]) -> list[str]:
+    """What changed the world, in short."""
+    return [f"{action.kind} {action.node}" for action in actions if not isinstance(action, (Note, Turn))]

@@ -1,0 +1,122 @@
+"""The controller is killed between any two writes of its journal, at every single one, and finishes what it began."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fakes import FakeCluster
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+from dalsegno.slurm import SPARE_REASON, NodeFlag
+from tests.recovery.clinic import Clinic
+
+
+class Killed(BaseException):
+    """No code of ours catches it, as none survives SIGKILL."""
+
+
+class MortalStore(Store):
+    """Dies at the n-th commit: just before it, what was written is lost; just after, it stands."""
+
+    commits = 0
+    dies_at: tuple[int, str] = (0, "")
+
+    def commit(self) -> None:
+        MortalStore.commits += 1
+        if MortalStore.dies_at == (MortalStore.commits, "before"):
+            raise Killed
+        super().commit()
+        if MortalStore.dies_at == (MortalStore.commits, "after"):
+            raise Killed
+
+
+def xid_79(cluster: FakeCluster) -> None:
+    cluster.break_gpu("n2", Remedy.REBOOT)
+
+
+def power_cut(cluster: FakeCluster) -> None:
+    cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    cluster.power_off("n2")
+
+
+def bad_replacement(cluster: FakeCluster) -> None:
+    cluster.bad_replacements = 1
+    cluster.power_off("n2")
+
+
+def needs_all(cluster: FakeCluster) -> None:
+    cluster.break_gpu("n2", Remedy.REPLACE, says=Remedy.RESET)
+
+
+def requeued_job(cluster: FakeCluster) -> None:
+    cluster.start(7, "n2")
+    cluster.power_off("n2")
+
+
+def spare_in_need(cluster: FakeCluster) -> None:
+    node = cluster.nodes["n2"]
+    node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
+    cluster.start(9, comment="dalsegno:join")
+
+
+STORIES = [xid_79, power_cut, bad_replacement, needs_all, requeued_job, spare_in_need]
+ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence do no harm when they are done again
+
+
+def play(story: Callable[[FakeCluster], None], folder: Path, dies_at: tuple[int, str]) -> tuple[Clinic, bool]:
+    """The whole story, with one death in it; the next controller starts on the same file."""
+    MortalStore.commits, MortalStore.dies_at = 0, (0, "")
+    spares = frozenset({"n2"}) if story is spare_in_need else frozenset()
+    clinic = Clinic(FakeCluster.of(4), Policy(spares=spares, boot_s=4, validate_s=4), folder, MortalStore)
+    clinic.round()
+    MortalStore.commits, MortalStore.dies_at = 0, dies_at
+    story(clinic.cluster)
+    try:
+        clinic.settle()
+    except Killed:
+        clinic.store.close()
+        clinic.open()
+        clinic.settle()
+        return clinic, True
+    return clinic, False
+
+
+def ending(clinic: Clinic) -> tuple[object, ...]:
+    """What is left when all is over."""
+    node, effects = clinic.cluster.nodes["n2"], clinic.effects("n2")
+    unfinished = clinic.store.db.execute("SELECT kind FROM actions WHERE ended_at IS NULL").fetchall()
+    return (
+        clinic.phase("n2"),
+        node.reason,
+        node.machine.cured_by,
+        {each: effects.count(each) for each in ONCE},
+        len(list((clinic.folder / "evidence").glob("*"))),
+        clinic.cluster.forbidden,
+        unfinished,
+        {job: (info.state, info.reason) for job, info in clinic.cluster.queue.items()},
+    )
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(
+    story: Callable[[FakeCluster], None], tmp_path: Path
+):
+    clinic, _ = play(story, tmp_path / "alive", (0, ""))
+    undisturbed, commits = ending(clinic), MortalStore.commits
+    clinic.store.close()
+    assert undisturbed[0] in (Phase.IN_SERVICE, Phase.LENT)
+    assert commits >= 4
+    for at in range(1, commits + 1):
+        for when in ("before", "after"):
+            folder = tmp_path / f"{at}-{when}"
+            clinic, died = play(story, folder, (at, when))
+            assert died
+            assert ending(clinic) == undisturbed, f"killed {when} commit {at} of {commits}: {clinic.told('n2')}"
+            clinic.store.close()
+            shutil.rmtree(folder)

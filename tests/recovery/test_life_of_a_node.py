@@ -1,0 +1,439 @@
+"""The life of a node, from its fault to its return, on a cluster in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.fakes import FakeCluster
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.slurm import SPARE_REASON, JobState, NodeFlag
+from tests.recovery.clinic import Clinic
+
+MakeClinic = Callable[..., Clinic]
+
+
+@pytest.fixture
+def clinic_of() -> Iterator[MakeClinic]:
+    made: list[Clinic] = []
+
+    def make(count: int = 4, **policy: object) -> Clinic:
+        made.append(Clinic(FakeCluster.of(count), Policy(**policy)))  # type: ignore[arg-type]
+        made[-1].round()
+        return made[-1]
+
+    yield make
+    for clinic in made:
+        clinic.store.close()
+        shutil.rmtree(clinic.folder)
+
+
+def test_nothing_is_done_to_a_cluster_that_is_well(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.rounds(100)
+    assert clinic.done == []
+
+
+def test_a_node_with_xid_79_is_drained_rebooted_validated_and_returned(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.round()
+    assert clinic.reason("n2") == "dalsegno:reboot:xid[79] GPU has fallen off the bus"
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_node_that_is_gone_is_set_down_replaced_and_returned(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2") == ["down", "evidence", "replace", "validate", "resume"]
+
+
+def test_a_live_node_keeps_its_jobs_until_they_end(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.break_gpu("n2", Remedy.RESET, code="48")
+    clinic.rounds(500)
+    assert clinic.effects("n2") == ["drain"]
+    clinic.cluster.end(7)
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reset", "validate", "resume"]
+    assert clinic.cluster.forbidden == []
+
+
+def test_a_lost_node_is_not_rebuilt_while_slurm_has_jobs_on_it(clinic_of: MakeClinic):
+    """Rebuilt earlier, it would end the whole run."""
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.power_off("n2")
+    clinic.round()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")  # Slurm has not finished with it
+    clinic.rounds(50)
+    assert clinic.effects("n2") == ["down"]
+    clinic.cluster.start(7, "n1", comment="dalsegno:main")
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume"
+    assert clinic.cluster.forbidden == []
+
+
+def test_reset_then_reboot_then_replace(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE, says=Remedy.RESET)
+    clinic.settle()
+    tried = [each for each in clinic.effects("n2") if each in ("reset", "reboot", "replace")]
+    assert tried == ["reset", "reboot", "replace"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_node_that_reboots_without_coming_back_is_replaced(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(3)  # drained, evidence, rebooted
+    assert clinic.effects("n2")[-1] == "reboot"
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2")[-3:] == ["replace", "validate", "resume"]
+
+
+def test_a_node_is_rebooted_twice_for_a_fault_and_then_replaced(clinic_of: MakeClinic):
+    clinic = clinic_of(reboots_apart_s=0.0, reboots_per_fault=2)
+    for _ in range(3):
+        clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+        clinic.settle()
+    mends = [each for each in clinic.effects("n2") if each in ("reboot", "replace")]
+    assert mends == ["reboot", "reboot", "replace"]
+
+
+def test_two_reboots_are_two_hours_apart(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for _ in range(2):
+        clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+        clinic.settle()
+    assert [each for each in clinic.effects("n2") if each in ("reboot", "replace")] == ["reboot", "replace"]
+
+
+def test_a_target_that_can_do_nothing_leaves_it_drained_and_says_so(clinic_of: MakeClinic):
+    clinic = clinic_of(can=frozenset())
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.settle()
+    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert clinic.effects("n2") == ["drain", "evidence"]
+    assert "cannot be replaced from here" in clinic.told("n2")[-1]
+
+
+def test_a_replacement_that_fails_validation_is_replaced_again(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.bad_replacements = 2
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2").count("replace") == 3
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_and_given_up_when_none_of_three_is_good(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.bad_replacements = 99
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2").count("replace") == 3
+    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert "replaced 3 times" in clinic.told("n2")[-1]
+
+
+def test_after_ten_failed_replacements_in_a_partition_none_is_tried_until_someone_resumes(clinic_of: MakeClinic):
+    clinic = clinic_of(8, max_out=1.0, per_hour=99, breaker=5)
+    clinic.cluster.bad_replacements = 99
+    for node in ("n1", "n2", "n3"):
+        clinic.cluster.power_off(node)
+        clinic.settle()
+    assert sum(clinic.effects(node).count("replace") for node in ("n1", "n2", "n3")) == 5
+    assert "5 replacements in train failed one after the other" in clinic.told("n3")[-1]
+    clinic.cluster.bad_replacements = 0
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    clinic.cluster.power_off("n4")
+    clinic.settle()
+    assert clinic.effects("n4")[-1] == "resume"
+
+
+def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.same_gpus_again = 1
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.settle()
+    assert clinic.effects("n2").count("replace") == 2
+    assert any("passport GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClinic):
+    clinic = clinic_of(gone_s=60.0)
+    clinic.cluster.power_off("n2")
+    clinic.rounds(10)
+    clinic.cluster.nodes["n2"].machine.on = True
+    clinic.settle()
+    assert clinic.effects("n2") == ["down", "validate", "resume"]
+
+
+def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="full")
+    clinic.settle()
+    clinic.rounds(600)
+    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert clinic.effects("n2") == ["drain"]
+    assert "needs a person" in clinic.told("n2")[-1]
+    clinic.cluster.nodes["n2"].machine.cured_by = None
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"]
+
+
+def test_a_node_that_was_given_up_and_booted_by_someone_is_validated_again(clinic_of: MakeClinic):
+    clinic = clinic_of(can=frozenset())
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.settle()
+    clinic.cluster.nodes["n2"].machine = clinic.cluster.machine()
+    clinic.settle()
+    assert clinic.effects("n2")[-2:] == ["validate", "resume"]
+
+
+# ---- others have the last word
+
+
+def test_someone_else_s_drain_is_never_touched(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.someone_drains("n2")
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.rounds(100)
+    clinic.cluster.power_off("n2")
+    clinic.rounds(100)
+    assert clinic.effects("n2") == []
+    assert clinic.reason("n2") == "my own reason"
+    assert "left alone, someone else keeps it out of service" in clinic.told("n2")[0]
+
+
+def test_a_node_that_someone_takes_over_is_let_go(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.break_gpu("n2", Remedy.RESET, code="48")
+    clinic.round()
+    clinic.cluster.someone_drains("n2", "hands off")
+    clinic.cluster.end(7)
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.cluster.forbidden == []
+
+
+def test_a_node_that_someone_returns_in_spite_of_its_fault_is_not_fought_over(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.break_gpu("n2", Remedy.RESET, code="48")
+    clinic.round()
+    node = clinic.cluster.nodes["n2"]
+    node.flags, node.reason = frozenset(), ""
+    clinic.rounds(50)
+    assert clinic.effects("n2") == ["drain"]
+    clinic.cluster.break_gpu("n2", Remedy.RESET, code="95")
+    clinic.round()
+    assert clinic.effects("n2") == ["drain", "drain"], "another fault is another matter"
+
+
+def test_a_drain_of_ours_that_nobody_remembers_is_taken_up(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    node = clinic.cluster.nodes["n2"]
+    node.flags, node.reason = frozenset({NodeFlag.DRAIN}), "dalsegno:reset:ecc[dbe] two bits"
+    clinic.settle()
+    assert clinic.effects("n2") == ["evidence", "reset", "validate", "resume"]
+
+
+# ---- how much may be done
+
+
+def test_at_most_a_quarter_of_a_partition_is_out_at_a_time(clinic_of: MakeClinic):
+    clinic = clinic_of(8, can=frozenset())
+    for name in clinic.cluster.nodes:
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.settle()
+    out = [name for name in clinic.cluster.nodes if clinic.effects(name)]
+    assert len(out) == 2
+    assert "stays in service: 2 of 8 nodes of train are out already" in clinic.told("n8")[0]
+
+
+def test_at_most_four_nodes_of_a_partition_are_taken_in_an_hour(clinic_of: MakeClinic):
+    clinic = clinic_of(8, max_out=1.0)
+    for name in clinic.cluster.nodes:
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.settle()
+    assert len([name for name in clinic.cluster.nodes if clinic.effects(name)]) == 4
+    clinic.wait(3600)
+    clinic.settle()
+    assert len([name for name in clinic.cluster.nodes if clinic.effects(name)]) == 8
+
+
+def test_observing_it_only_says_once_what_it_would_do(clinic_of: MakeClinic):
+    clinic = clinic_of(mode="observe")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(20)
+    assert clinic.effects("n2") == []
+    assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79] GPU has fallen off the bus"]
+
+
+def test_paused_it_begins_nothing_and_goes_on_when_resumed(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(2)
+    clinic.store.pause(True, "ada", clinic.cluster.now)
+    clinic.rounds(200)
+    assert clinic.effects("n2") == ["drain", "evidence"]
+    assert clinic.told("n2")[-1].startswith("paused; would reboot it")
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume"
+
+
+def test_without_slurm_s_word_nothing_is_done(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.slurm_answers = False
+    clinic.cluster.power_off("n2")
+    clinic.cluster.break_gpu("n3", Remedy.REPLACE)
+    clinic.rounds(100)
+    assert clinic.done == []
+
+
+def test_more_than_the_cluster_file_allows_is_not_done_for_a_check(clinic_of: MakeClinic):
+    clinic = clinic_of(caps={"xid": Remedy.REBOOT})
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.settle()
+    assert "replace" not in clinic.effects("n2")
+    assert "no more than reboot may be done for xid" in clinic.told("n2")[-1]
+
+
+def test_a_check_that_is_off_says_nothing(clinic_of: MakeClinic):
+    clinic = clinic_of(off=frozenset({"xid"}))
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
+# ---- jobs
+
+
+def test_a_job_that_slurm_requeues_is_started_without_the_wait(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.power_off("n2")
+    clinic.rounds(10)
+    assert clinic.cluster.queue[7].reason == "Priority"
+    clinic.cluster.start(7, "n3")
+    clinic.round()
+    assert "job 7 runs again on n3" in clinic.told("n2")
+
+
+def test_a_job_that_ends_with_its_node_is_left_alone_and_told_of(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.power_off("n2")
+    clinic.round()
+    clinic.cluster.end(7, JobState.NODE_FAIL)
+    clinic.settle()
+    text = "job 7 has ended with its node (NODE_FAIL): it may not be requeued, and is left alone"
+    assert text in clinic.told("n2")
+
+
+def test_a_job_that_cannot_go_on_is_requeued_and_one_that_may_not_be_is_waited_for(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.settle()
+    assert clinic.cluster.queue[7].reason == "Priority"
+    assert clinic.effects("n2")[-1] == "resume"
+
+    clinic.cluster.start(8, "n3", requeue=False)
+    clinic.cluster.break_gpu("n3", Remedy.REBOOT, code="79")
+    clinic.rounds(50)
+    assert clinic.effects("n3") == ["drain"]
+    assert clinic.cluster.queue[8].state is JobState.RUNNING
+    assert len([text for text in clinic.told("n3") if "could not requeue job 8" in text]) == 1
+
+
+def test_a_run_s_job_is_left_to_the_run(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.rounds(50)
+    assert clinic.cluster.queue[7].state is JobState.RUNNING
+
+
+def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in (1, 2, 3):
+        clinic.cluster.start(job, "n2")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.round()
+    assert clinic.reason("n2") == "dalsegno:drain:black-hole 3 jobs failed here as soon as they had started"
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, f"n{job % 4 + 1}", name="broken-script")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
+# ---- spares
+
+
+def spare_clinic(clinic_of: MakeClinic) -> Clinic:
+    clinic = clinic_of(4, spares=frozenset({"n4"}))
+    node = clinic.cluster.nodes["n4"]
+    node.flags, node.reason, node.effects[:] = frozenset({NodeFlag.DRAIN}), SPARE_REASON, []
+    clinic.settle()
+    return clinic
+
+
+def test_a_spare_is_validated_and_kept(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert clinic.effects("n4") == ["validate"]
+    clinic.wait(86400)
+    clinic.settle()
+    assert clinic.effects("n4") == ["validate", "validate"], "burned in again every day"
+
+
+def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_it(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.start(9, comment="dalsegno:join")
+    clinic.round()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.LENT, "")
+    assert clinic.cluster.queue[9].reservation == "n4", "for this job"
+    clinic.cluster.start(9, "n4", comment="dalsegno:join")
+    clinic.rounds(20)
+    clinic.cluster.end(9)
+    clinic.settle()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+
+
+def test_other_jobs_get_no_spare(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.start(9)
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE
+
+
+def test_a_broken_spare_is_mended_and_is_a_spare_again(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.break_gpu("n4", Remedy.REBOOT)
+    clinic.settle()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert clinic.effects("n4").count("reboot") == 1
