@@ -52,6 +52,7 @@ class FakeCluster:
     same_gpus_again: int = 0  # so many replacements are the old machine
     boots: int = 0
     validations: bool = True  # nodes answer when they are told to validate themselves
+    slow: bool = False  # Slurm does not take a node out of its jobs at once
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
 
     @classmethod
@@ -122,7 +123,7 @@ class FakeSlurm:
 
     def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
         self._take(nodes, reason, "down")
-        for name in [nodes] if isinstance(nodes, str) else nodes:
+        for name in [nodes] if isinstance(nodes, str) and not self.cluster.slow else ():
             self._remove_from_jobs(name)
 
     def _take(self, nodes: str | Iterable[str], reason: str, how: str) -> None:
