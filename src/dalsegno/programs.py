@@ -14,6 +14,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "run-agent": "dalsegno.launch.agent.agent",
     "run-coordinator": "dalsegno.jobs.coordinate",
     "controller": "dalsegno.recovery.controller",
+    "gpu-facts": "dalsegno.health.readers.nvml_apart",
     "machine-room": "dalsegno.targets.local.room",
     "undo-fault": "dalsegno.targets.local.breaking.timer",
     "node-agent": "dalsegno.health.agent.agent",

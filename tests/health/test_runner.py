@@ -147,3 +147,21 @@ def test_unknown_is_neither_passed_nor_failed() -> None:
     assert result_line("n", [lost]) == "HEALTH_CHECK_RESULT:n:Skipped:none:clock no chronyc"
     assert result_line("n", []) == "HEALTH_CHECK_RESULT:n:Skipped:none:no check applies"
     assert result_line("n", [lost, Finding("disk", passed("well"), 0)]) == "HEALTH_CHECK_RESULT:n:Passed:none:1 checks"
+
+
+# Before a job ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_is_not_asked_again(world: FolderWorld) -> None:
+    before = Finding("load", passed("a moment ago"), 5.0)
+    assert examine([LOAD], Context.PROLOG, world, {}, known={"load": before}) == [before]
+
+
+def test_after_its_time_nothing_is_begun(world: FolderWorld, tmp_path: Path) -> None:
+    def ask_slowly(world: World) -> str:
+        (tmp_path / "now").write_text("1700000010")
+        return "1.0"
+
+    slow = Check("slow", "", ask_slowly, judge_load)
+    found = examine([slow, LOAD], Context.PROLOG, world, {}, within_s=5)
+    assert [each.result for each in found] == [passed("little to do"), unknown("no time was left for it")]

@@ -31,6 +31,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "logs": "Print what the ranks of a run say.",
     "cancel": "End runs, with all their processes.",
     "ckpt": "List, verify and convert checkpoints.",
+    "health": "Check this machine, or a node: GPUs, fabric, host, services.",
     "why": "What happened to a node, a run or a job, and what to do.",
     "inject": "Break a node or a worker on purpose.",
     "drill": "A game day: train, break things, report what each fault cost.",

@@ -43,6 +43,7 @@ class Check:
     contexts: frozenset[Context] = ALWAYS
     every_s: float = 30.0
     applies: Callable[[World], bool] = always
+    lasts: bool = True  # what passed a moment ago need not be asked again before the next job
 
     @property
     def thresholds(self) -> Mapping[str, float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dalsegno.health.expected import expected_of
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.report import Gpu
 from dalsegno.health.settings import FILE, Settings, read_settings
-from dalsegno.health.world import Machine
+from dalsegno.health.world import Gpus, Machine
 
 PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf")
 
@@ -27,12 +27,14 @@ def node_name(env: Mapping[str, str]) -> str:
     return env.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
-def machine_here(env: Mapping[str, str] = os.environ, node: str = "") -> Machine:
+def machine_here(
+    env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
+) -> Machine:
     try:
         text = slurm_conf(env).read_text(errors="replace")
     except OSError:
         text = ""
-    return Machine(expected_of(node or node_name(env), text), env)
+    return Machine(expected_of(node or node_name(env), text), env, gpus)
 
 
 def settings_here(env: Mapping[str, str] = os.environ) -> Settings:

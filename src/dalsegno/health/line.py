@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dalsegno.health.report import Finding
 from dalsegno.health.result import Remedy, Verdict
 
+LONGEST_REASON = 200  # more makes `sinfo -R` unreadable
 _SAID = {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
 
 
@@ -20,6 +21,15 @@ def result_line(host: str, findings: Sequence[Finding]) -> str:
     known = [each for each in findings if each.result.verdict is not Verdict.UNKNOWN]
     word, why = ("Passed", f"{len(known)} checks") if known else ("Skipped", reason(findings) or "no check applies")
     return f"HEALTH_CHECK_RESULT:{host}:{word}:none:{why}"
+
+
+def drain_reason(findings: Sequence[Finding]) -> str:
+    """Why a node is drained, in the form that our controller knows for its own: `dalsegno:reboot:xid[79] …`"""
+    failed = [each for each in findings if each.result.verdict is Verdict.FAILED]
+    if not failed:
+        return ""
+    worst = max(failed, key=lambda each: list(Remedy).index(each.result.remedy))
+    return f"dalsegno:{worst.result.remedy.value}:{label(worst)} {worst.result.text}"[:LONGEST_REASON]
 
 
 def reason(findings: Sequence[Finding]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dalsegno.health.check import Check, Context
@@ -49,10 +50,28 @@ class Checkup:
         return last is None or not 0 <= now - last < every_s(check, self.settings)
 
 
-def examine(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Finding]:
-    """One look: every check of the context that is on and applies here. A question that several ask is asked once."""
-    answers = _Answers(world)
-    return [_finding(check, answers, world, settings) for check in _of(checks, context, world, settings)]
+def examine(
+    checks: Iterable[Check],
+    context: Context,
+    world: World,
+    settings: Settings,
+    *,
+    within_s: float = math.inf,
+    known: Mapping[str, Finding] | None = None,
+) -> list[Finding]:
+    """One look: every check of the context that is on and applies here. A question that several ask is asked once.
+
+    What is `known` is not asked again, and after `within_s` nothing is begun any more.
+    """
+    answers, found, until = _Answers(world), [], world.now() + within_s
+    for check in _of(checks, context, world, settings):
+        if known and check.name in known:
+            found.append(known[check.name])
+        elif world.now() <= until:
+            found.append(_finding(check, answers, world, settings))
+        else:
+            found.append(Finding(check.name, unknown("no time was left for it"), world.now()))
+    return found
 
 
 def _of(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Check]:

@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +23,9 @@ from dalsegno.system.machine import program
 from dalsegno.system.patience import Patient
 from dalsegno.system.processes import Completed
 
-NVML_TIMEOUT_S = 4.0
+NVML_TIMEOUT_S = 6.0
 SAME_LOOK_S = 0.3
+Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
 class World(Protocol):
@@ -58,19 +59,21 @@ class World(Protocol):
         """The kernel's log since the last look, in the form of /dev/kmsg."""
         ...
 
-    def nvml(self) -> tuple[GpuFacts, ...] | None:
+    def nvml(self) -> Gpus:
         """The GPUs, from NVIDIA's library; None where it is not."""
         ...
 
 
 class Machine:
-    """The node that this runs on."""
+    """The node that this runs on. `gpus` asks NVML; by default within this process."""
 
-    def __init__(self, expected: Expected, env: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, expected: Expected, env: Mapping[str, str] = os.environ, gpus: Callable[[], Gpus] | None = None
+    ) -> None:
         self.expected, self.env, self.seen = expected, env, Seen()
         self._log, self._nvml = KernelLog(), Nvml()
-        self._patient = Patient("NVML", self._nvml.read)
-        self._gpus: tuple[float, tuple[GpuFacts, ...] | None] = (-math.inf, None)
+        self._patient = Patient("NVML", gpus or self._nvml.read)
+        self._gpus: tuple[float, Gpus] = (-math.inf, None)
 
     def now(self) -> float:
         return time.time()
@@ -107,7 +110,7 @@ class Machine:
         except OSError as error:
             raise NoAnswer(f"/dev/kmsg: {error.strerror or error}") from error
 
-    def nvml(self) -> tuple[GpuFacts, ...] | None:
+    def nvml(self) -> Gpus:
         """Several checks of one look share an answer."""
         if time.monotonic() - self._gpus[0] > SAME_LOOK_S:
             self._gpus = (time.monotonic(), self._patient.within(NVML_TIMEOUT_S))
@@ -162,7 +165,7 @@ class FolderWorld:
     def kernel_records(self) -> list[str]:
         return self.read("/dev/kmsg").splitlines()
 
-    def nvml(self) -> tuple[GpuFacts, ...] | None:
+    def nvml(self) -> Gpus:
         return None
 
     def _lines(self, name: str) -> list[str]:

@@ -128,5 +128,5 @@ GPU_CHECKS = (
     Check("gpu-temperature", "margin to slowdown", ask_gpus, judge_temperature, every_s=1, applies=has_gpus),
     Check("gpu-heating", "heating up", ask_heat, judge_heating, WATCHING, every_s=5, applies=has_gpus),
     Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus),
-    Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, applies=has_gpus),
+    Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, has_gpus, lasts=False),
 )

@@ -75,6 +75,6 @@ def judge_oom(said: KernelSaid, *, window_s: float = 3600) -> Result:
 
 
 KERNEL_CHECKS = (
-    Check("kernel-log", "signs of broken hardware", ask_kernel_log, judge_kernel_log, every_s=1),
-    Check("oom", "memory that ran out", ask_kernel_log, judge_oom, every_s=1),
+    Check("kernel-log", "signs of broken hardware", ask_kernel_log, judge_kernel_log, every_s=1, lasts=False),
+    Check("oom", "memory that ran out", ask_kernel_log, judge_oom, every_s=1, lasts=False),
 )

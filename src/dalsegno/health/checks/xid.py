@@ -46,4 +46,4 @@ def _of_gpu(seen: list[Event], repeats: float, a100: bool) -> tuple[Remedy, Even
     return (named[-1] if named else remedy), event
 
 
-XID = Check("xid", "errors that the NVIDIA driver logs", ask_xids, judge_xid, every_s=1, applies=has_gpus)
+XID = Check("xid", "errors that the NVIDIA driver logs", ask_xids, judge_xid, every_s=1, applies=has_gpus, lasts=False)

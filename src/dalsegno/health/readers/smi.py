@@ -21,7 +21,7 @@ _REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw
 
 
 def read_smi(world: World) -> tuple[GpuFacts, ...]:
-    answer = world.run(("nvidia-smi", "-q", "-x"), timeout_s=8.0)
+    answer = world.run(("nvidia-smi", "-q", "-x"), timeout_s=5.0)
     if answer.exit_code != 0 or "<gpu " not in answer.stdout:
         raise NoAnswer(f"nvidia-smi ended with {answer.exit_code}: {_last(answer.stdout, answer.stderr)}")
     gpus = parse_smi(answer.stdout)
@@ -120,7 +120,7 @@ def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) 
 
 def _links(world: World, flag: str) -> str:
     try:
-        return world.run(("nvidia-smi", "nvlink", flag), timeout_s=5.0).stdout
+        return world.run(("nvidia-smi", "nvlink", flag), timeout_s=3.0).stdout
     except NoAnswer:
         return ""
 

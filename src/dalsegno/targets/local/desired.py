@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from dalsegno.health.settings import FILE as HEALTH
+from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import telemetry_text
 from dalsegno.slurm.render import (
     render_cgroup_conf,
@@ -72,6 +74,7 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
+        f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))

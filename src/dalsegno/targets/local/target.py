@@ -29,7 +29,7 @@ from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Fr
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.removal import Removal, look_at
 from dalsegno.targets.local.room_client import MachineRoom
-from dalsegno.targets.local.services import NODE_PATH, slurm_env
+from dalsegno.targets.local.services import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.store import (
@@ -157,6 +157,15 @@ class LocalTarget:
     ) -> tuple[list[str], dict[str, str]]:
         """What to become for a shell, or one command, on the cluster."""
         return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    def on_node(
+        self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str
+    ) -> tuple[list[str], dict[str, str]]:
+        """What to become for one command on a node, as a service of the node would run it."""
+        nodes = self._nodes()
+        nodes.node(node)
+        argv, full = enter(self.folder, command, env, cwd, host=node if nodes.virtual else None)
+        return argv, {**full, "SLURMD_NODENAME": node, **node_env(self.folder, node)}
 
     @property
     def controller_socket(self) -> Path:

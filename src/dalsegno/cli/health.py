@@ -1,0 +1,172 @@
+"""`dalsegno health`: is this machine, or a node of a cluster, well?"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.health.check import Check
+    from dalsegno.health.report import Finding
+    from dalsegno.health.settings import Settings
+
+CONTEXTS = ("continuous", "idle", "prolog", "validation")
+PROLOG_S = 4.5  # after so long nothing is begun any more, and no question takes longer than 5 s
+
+
+@click.command()
+@cluster_option
+@click.option("--node", "-w", metavar="NODE", help="A node of a cluster instead of this machine (root).")
+@click.option(
+    "--context",
+    "-x",
+    type=click.Choice(CONTEXTS),
+    default="idle",
+    show_default=True,
+    help="Which checks: those that run beside jobs, without a job, before one, or before a node is put into service.",
+)
+@click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
+@click.option("--reason", is_flag=True, help="Print why the node should be drained, or nothing.")
+@click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
+@json_option
+def command(
+    name: str | None, node: str | None, context: str, line: bool, reason: bool, list_: bool, json_: bool
+) -> None:
+    """Check this machine, or a NODE of a cluster: GPUs, fabric, host, services.
+
+    Ends with 0 if nothing has failed, with 1 if something has. Warnings, and checks that do not know, are no failures.
+
+    \b
+    dalsegno health
+    dalsegno health --node gpu-2 --context validation
+    """
+    if sum((line, reason, json_)) > 1:
+        raise UsageError("`--line`, `--reason` and `--json` do not go together", hint="choose one of them")
+    if node is not None or name is not None:
+        given = {"--line": line, "--reason": reason, "--json": json_, "--list": list_}
+        _on_node(name, node, context, [option for option, on in given.items() if on])
+    elif list_:
+        _list(json_)
+    else:
+        _here(context, "line" if line else "reason" if reason else "json" if json_ else "table")
+
+
+def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
+    """The same command, there."""
+    from dalsegno.cluster import find_place, open_local
+    from dalsegno.system.execute import become
+
+    if node is None:
+        raise UsageError("which node of the cluster?", hint="`dalsegno status` shows them; `--node` names one")
+    target = open_local(find_place(name))
+    try:
+        argv, env = target.on_node(node, ["dalsegno", "health", "-x", context, *options], dict(os.environ), os.getcwd())
+    except NotThere as error:
+        raise UsageError(error.what, hint=error.hint) from error
+    become(argv, env)
+
+
+def _here(context: str, form: str) -> None:
+    from dalsegno.health.line import drain_reason, result_line
+    from dalsegno.health.result import Verdict
+
+    node, findings = _look(context)
+    if form == "line":
+        out.data(result_line(node, findings))
+    elif form == "reason":
+        if why := drain_reason(findings):
+            out.data(why)
+    elif form == "json":
+        out.as_json({"node": node, "context": context, "line": result_line(node, findings), **_as_json(findings)})
+    else:
+        _show(node, findings)
+    if any(each.result.verdict is Verdict.FAILED for each in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _look(context: str) -> tuple[str, list[Finding]]:
+    from dalsegno.health.cache import cache_folder, keep, read_kept
+    from dalsegno.health.check import Context
+    from dalsegno.health.checks import CHECKS
+    from dalsegno.health.here import machine_here, settings_here
+    from dalsegno.health.readers.nvml_apart import read_nvml_apart
+    from dalsegno.health.runner import examine
+
+    machine, settings = machine_here(gpus=read_nvml_apart), _settings(settings_here)
+    node = machine.expected.node
+    if context != Context.PROLOG.value:
+        return node, examine(CHECKS, Context(context), machine, settings)
+    kept = cache_folder() / f"{node}.json"
+    lasting = {check.name for check in CHECKS if check.lasts}
+    known = {check: each for check, each in read_kept(kept, machine.now()).items() if check in lasting}
+    findings = examine(CHECKS, Context.PROLOG, machine, settings, within_s=PROLOG_S, known=known)
+    keep(kept, node, findings)
+    return node, findings
+
+
+def _settings(read: Any) -> Settings:
+    """A damaged file must not make every node look sick: what is built in holds, and it is said."""
+    try:
+        settings: Settings = read()
+    except DalsegnoError as error:
+        out.warn(f"{error.what}; the checks go by their own thresholds")
+        return {}
+    return settings
+
+
+def _show(node: str, findings: list[Finding]) -> None:
+    from dalsegno.health.line import label, result_line
+
+    rows = [[label(each), each.result.verdict.value, _remedy(each), each.result.text] for each in findings]
+    out.table(["CHECK", "VERDICT", "REMEDY", "FOUND"], rows)
+    out.data("")
+    out.data(result_line(node, findings))
+
+
+def _remedy(finding: Finding) -> str:
+    return "-" if finding.result.remedy.value == "none" else finding.result.remedy.value
+
+
+def _as_json(findings: list[Finding]) -> dict[str, object]:
+    from dalsegno.health.report import Report, report_message
+
+    return {"findings": report_message(Report("", "", tuple(findings)))["findings"]}
+
+
+def _list(json_: bool) -> None:
+    from dalsegno.health.checks import CHECKS
+    from dalsegno.health.here import settings_here
+
+    settings = _settings(settings_here)
+    rows = [_described(check, settings) for check in CHECKS]
+    if json_:
+        out.as_json(rows)
+        return
+    table = [
+        [row["name"], (row["on"] and f"{row['every_s']:g} s") or "off", _thresholds(row["thresholds"]), row["about"]]
+        for row in rows
+    ]
+    out.table(["CHECK", "EVERY", "THRESHOLDS", "WHAT"], table)
+
+
+def _described(check: Check, settings: Settings) -> dict[str, Any]:
+    from dalsegno.health.settings import enabled, every_s, thresholds
+
+    return {
+        "name": check.name,
+        "about": check.about,
+        "on": enabled(check, settings),
+        "every_s": every_s(check, settings),
+        "contexts": sorted(context.value for context in check.contexts),
+        "thresholds": thresholds(check, settings),
+    }
+
+
+def _thresholds(of: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in of.items()) or "-"

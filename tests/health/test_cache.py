@@ -1,0 +1,56 @@
+"""What passed a moment ago is not asked again before the next job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health import Finding, Remedy, failed, passed, unknown
+from dalsegno.health.cache import keep, read_kept
+
+NOW = 1_700_000_000.0
+GOOD = Finding("disk", passed("room"), NOW - 10)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "gpu-1.json"
+
+
+def test_only_what_passed_is_kept_and_only_for_a_minute(path: Path) -> None:
+    bad, odd = Finding("xid", failed("79", Remedy.REBOOT), NOW), Finding("clock", unknown("?"), NOW)
+    old = Finding("munge", passed("well"), NOW - 61)
+    keep(path, "gpu-1", [GOOD, bad, odd, old, Finding("inodes", passed("of the future"), NOW + 5)])
+    assert read_kept(path, NOW) == {"disk": GOOD}
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(path: Path) -> None:
+    keep(path, "gpu-1", [GOOD])
+    path.parent.chmod(0o777)
+    assert read_kept(path, NOW) == {}
+    keep(path, "gpu-1", [Finding("munge", passed("well"), NOW)])
+    path.parent.chmod(0o700)
+    assert list(read_kept(path, NOW)) == ["disk"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_a_folder_of_someone_else_is_not_trusted(path: Path) -> None:
+    keep(path, "gpu-1", [GOOD])
+    os.chown(path.parent, 65534, 65534)
+    assert read_kept(path, NOW) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1, "boot": "", "findings": [], "gpus": []}', "\x00"])
+def test_rubbish_is_as_good_as_nothing(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o700)
+    path.write_text(text)
+    assert read_kept(path, NOW) == {}
+
+
+def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    keep(tmp_path / "file" / "gpu-1.json", "gpu-1", [GOOD])
+    assert read_kept(tmp_path / "file" / "gpu-1.json", NOW) == {}
