@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -71,3 +72,18 @@ def test_a_second_board_on_the_same_store_knows_nothing_of_the_first() -> None:
     first.write("stop", 7)
     assert first.gather("disk", "old") == ["old"]
     assert (second.read(), second.gather("disk", "new")) == ({}, ["new"])
+
+
+def test_a_slow_disk_outlasts_the_timeout_that_the_script_chose_for_its_collectives() -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200))
+    other = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(milliseconds=200))
+    boards, heard = [StoreBoard(store, 0, 2), StoreBoard(other, 1, 2)], {}
+    reading = threading.Event()
+
+    def speak(rank: int) -> None:
+        if rank == 0:
+            reading.wait(0.6)
+        heard[rank] = boards[rank].gather("disk", rank)
+
+    at_once([lambda rank=rank: speak(rank) for rank in range(2)])  # type: ignore[misc]
+    assert heard == {0: [0, 1], 1: [0, 1]}

@@ -29,11 +29,11 @@ class AgentLink:
             sock.settimeout(0.0)
             send(sock, dict(message))
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, message: Mapping[str, Any], wait_s: float = ANSWER_S) -> dict[str, Any]:
         """The answer, or an empty one if there is none."""
         try:
             sock = self._open()
-            sock.settimeout(ANSWER_S)
+            sock.settimeout(wait_s)
             send(sock, dict(message))
             while True:
                 data = sock.recv(65536)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import timedelta
 from typing import Any, Protocol
+
+PATIENCE = timedelta(hours=1)  # whoever launched the ranks ends them long before if one has died
 
 
 class Board(Protocol):
@@ -72,10 +75,16 @@ class StoreBoard:
         place = f"{self._name}/{subject}"
         self._store.set(f"{place}/{self._rank}", json.dumps(value))
         if self._rank == 0:
-            every = [json.loads(self._store.get(f"{place}/{rank}")) for rank in range(self._world)]
+            every = [json.loads(self._awaited(f"{place}/{rank}")) for rank in range(self._world)]
             self._store.set(place, json.dumps(every))
-        told: list[Any] = json.loads(self._store.get(place))
+        told: list[Any] = json.loads(self._awaited(place))
         return told
+
+    def _awaited(self, key: str) -> bytes:
+        """A store gives up after the timeout that the script chose for its collectives; a disk may take longer."""
+        self._store.wait([key], PATIENCE)
+        value: bytes = self._store.get(key)
+        return value
 
 
 _boards = itertools.count()

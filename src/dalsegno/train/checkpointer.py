@@ -165,7 +165,7 @@ class Checkpointer:
         found = (
             from_memory(self._objects, self._agent, self.folder, self._board, rank, self._warn) if self._agent else None
         )
-        found = found or from_disk(self._objects, self.folder, self._board, rank, self._warn)
+        found = found or from_disk(self._objects, self.folder, self._board, rank, self._where.world, self._warn)
         if found is not None:
             self.step = found.step
             self._own.load(found.own, found.world, self._where.world)

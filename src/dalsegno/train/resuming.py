@@ -13,9 +13,10 @@ import torch
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.board import Board
-from dalsegno.train.disk.load import Found, find_newest, open_checkpoint
+from dalsegno.train.disk.load import Found
 from dalsegno.train.disk.verify import check, list_steps
 from dalsegno.train.errors import CheckpointError
+from dalsegno.train.finding import find_together
 from dalsegno.train.memory.checksum import Verdict, verify
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.objects import Objects, layout_for
@@ -23,6 +24,7 @@ from dalsegno.train.shards import with_local
 from dalsegno.train.state import Piece, State
 
 Warn = Callable[[str], None]
+FETCH_S = 1800.0  # the agent may have to fetch all of it from another node first
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def _newest_on_disk(folder: Path) -> int:
 
 def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:
     """The agent knows the step, and has fetched from other nodes what this one did not have."""
-    told = agent.ask({"resume": rank})
+    told = agent.ask({"resume": rank}, FETCH_S)
     if not told.get("own"):
         return None
     paths = [Path(told["shared"]), Path(told["own"])]
@@ -85,20 +87,14 @@ def _whole(piece: Piece, layouts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     raise CheckpointError(f"{piece.key} was sharded, and is not any more", hint="save to disk and load it there")
 
 
-def from_disk(objects: Objects, folder: Path, board: Board, rank: int, warn: Warn) -> Resumed | None:
-    """The first rank looks for it and checks every byte; the others open the one it has found."""
-    with contextlib.ExitStack() as held:
-        found = find_newest(folder, warn) if rank == 0 else None
-        if found is not None:
-            held.enter_context(found)
-        name = board.gather("disk", found.path.name if found else None)[0]
-        if name is None:
-            return None
-        if found is None:
-            found = held.enter_context(open_checkpoint(folder / name, every_byte=False))
+def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Resumed | None:
+    found = find_together(folder, board, rank, world, warn)
+    if found is None:
+        return None
+    with found:
         objects.give(found.shell, _read(found, objects.layouts()))
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
-        board.gather("loaded", True)  # the first rank's hold keeps it from being removed until all have read it
+        board.gather("loaded", True)  # one rank's hold keeps it from being removed until all have read it
     return resumed
 
 

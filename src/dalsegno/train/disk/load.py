@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dalsegno.train.disk.files import told
 from dalsegno.train.disk.manifest import Manifest
 from dalsegno.train.disk.names import METADATA, SHELL, own_key
 from dalsegno.train.disk.reading import ReadLock
-from dalsegno.train.disk.verify import check, list_steps
+from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 
 
@@ -81,21 +81,31 @@ def find_newest(folder: Path, warn: Callable[[str], None]) -> Found | None:
     None if there has never been one. If there were some and none is whole, that is an error: to start from nothing
     without a word would throw away what can perhaps be mended.
     """
-    damaged = []
+    damaged: list[str] = []
+    found = newest_but(damaged, folder, warn, every_byte=True)
+    if found is None and damaged:
+        raise none_is_whole(folder, damaged)
+    return found
+
+
+def newest_but(damaged: list[str], folder: Path, warn: Callable[[str], None], every_byte: bool = False) -> Found | None:
+    """The newest that is none of the damaged. Those that it finds to be so it adds to them, and tells of."""
     with told("cannot read", folder):
         for path in list_steps(folder):
-            found, faults = _open_checked(path, every_byte=True)
+            found, faults = _open_checked(path, every_byte) if path.name not in damaged else (None, ())
             if found:
                 return found
             if faults:
                 warn(f"{path} is damaged and passed over: {'; '.join(faults)}")
                 damaged.append(path.name)
-    if damaged:
-        raise CheckpointError(
-            f"no checkpoint in {folder} is whole: {', '.join(damaged)}",
-            hint="`dalsegno ckpt verify` tells more; --fresh sets them aside and starts from the beginning",
-        )
     return None
+
+
+def none_is_whole(folder: Path, damaged: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"no checkpoint in {folder} is whole: {', '.join(damaged)}",
+        hint="`dalsegno ckpt verify` tells more; --fresh sets them aside and starts from the beginning",
+    )
 
 
 def open_checkpoint(path: Path, every_byte: bool = True) -> Found:
@@ -115,10 +125,14 @@ def _open_checked(path: Path, every_byte: bool) -> tuple[Found | None, tuple[str
         return (None, check(path, every_byte=False).faults) if path.exists() else (None, ())
     try:
         checked = check(path, every_byte)
-        if checked.manifest and not checked.faults:
+        faults = checked.faults
+        if checked.manifest and not faults and not every_byte:  # what is unpickled here is read whole in any case
+            index = {name: mark for name, mark in checked.manifest.files.items() if name == METADATA}
+            faults = tuple(byte_faults(path, index))
+        if checked.manifest and not faults:
             return Found(path, checked.manifest, lock), ()
     except BaseException:
         lock.release()
         raise
     lock.release()
-    return None, checked.faults
+    return None, faults

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,15 @@ def check(path: Path, every_byte: bool = True) -> Checked:
         return Checked(path, None, (f"{MANIFEST} {error}",))
     faults = [fault for name, mark in manifest.files.items() if (fault := _size_fault(path / name, mark))]
     if every_byte and not faults:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            found = pool.map(lambda item: _byte_fault(path / item[0], item[1]), manifest.files.items())
-            faults = [fault for fault in found if fault]
+        faults = byte_faults(path, manifest.files)
     return Checked(path, manifest, tuple(faults))
+
+
+def byte_faults(path: Path, files: Mapping[str, FileMark]) -> list[str]:
+    """Of these files of a checkpoint, every byte."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(lambda item: _byte_fault(path / item[0], item[1]), files.items())
+        return [fault for fault in found if fault]
 
 
 def faults_of(path: Path, every_byte: bool = True) -> tuple[str, ...]:
