@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +10,7 @@ from dalsegno.health.agent.errands import Send
 from dalsegno.health.report import Finding, Gpu
 from dalsegno.health.result import passed
 from dalsegno.health.words import MOST_PART, Order, Reply
+from dalsegno.system.apart import ask
 from dalsegno.train.frames import Message
 
 
@@ -35,7 +35,7 @@ class Played:
         if self.settings.get("bad") == "hangs":
             time.sleep(1000)
         if self.settings.get("bad") == "sleeps":
-            subprocess.run(["sleep", "0.4"])
+            ask(["sleep", "1000"], timeout_s=1000)
 
     def gpus(self) -> Iterable[Gpu] | None:
         return [Gpu(0, "GPU-1")]

@@ -116,8 +116,8 @@ def test_settings_of_the_controller_reach_the_checks_before_anything_is_told(sta
 def test_a_killed_agent_is_known_at_once_and_leaves_nothing_behind(stage: Stage):
     stage.set(bad="sleeps")
     agent = stage.start()
-    stage.until(stage.result("good"), 10)
-    stage.until(lambda: len(descendants(agent.pid)) >= 2)  # the checks' process and its command
+    stage.until(lambda: stage.view.presence is Presence.CONNECTED)
+    stage.until(lambda: len(descendants(agent.pid)) >= 2)  # the checks' process and its command, which hangs
     children = descendants(agent.pid)
     agent.send_signal(signal.SIGKILL)
     stage.until(lambda: stage.view.presence is Presence.AGENT_DEAD, 1.5)
