@@ -21,6 +21,7 @@ from dalsegno.launch.status import Status, read_status
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
+from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe
 from tests.cluster.conftest import Cli, eventually
 
 LONG_S = 60.0  # for what takes some seconds on a machine that has nothing else to do
@@ -253,6 +254,14 @@ class Run:
         found = [pid for pid in self.processes() if "run-coordinator" in arguments(pid)]
         return found[0] if found else None
 
+    # Its snapshots
+
+    def safe(self) -> Safe:
+        """The newest word on what no single node takes along, of all that its hosts have heard."""
+        found = [each for host in _hosts(self.cli).values() for each in Path(_shared_memory(host)).glob("*.safe")]
+        words = [read_safe(path) or NOTHING_SAFE for path in found if f".{self.id}." in path.name]
+        return max(words, key=lambda word: (word.generation, word.place), default=NOTHING_SAFE)
+
     # Its end
 
     def finish(self, timeout_s: float = LONG_S) -> int:
@@ -301,8 +310,7 @@ class Run:
 
 def footprint(cli: Cli) -> Footprint:
     """Of all hosts of the cluster that live."""
-    hosts = {path.name: host_process(path) for path in sorted((_folder(cli).root / "hosts").iterdir())}
-    alive = {name: process for name, process in hosts.items() if process is not None}
+    alive = _hosts(cli)
     ports = {(name, port) for name, process in alive.items() for port in _listening(process)}
     memory = {(name, each) for name, process in alive.items() for each in os.listdir(_shared_memory(process))}
     return Footprint(frozenset(ports), frozenset(memory))
@@ -311,6 +319,12 @@ def footprint(cli: Cli) -> Footprint:
 def _folder(cli: Cli) -> Folder:
     (path,) = (cli.home / "clusters").iterdir()
     return Folder(path)
+
+
+def _hosts(cli: Cli) -> dict[str, Process]:
+    """Those that live."""
+    hosts = {path.name: host_process(path) for path in sorted((_folder(cli).root / "hosts").iterdir())}
+    return {name: process for name, process in hosts.items() if process is not None}
 
 
 def _shared_memory(host: Process) -> str:

@@ -76,11 +76,22 @@ class Training:
         logs = [self.run.log(rank) for rank in range(4)]
         return {line.split()[1] for log in logs for line in log.splitlines() if line.startswith("weights")}
 
+    def starts(self) -> dict[int, tuple[str, int]]:
+        """From what and from which step each generation went on, of those that came so far."""
+        found = {}
+        for generation in range(1, self.run.generation + 1):
+            for line in self.run.log(0, generation).splitlines():
+                if line.startswith("from"):
+                    found[generation] = (line.split()[1], int(line.split()[2]))
+        return found
+
     def sources(self) -> list[str]:
-        """What each generation went on from."""
-        generations = range(1, self.run.generation + 1)
-        logs = [self.run.log(0, generation) for generation in generations]
-        return [line.split()[1] for log in logs for line in log.splitlines() if line.startswith("from")]
+        return [source for source, _ in self.starts().values()]
+
+    def has_copies(self) -> bool:
+        """Of a step of the present generation, on two nodes."""
+        safe = self.run.safe()
+        return safe.place[0] == safe.generation == self.run.generation
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +111,14 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
     faults = ["worker"] * 7 + ["agent", "srun", "power", "power"]
     dice.shuffle(faults)
-    for fault in faults:
+    safe: dict[int, int] = {}  # the step that was, before a generation was made to end
+    for number, fault in enumerate(faults):
         reached = training.step()
         run.wait_for(lambda reached=reached: training.step() > reached + 3, LONG_S)  # type: ignore[misc]
         time.sleep(dice.random() * 0.3)
+        if fault != "worker" or number == 0:
+            run.wait_for(training.has_copies, LONG_S)  # two nodes lost one after the other may take a step along
+        safe[run.generation] = max(0, run.safe().place[1], *safe.values())
         if fault == "power":
             target.power_off(dice.choice(run.nodes))
             cli.ok("up")
@@ -116,9 +131,13 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     expected = {(rank, step): loss for _, rank, step, loss in undisturbed.losses()}
     seen = {(rank, step, loss) for _, rank, step, loss in training.losses()}
     assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve has a seam"
-    sources = training.sources()
-    assert len(sources) > 7, "most faults cost a generation; a spare's agent, or two at once, do not"
-    assert sources[1:].count("memory") > len(sources) / 2, sources  # the rest: lost again before a step was copied
+    starts = training.starts()
+    print(starts, safe)
+    assert len(starts) > 7, "most faults cost a generation; a spare's agent, or two at once, do not"
+    assert {"memory"} <= {source for generation, (source, _) in starts.items() if generation > 1} <= {"memory", "disk"}
+    for ended, step in safe.items():
+        later = {generation: start for generation, start in starts.items() if generation > ended}
+        assert all(began >= step for _, began in later.values()), f"{step} was safe in {ended}, and not in {later}"
     run.no_trace()
 
 
