@@ -183,7 +183,8 @@ class Checkpointer:
         if self._agent is None:
             self._say_where_it_goes()
             atexit.register(lambda: None if self._keeping.left_to_saver else sweep_rank(run, where.rank))
-        return Keeping(terms, self._agent, self.resumed.step if self.resumed else None, where.local_world, self._warn)
+        resumed = self.resumed.step if self.resumed else None
+        return Keeping(terms, self._agent, resumed, where.local_world, self._warn, self._say)
 
     def _begin(self) -> None:
         if self._ended:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.memory.draft import Draft
+from dalsegno.train.memory.room import stated
 from dalsegno.train.memory.segment import NoRoom
-from dalsegno.train.memory.slots import Slots
+from dalsegno.train.memory.slots import Slots, needs_bytes
 from dalsegno.train.moving import Mover, Moving
 from dalsegno.train.request import Request, Terms
 from dalsegno.train.saver import save_here
@@ -51,10 +52,11 @@ class Keeping:
         resumed: int | None,
         ranks_here: int,
         warn: Callable[[str], None],
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.counted = Counted()
         self.failed = False  # the last save did
-        self._terms, self._agent, self._warn = terms, agent, warn
+        self._terms, self._agent, self._warn, self._say, self._ranks_here = terms, agent, warn, say, ranks_here
         self._saver = Saver(terms.rank, agent)
         self._slots: Slots | None = Slots(
             terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here
@@ -156,6 +158,9 @@ class Keeping:
             return
         self._mover.prepare(self._slots.slots, state)
         self._prepared = True
+        if self._agent is not None:
+            needed = self._ranks_here * needs_bytes(state, SLOTS)
+            self._say(f"in memory {stated(needed, SLOTS, self._ranks_here)}")
 
     def _note(self, result: Result) -> None:
         for words in set(result.words) - self._warned:

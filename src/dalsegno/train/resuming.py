@@ -17,8 +17,8 @@ from dalsegno.train.disk.load import Found
 from dalsegno.train.disk.verify import check, list_steps
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.finding import find_together
-from dalsegno.train.memory.checksum import Verdict, verify
-from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.memory.checksum import Verdict, judge
+from dalsegno.train.memory.snapshot import Snapshot, open_snapshot, state_of
 from dalsegno.train.objects import Objects, layout_for
 from dalsegno.train.shards import with_local
 from dalsegno.train.state import Piece, State
@@ -62,17 +62,22 @@ def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:
     told = agent.ask({"resume": rank}, FETCH_S)
     if not told.get("own"):
         return None
-    paths = [Path(told["shared"]), Path(told["own"])]
-    damaged = [path for path in paths if verify(path) in (Verdict.DAMAGED, Verdict.NOTHING)]
-    if damaged:
-        warn(f"the snapshot in {damaged[0]} is damaged; going back to the checkpoint on disk")
-        return None
-    shared, own = (open_snapshot(path) for path in paths)
+    shared = _opened(Path(told["shared"]), warn)
+    own = shared if told["own"] == told["shared"] else _opened(Path(told["own"]), warn)
     if shared is None or own is None:
         return None
     with contextlib.suppress(CheckpointError):
         state = state_of(shared, own)
         return state if state.step == told["step"] else None
+    return None
+
+
+def _opened(path: Path, warn: Warn) -> Snapshot | None:
+    """Mapped once: what was checked is what is loaded. One without checksums yet was made on this node."""
+    snapshot = open_snapshot(path)
+    if snapshot is not None and judge(snapshot) in (Verdict.WHOLE, Verdict.UNCHECKED):
+        return snapshot
+    warn(f"the snapshot in {path} is damaged; going back to the checkpoint on disk")
     return None
 
 

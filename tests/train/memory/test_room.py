@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room  # noqa: E402
+from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room, stated  # noqa: E402
 from dalsegno.train.memory.segment import NoRoom, create  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
 from tests.train.memory.processes import in_child  # noqa: E402
@@ -103,3 +103,8 @@ def mount_small(folder: Path) -> None:
     assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], check=True)
+
+
+def test_what_snapshots_take_is_said_in_plain_figures() -> None:
+    assert stated(3 << 30, slots=3, ranks=1) == "3 snapshots take 3.0 GiB"
+    assert stated(24 << 20, slots=3, ranks=8) == "3 snapshots of each of 8 ranks here take 24 MiB"

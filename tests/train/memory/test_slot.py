@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import CheckpointError  # noqa: E402
+from dalsegno.train.memory.copies import Incoming, outgoing  # noqa: E402
 from dalsegno.train.memory.draft import begin, copy_now, write  # noqa: E402
 from dalsegno.train.memory.layout import lay_out  # noqa: E402
 from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, parse_record, parse_sums  # noqa: E402
@@ -146,7 +147,13 @@ def test_a_truncated_file_holds_nothing(shm: Path) -> None:
 def test_a_lost_rank_is_put_together_from_anothers_shared_part(shm: Path) -> None:
     write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
     lost = filled(5, rank=1, world=2)
-    write(Slot(shm / "one"), lost, generation=1, layout=lay_out(lost, with_shared=False))
+    write(Slot(shm / "lost"), lost, generation=1)
+    whole = open_snapshot(shm / "lost")
+    assert whole
+    header, part = outgoing(whole)
+    copy = Incoming(shm / "one", header)
+    copy.buffer[:] = part
+    copy.commit()
     zero, one = open_snapshot(shm / "zero"), open_snapshot(shm / "one")
     assert zero and one and same(state_of(zero, one), lost)
     assert len(one.mapping) < len(zero.mapping) + 1 and one.record.own.length < zero.record.end - 512

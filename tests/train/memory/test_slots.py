@@ -72,14 +72,6 @@ def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> 
     assert sum(path.stat().st_blocks * 512 for path in left_by("a", shm)) == used
 
 
-def test_what_all_have_takes_no_memory_where_another_rank_keeps_it(shm: Path) -> None:
-    state = filled(1, count=2, elements=1_000_000)
-    assert needs_bytes(state, with_shared=False) < 0.6 * needs_bytes(state)
-    slots = Slots("a", rank=1, generation=1, with_shared=False, folder=shm)
-    slots.write(state)
-    assert sum(path.stat().st_size for path in left_by("a", shm)) == needs_bytes(state, with_shared=False)
-
-
 def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None:
     tight = Room(shm=1 << 20, memory=8 << 30)
     slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)

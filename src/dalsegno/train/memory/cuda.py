@@ -23,6 +23,7 @@ class Pending:
         self._sources = sources  # so that nobody frees them while they are read
         self._held_up: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._host_s = 0.0
+        self._error: BaseException | None = None
         self._drain = threading.Thread(target=self._empty, args=(staged,), daemon=True) if staged else None
         if self._drain:
             self._drain.start()
@@ -36,6 +37,8 @@ class Pending:
         self._copied.synchronize()
         if self._drain:
             self._drain.join()
+        if self._error is not None:
+            raise self._error
         self.add_stall(time.perf_counter() - started)
 
     def before_change(self) -> None:
@@ -56,8 +59,11 @@ class Pending:
         return self._host_s + sum(on_device)
 
     def _empty(self, staged: Sequence[Pair]) -> None:
-        self._copied.synchronize()
-        copy_now(staged)
+        try:
+            self._copied.synchronize()
+            copy_now(staged)
+        except BaseException as error:  # told to whoever waits: what is not there must not be committed
+            self._error = error
 
 
 class Copier:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from dalsegno.train.memory.layout import Layout, Part, lay_out
-from dalsegno.train.memory.record import ABSENT, HEADER, Extent, Record
+from dalsegno.train.memory.record import HEADER, Extent, Record
 from dalsegno.train.memory.slot import Slot
 from dalsegno.train.state import State
 
@@ -34,9 +34,7 @@ def begin(slot: Slot, state: State, generation: int, layout: Layout | None = Non
     slot.make_fit(layout.total)
     if not slot.begin():
         return None
-    pairs = _put(slot, layout.own, layout.own_at, state)
-    if layout.shared:
-        pairs += _put(slot, layout.shared, HEADER, state)
+    pairs = _put(slot, layout.own, layout.own_at, state) + _put(slot, layout.shared, HEADER, state)
     return Draft(slot, pairs, record_of(state, layout, generation))
 
 
@@ -57,8 +55,7 @@ def copy_now(pairs: Iterable[Pair]) -> None:
 
 
 def record_of(state: State, layout: Layout, generation: int) -> Record:
-    shared = _extent(layout.shared, HEADER) if layout.shared else ABSENT
-    own = _extent(layout.own, layout.own_at)
+    shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
     # The machine's own clock never goes back while its memory lives: no two snapshots bear one number.
     sharded = bool(layout.own.pieces)
     return Record(time.monotonic_ns(), state.step, generation, state.rank, state.world, shared, own, sharded)

@@ -74,23 +74,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    shared: Part | None  # None where another rank of the node keeps it
+    shared: Part
     own: Part
 
     @property
     def own_at(self) -> int:
-        return HEADER + (self.shared.length if self.shared else 0)
+        return HEADER + self.shared.length
 
     @property
     def total(self) -> int:
         return self.own_at + self.own.length
 
 
-def lay_out(state: State, with_shared: bool = True) -> Layout:
+def lay_out(state: State) -> Layout:
     pieces = list(enumerate(state.pieces))
     own = _part([(OWN, state.own)], [(order, piece) for order, piece in pieces if not piece.shared])
-    if not with_shared:
-        return Layout(None, own)
     blobs = [(SHELL, state.shell), (VALUES, pickle.dumps(dict(state.values)))]
     return Layout(_part(blobs, [(order, piece) for order, piece in pieces if piece.shared]), own)
 

@@ -45,7 +45,7 @@ class Record:
     generation: int
     rank: int
     world: int
-    shared: Extent  # what every rank has: ABSENT where another rank of the node keeps it
+    shared: Extent  # what every rank has; ABSENT in a copy of the other part
     own: Extent  # what only this rank has
     sharded: bool = False  # and that is a part of the model: no other rank's serves in its place
 

@@ -27,6 +27,12 @@ class Room:
         return max(0, min(self.shm, min(limits) - RESERVE))
 
 
+def stated(needed: int, slots: int, ranks: int) -> str:
+    """For people: what snapshots take on this machine."""
+    of = f" of each of {ranks} ranks here" if ranks > 1 else ""
+    return f"{slots} snapshots{of} take {_gib(needed)}"
+
+
 def check_room(needed: int, room: Room, slots: int, ranks: int = 1) -> None:
     """Refuse what would not fit; `needed`: bytes that are not allocated yet, for all ranks of this machine."""
     if needed <= room.for_snapshots:

@@ -21,16 +21,15 @@ from dalsegno.train.state import State
 SLOTS = 2
 
 
-def needs_bytes(state: State, slots: int = SLOTS, with_shared: bool = True) -> int:
+def needs_bytes(state: State, slots: int = SLOTS) -> int:
     """Memory that one rank's snapshots take, in all."""
-    return slots * capacity_for(lay_out(state, with_shared).total)
+    return slots * capacity_for(lay_out(state).total)
 
 
 class Slots:
     """Where one rank of one generation puts its snapshots. `skipped` counts those that found no slot free.
 
-    `with_shared=False`: what all ranks have is kept by another rank of this machine. `ranks`: how many ranks of this
-    machine are about to allocate as much.
+    `ranks`: how many ranks of this machine are about to allocate as much.
     """
 
     def __init__(
@@ -42,23 +41,22 @@ class Slots:
         *,
         count: int = SLOTS,
         ranks: int = 1,
-        with_shared: bool = True,
         folder: Path = FOLDER,
         read_room: Callable[[Path], Room] = read_room,
     ) -> None:
         uid = os.getuid()
         self.slots = [Slot(folder / str(SlotName(uid, run, rank, number))) for number in range(count)]
         self.skipped = 0
-        self._generation, self._resumed, self._ranks, self._with_shared = generation, resumed, ranks, with_shared
+        self._generation, self._resumed, self._ranks = generation, resumed, ranks
         self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(uid, run)
 
     def prepare(self, state: State) -> None:
         """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""
-        self._prepare(lay_out(state, self._with_shared))
+        self._prepare(lay_out(state))
 
     def begin(self, state: State, spare: Collection[str] = ()) -> Draft | None:
         """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: not these paths."""
-        layout = lay_out(state, self._with_shared)
+        layout = lay_out(state)
         self._prepare(layout)
         for number in free_slots(self.records(), self._generation, self._resumed, read_safe(self._safe)):
             slot = self.slots[number]
