@@ -19,11 +19,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 
 STEPS = 200
+EACH = 17  # steps for each of eleven faults
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "7"))
 
 # Plain DDP over several buckets, with dropout, a batch norm and random data: whatever is not restored shows in the
 # weights and in the statistics, which each rank gathers from its own batches. Every rank's every loss goes to one file,
-# bit for bit: generation, rank, step, loss.
+# bit for bit: generation, rank, step, loss. A file `losses.until`, says before which step to wait: a
+# machine that is slow to break has not missed the training then.
 EXACT = """
 import hashlib, os, sys, time
 import torch, torch.distributed as dist
@@ -44,6 +46,8 @@ written = os.open(losses, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, disk_every=40)
 print("from", ckpt.resumed.source if ckpt.resumed else "nothing", ckpt.step, flush=True)
 for step in ckpt.steps(total):
+    while step >= int(open(losses + ".until").read()):
+        time.sleep(0.01)
     loss = (model(torch.randn(16, 8)) ** 2).mean()
     optimizer.zero_grad()
     loss.backward()
@@ -59,15 +63,23 @@ print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 class Training:
     """One such run, in a folder of its own."""
 
-    def __init__(self, cli: Cli, work: Path, steps: int, pause_s: float, *options: str) -> None:
+    def __init__(self, cli: Cli, work: Path, steps: int, pause_s: float, *options: str, until: int = STEPS) -> None:
         self.losses_file = work / "losses"
+        self.wait_before(until)
         args = (str(work / "ckpt"), str(self.losses_file), str(steps), str(pause_s))
-        self.run = Run.start(cli, work, "-N", "4", *options, script=EXACT, args=args)
+        nodes = () if "-N" in options else ("-N", "4")
+        self.run = Run.start(cli, work, *nodes, *options, script=EXACT, args=args)
 
     def losses(self) -> list[tuple[int, int, int, str]]:
         """Generation, rank, step and loss."""
         lines = self.losses_file.read_text().splitlines() if self.losses_file.exists() else []
         return [(int(g), int(rank), int(step), loss) for g, rank, step, loss in (line.split() for line in lines)]
+
+    def wait_before(self, step: int) -> None:
+        path = self.losses_file.with_name("losses.until")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("until").write_text(str(step))
+        path.with_name("until").rename(path)
 
     def step(self) -> int:
         return max((step for _, _, step, _ in self.losses()), default=-1)
@@ -106,7 +118,7 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
 ) -> None:
     cli, dice = cluster_for_runs, random.Random(SEED)
-    training = Training(cli, tmp_path, STEPS, 0.02, "--spares", "1", "--max-restarts", "100")
+    training = Training(cli, tmp_path, STEPS, 0.02, "--spares", "1", "--max-restarts", "100", until=EACH)
     run = training.run
     target = LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache")
     faults = ["worker"] * 7 + ["agent", "srun", "power", "power"]
@@ -114,6 +126,7 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     safe: dict[int, int] = {}  # the step that was, before a generation was made to end
     for number, fault in enumerate(faults):
         reached = training.step()
+        training.wait_before((number + 1) * EACH)
         run.wait_for(lambda reached=reached: training.step() > reached + 3, LONG_S)  # type: ignore[misc]
         time.sleep(dice.random() * 0.3)
         if fault != "worker" or number == 0:
@@ -126,6 +139,7 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
             victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[fault]()
             kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
             print(fault, "at step", training.step(), flush=True)
+    training.wait_before(STEPS)
     assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
     assert training.weights() == undisturbed.weights()
     expected = {(rank, step): loss for _, rank, step, loss in undisturbed.losses()}
@@ -138,6 +152,22 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     for ended, step in safe.items():
         later = {generation: start for generation, start in starts.items() if generation > ended}
         assert all(began >= step for _, began in later.values()), f"{step} was safe in {ended}, and not in {later}"
+    run.no_trace()
+
+
+def test_a_run_that_goes_on_smaller_and_grows_again_does_so_from_memory(cluster_for_runs: Cli, tmp_path: Path) -> None:
+    cli = cluster_for_runs
+    training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=20)
+    run = training.run
+    run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
+    LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(run.nodes[-1])
+    run.wait_for(lambda: len(training.starts()) == 2 and training.has_copies(), LONG_S)
+    cli.ok("up")
+    run.wait_for(lambda: len(training.starts()) == 3, LONG_S)
+    training.wait_before(40)
+    assert run.wait_for_end(LONG_S) == 0, run.tail()
+    assert [len(each["nodes"]) for each in run.journal("generation")] == [4, 3, 4]
+    assert training.sources() == ["nothing", "memory", "memory"]
     run.no_trace()
 
 

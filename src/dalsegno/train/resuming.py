@@ -20,7 +20,7 @@ from dalsegno.train.finding import find_together
 from dalsegno.train.memory.checksum import Verdict, judge
 from dalsegno.train.memory.snapshot import Snapshot, open_snapshot, state_of
 from dalsegno.train.objects import Objects, layout_for
-from dalsegno.train.shards import with_local
+from dalsegno.train.shards import local_part, with_local
 from dalsegno.train.state import Piece, State
 
 Warn = Callable[[str], None]
@@ -41,12 +41,12 @@ def from_memory(
     objects: Objects, agent: AgentLink, folder: Path, board: Board, rank: int, warn: Warn
 ) -> Resumed | None:
     """All ranks or none: what one of them cannot load from memory, or is newer on disk, all load from disk."""
-    state = _found_in_memory(agent, rank, warn)
+    layouts = objects.layouts()
+    state = _found_in_memory(agent, rank, layouts, warn)
     steps = board.gather("memory", None if state is None else [state.step, state.world])
     on_disk = board.gather("on disk", _newest_on_disk(folder) if rank == 0 else None)[0]
     if state is None or any(step != steps[0] for step in steps) or state.step < on_disk:
         return None
-    layouts = objects.layouts()
     objects.give(state.shell, {piece.key: _whole(piece, layouts) for piece in state.pieces})
     return Resumed(state.step, state.world, pickle.loads(state.own), "memory")
 
@@ -57,7 +57,7 @@ def _newest_on_disk(folder: Path) -> int:
     return max((int(path.name.rpartition("-")[2]) for path in whole), default=-1)
 
 
-def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:
+def _found_in_memory(agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn) -> State | None:
     """The agent knows the step, and has fetched from other nodes what this one did not have."""
     told = agent.ask({"resume": rank}, FETCH_S)
     if not told.get("own"):
@@ -68,8 +68,17 @@ def _found_in_memory(agent: AgentLink, rank: int, warn: Warn) -> State | None:
         return None
     with contextlib.suppress(CheckpointError):
         state = state_of(shared, own)
-        return state if state.step == told["step"] else None
+        return state if state.step == told["step"] and _fits(state, layouts) else None
     return None
+
+
+def _fits(state: State, layouts: Mapping[str, torch.Tensor]) -> bool:
+    """Whether what this rank had to itself is what it has now: another number of ranks may divide the model anew."""
+    for piece in state.pieces:
+        like = None if piece.shared else layout_for(piece.key, piece.size, layouts)
+        if like is not None and local_part(like).shape != piece.tensor.shape:
+            return False
+    return True
 
 
 def _opened(path: Path, warn: Warn) -> Snapshot | None:

@@ -57,8 +57,13 @@ def copy_now(pairs: Iterable[Pair]) -> None:
 def record_of(state: State, layout: Layout, generation: int) -> Record:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
     # The machine's own clock never goes back while its memory lives: no two snapshots bear one number.
-    sharded = bool(layout.own.pieces)
-    return Record(time.monotonic_ns(), state.step, generation, state.rank, state.world, shared, own, sharded)
+    about = (state.step, generation, state.rank, state.world)
+    return Record(time.monotonic_ns(), *about, shared, own, is_sharded(state, layout))
+
+
+def is_sharded(state: State, layout: Layout) -> bool:
+    """Whether the rank has a part of the model to itself. Statistics of its own batches are none; alone it has all."""
+    return any(piece.shape != piece.size or state.world == 1 for piece in layout.own.pieces)
 
 
 def _extent(part: Part, at: int) -> Extent:
