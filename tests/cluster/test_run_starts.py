@@ -1,9 +1,10 @@
-"""Runs that start while a node is off of which Slurm does not know yet."""
+"""Runs that start while a node is off of which Slurm does not know yet, and one that leaves a node to be mended."""
 
 from __future__ import annotations
 
 import pytest
 
+from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, footprint, now
 
@@ -46,5 +47,25 @@ def test_a_run_that_lacks_a_node_says_so_and_takes_it_when_it_is_back(cluster_fo
     run.wait_for_step(timeout_s=LONG_S)
     assert set(run.nodes) == {"train-1", "train-2", "train-3", "train-4"}
     assert len(run.journal("refused")) == 1
+    assert run.finish() == 0
+    run.no_trace()
+
+
+def test_a_node_that_the_controller_wants_to_mend_is_left_and_can_be_taken_from_the_job(cluster_for_runs: Cli):
+    run = Run.start(cluster_for_runs, cluster_for_runs.home / "mended", "-N", "2", "--spares", "1", "-J", "mended")
+    run.wait_for_step(timeout_s=LONG_S)
+    run.wait_for(lambda: len(run.spares) == 1, LONG_S)
+    node, spare = run.nodes[1], run.spares[0]
+    slurm = LocalTarget(cluster_for_runs.home / "clusters/one", cache=cluster_for_runs.home / "cache").slurm
+    slurm.drain(node, "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
+    run.wait_for_step(2, timeout_s=LONG_S)
+    assert run.nodes == [run.nodes[0], spare] and run.status.lost_nodes == 0
+    assert [entry["node"] for entry in run.journal("left")] == [node] and not run.journal("lost")
+    generation = run.generation
+    slurm.set_down(node, "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")  # as the controller does
+    run.wait_for(lambda: node not in {name for job in slurm.jobs() for name in job.nodes})
+    slurm.resume(node)
+    run.wait_for_step(after=now() + 0.5)
+    assert run.generation == generation
     assert run.finish() == 0
     run.no_trace()

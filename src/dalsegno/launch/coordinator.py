@@ -69,6 +69,7 @@ class Coordinator:
         self.end: Finish | None = None
         self.resting = False  # we end, and the run does not
         self.said_farewell = False
+        self._left: set[str] = set()  # nodes that were left of our own will, and whose agents may still be there
         self._over = asyncio.Event()
         self._errands = Errands()
 
@@ -183,10 +184,19 @@ class Coordinator:
         self.staff.agent_lost(agent, silent)
         self.hangs.told_stacks(agent)
         self.memory.lost(agent)
-        if not self.closing:
+        if not self.closing and agent not in self._left:
             self.lost_nodes += agent in self.run.ready
             self.told.lost(self.run, agent, why)
+        self._left.discard(agent)
         self.apply(Left(agent))
+
+    def go_on_without(self, node: str, why: str) -> None:
+        """Its agent's end is expected from now on, and no loss."""
+        self._left.add(node)
+        self.journal("left", node=node, why=why)
+        self.note(f"{node}: {why}; the run goes on without it")
+        self.agents.send(node, {"finish": 0})
+        self.apply(Left(node))
 
     # Deciding and doing
 
@@ -249,6 +259,10 @@ class Coordinator:
     @property
     def present(self) -> frozenset[str]:
         return frozenset(self.agents.peers)
+
+    @property
+    def ready(self) -> frozenset[str]:
+        return frozenset(self.run.ready)
 
     @property
     def wanted(self) -> int:

@@ -16,6 +16,7 @@ from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
+from dalsegno.launch.vacating import may_be_left, to_be_mended
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
@@ -32,6 +33,7 @@ class SlurmStaff:
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self.unhealthy: frozenset[str] = frozenset()
+        self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
         self._tries = Tries()
         self._refusals = Refusals()  # of nodes beyond those of the run's own job
         self._some_came = False  # agents, of any node
@@ -49,7 +51,7 @@ class SlurmStaff:
 
     @property
     def _suspects(self) -> list[str]:
-        return [*self.excluded, *self.silent]
+        return [*self.excluded, *self.silent, *self._vacating]
 
     def job_granted(self, job: Job) -> None:
         self._refusals.over()
@@ -148,6 +150,7 @@ class SlurmStaff:
         """Agents on every node of ours that should have one, and one-node jobs for what is missing beyond that."""
         if self.boss.closing:
             return
+        self._leave_what_is_to_be_mended()
         present = self.boss.present
         for job in [job for job in self._jobs.jobs if job.asking is None]:
             bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called})
@@ -202,7 +205,7 @@ class SlurmStaff:
             self.boss.keep()
 
     def _there(self, present: frozenset[str]) -> set[str]:
-        return {*present, *self._called, *self._jobs.expected(present)} - set(self.excluded)
+        return {*present, *self._called, *self._jobs.expected(present)} - {*self.excluded, *self._vacating}
 
     @property
     def _not_to_join(self) -> set[str]:
@@ -226,6 +229,7 @@ class SlurmStaff:
         if nodes is None:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
+        self._vacating = to_be_mended(nodes)
         back = trusted_again(self.silent, nodes, time.time())
         for name in back:
             del self.silent[name]
@@ -245,6 +249,13 @@ class SlurmStaff:
             return None
 
     # Leaving
+
+    def _leave_what_is_to_be_mended(self) -> None:
+        """Its agent goes home; Slurm is told when it takes the node from the job, which its step outlives."""
+        for node in may_be_left(self._vacating, self.boss.ready, self.boss.wanted):
+            self.silent[node] = time.time()
+            self._tries.forget(node)
+            self.boss.go_on_without(node, f"it is to be mended ({self._vacating[node]})")
 
     def leaving(self, job: int) -> None:
         """At once: workers that save quickly end before Slurm has told what this is about.

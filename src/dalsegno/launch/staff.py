@@ -50,6 +50,15 @@ class Boss(Protocol):
         ...
 
     @property
+    def ready(self) -> frozenset[str]:
+        """Those of them that take part, or could at once."""
+        ...
+
+    def go_on_without(self, node: str, why: str) -> None:
+        """Go on without this node, which is alive."""
+        ...
+
+    @property
     def wanted(self) -> int:
         """How many nodes the run has at its best."""
         ...
