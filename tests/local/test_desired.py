@@ -341,7 +341,10 @@ def test_a_dead_service_is_started_and_nothing_else_happens():
 
 def test_a_service_that_was_never_heard_of_is_started():
     seen = running(BASE)
-    assert plan(BASE, replace(seen, services={**seen.services, "train-1": {}})).start == (("train-1", "slurmd"),)
+    assert plan(BASE, replace(seen, services={**seen.services, "train-1": {}})).start == (
+        ("train-1", "slurmd"),
+        ("train-1", "node-agent"),
+    )
 
 
 def test_a_dead_host_is_booted_and_its_services_come_with_it():
@@ -500,8 +503,8 @@ def test_services_are_where_they_belong_in_the_order_they_need_each_other():
         "head": ["munged", "mariadbd", "slurmdbd", "slurmctld", "controller"],
         "head-backup": ["slurmctld"],
         "machine-room": ["machine-room"],
-        "train-1": ["slurmd"],
-        "train-2": ["slurmd"],
+        "train-1": ["slurmd", "node-agent"],
+        "train-2": ["slurmd", "node-agent"],
     }
 
 
@@ -509,7 +512,8 @@ def test_on_loopback_one_host_holds_all():
     hosts = want(cluster(2, slurm=Slurm(accounting=False)), USER).hosts
     assert list(hosts) == ["head", "machine-room"] and not hosts["head"].isolate and hosts["head"].address == ""
     services = {service.name: service for service in hosts["head"].services}
-    assert list(services) == ["munged", "slurmctld", "controller", "slurmd:train-1", "slurmd:train-2"]
+    assert list(services)[:3] == ["munged", "slurmctld", "controller"]
+    assert list(services)[3:5] == ["slurmd:train-1", "node-agent:train-1"] and len(services) == 7
     assert services["slurmd:train-2"].argv[1:4] == ("-D", "-N", "train-2")
     assert services["slurmd:train-2"].log == str(FOLDER.log("train-2", "slurmd"))
 
@@ -526,12 +530,30 @@ def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
 def test_our_own_services_are_started_again_should_they_die(machine: Machine):
     """Of Slurm's daemons a death is told: they may have their reasons."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
-    assert [one.name for one in services if one.keep] == ["controller", "machine-room"]
+    kept = {one.name.partition(":")[0] for one in services if one.keep}
+    assert kept == {"controller", "machine-room", "node-agent"}
     controller = next(one for one in services if one.keep)
     address = put(cluster(1), machine).addresses["head"]
     assert controller.argv[-4:-1] == ("controller", str(FOLDER.root), "--agents")
     assert controller.argv[-1].rpartition(":")[0] == address
-    assert want(cluster(3), machine).hosts["head"].services[-4 if machine is USER else -1] == controller
+    assert want(cluster(3), machine).hosts["head"].services[-7 if machine is USER else -1] == controller
+
+
+def test_a_nodes_services_know_its_telemetry_its_boot_and_where_the_controller_hears_them():
+    there = cluster(2)
+    slurmd, agent = want(there).hosts["train-2"].services
+    files = {"DALSEGNO_TELEMETRY": "telemetry.json", "DALSEGNO_BOOT_ID": "boot-id"}
+    for service in (slurmd, agent):
+        assert {name: service.env[name] for name in files} == {
+            name: str(FOLDER.host("train-2") / file) for name, file in files.items()
+        }
+    said = dict(zip(agent.argv[-8::2], agent.argv[-7::2], strict=True))
+    assert said == {
+        "--node": "train-2",
+        "--controller": f"{put(there).addresses['head']}:6816",
+        "--secret": str(FOLDER.agent_secret("train-2")),
+        "--boot-id": str(FOLDER.boot_id("train-2")),
+    }
 
 
 def test_a_shell_knows_where_the_controller_is_asked():

@@ -10,6 +10,8 @@ from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
 
+NODE_DAEMONS = ("slurmd", "node-agent")
+
 
 @click.command()
 @cluster_option
@@ -51,10 +53,11 @@ def _node_row(node: NodeStatus) -> list[str]:
 
 
 def _daemon_rows(status: Status) -> list[list[str]]:
-    """One line a daemon; the many slurmd that run as they should are one line together."""
-    fine = [daemon for daemon in status.daemons if daemon.name == "slurmd" and daemon.running]
-    rows = [_daemon_row(daemon) for daemon in status.daemons if daemon not in fine]
-    return [*rows, ["slurmd", f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"]] if fine else rows
+    """One line a daemon; those of nodes that run as they should are one line together."""
+    many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
+    rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
+    together = [[name, f"{len(fine)} node{'s' * (len(fine) > 1)}", "running"] for name, fine in many.items() if fine]
+    return [*rows, *together]
 
 
 def _daemon_row(daemon: DaemonStatus) -> list[str]:

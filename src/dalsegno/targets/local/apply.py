@@ -174,10 +174,14 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
 
 def _start_nodes(site: Site, plan: LocalPlan) -> None:
     """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again. Our own
-    controller comes up beside them."""
+    controller comes up beside them; node agents come last, when there is somebody to talk to."""
     _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
     for host in _head_and_nodes(plan):
-        start_services(host, [service.name for service in host.services])
+        start_services(host, _first(host))
+
+
+def _first(host: HostPlan) -> list[str]:
+    return [service.name for service in host.services if service.name.partition(":")[0] != "node-agent"]
 
 
 def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
@@ -197,8 +201,9 @@ def _settle(site: Site, plan: LocalPlan, since: float) -> None:
     site.say(f"waiting for {compress(names)}")
     wait_for_nodes(site.slurm, plan, site.folder, since)
     head = plan.desired.hosts[plan.cluster.head]
-    names = [service.name for service in head.services]
-    start_and_wait(head, names, "controller", lambda: socket_answers(site.folder.controller_socket))
+    start_and_wait(head, _first(head), "controller", lambda: socket_answers(site.folder.controller_socket))
+    for host in _head_and_nodes(plan):
+        start_services(host, [service.name for service in host.services])
     if plan.cluster.slurm.backup_controller and plan.remove_nodes:
         _save_partitions(site, plan)
     if plan.reservations:

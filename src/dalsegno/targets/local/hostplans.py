@@ -22,8 +22,8 @@ def host_plans(
     rest = [_plain(folder, REST, isolate=False, services=[services.slurmrestd(REST)])] if cluster.slurm.rest else []
     room = _plain(folder, ROOM, isolate=False, services=[services.machine_room()])
     if placement.hosts == LOOPBACK:
-        slurmds = [services.slurmd(node.name, cluster.head) for node in cluster.nodes]
-        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *slurmds]), *rest, room]
+        own = [service for node in cluster.nodes for service in services.compute(node.name, cluster.head)]
+        return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *own]), *rest, room]
     virtual = _Virtual(folder, placement, machine)
     backup = [virtual.head(BACKUP, [services.slurmctld(BACKUP)])] if cluster.slurm.backup_controller else []
     return [
@@ -33,7 +33,7 @@ def host_plans(
         *rest,
         room,
         *(virtual.host(name) for name in cluster.logins),
-        *(virtual.compute(node.name, [services.slurmd(node.name, node.name)]) for node in cluster.nodes),
+        *(virtual.compute(node.name, services.compute(node.name, node.name)) for node in cluster.nodes),
     ]
 
 

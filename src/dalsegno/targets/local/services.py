@@ -48,6 +48,11 @@ class Services:
         database = [self.mariadbd(), self.slurmdbd()] if self.cluster.slurm.accounting else []
         return [self.munged(), *database, self.slurmctld(self.cluster.head), self.controller()]
 
+    def compute(self, node: str, host: str) -> list[Service]:
+        """Of a node. An agent is of no use where nobody cares for what it finds."""
+        watched = self.cluster.health.mode != "off"
+        return [self.slurmd(node, host), *([self.node_agent(node, host)] if watched else [])]
+
     def munged(self) -> Service:
         run, secret = self.folder.run, self.folder.secret
         # --force: munged refuses folders that others may not enter, such as a home of mode 0750; only the socket's

@@ -103,7 +103,7 @@ def _daemons(folder: Folder) -> tuple[DaemonStatus, ...]:
             found.append(_daemon(path.name, name, facts.get(name), alive))
         if not services and not alive and isinstance(plan, dict):
             found.append(DaemonStatus(path.name, "host", running=False, detail="(off)"))
-    return tuple(sorted(found, key=lambda daemon: (daemon.name == "slurmd", daemon.host)))
+    return tuple(sorted(found, key=lambda daemon: (daemon.name in ("slurmd", "node-agent"), daemon.host)))
 
 
 def _daemon(host: str, name: str, fact: ServiceFact | None, alive: bool) -> DaemonStatus:
