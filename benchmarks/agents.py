@@ -26,15 +26,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from dalsegno.health.agent.findings import Findings  # noqa: E402
-from dalsegno.health.agent.link import Link, Whom  # noqa: E402
-from dalsegno.health.report import Finding  # noqa: E402
-from dalsegno.health.result import passed  # noqa: E402
-from dalsegno.health.wire import BEAT_S, Hello  # noqa: E402
-from dalsegno.health.words import BEAT  # noqa: E402
-from dalsegno.recovery.agent_view import Presence  # noqa: E402
-from dalsegno.recovery.agents import Agents  # noqa: E402
-from dalsegno.recovery.probes import Place  # noqa: E402
+from dalsegno.health.agent.findings import Findings
+from dalsegno.health.agent.link import Link, Whom
+from dalsegno.health.report import Finding
+from dalsegno.health.result import passed
+from dalsegno.health.wire import BEAT_S, Hello
+from dalsegno.health.words import BEAT
+from dalsegno.recovery.agent_view import Presence
+from dalsegno.recovery.agents import Agents
+from dalsegno.recovery.probes import Place
 
 HEAD = "10.99.255.1"
 CHECKS = 24  # as many as a node with GPUs has

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
 from dalsegno.health.report import Report
+from dalsegno.health.result import Verdict
+from dalsegno.train.frames import Message
 
 
 class Presence(Enum):
@@ -33,3 +36,18 @@ class AgentView:
     boot: str = ""  # another after every boot of the host
     host_answers: bool | None = None
     slurmd_answers: bool | None = None
+
+
+def views_message(views: Collection[AgentView]) -> Message:
+    """For whoever asks the controller: of the findings only what is not well, and the less the more nodes there are."""
+    most = max(2000 // max(len(views), 1), 1)
+    return {"agents": [_view_message(view, min(most, 16)) for view in views]}
+
+
+def _view_message(view: AgentView, most: int) -> Message:
+    findings = view.report.findings if view.report else ()
+    bad = [each for each in findings if each.result.verdict is not Verdict.PASSED]
+    told = [[each.check, each.result.verdict.value, each.result.text[:100]] for each in bad[:most]]
+    said = {"presence": view.presence.value, "since": view.since, "heard": view.heard, "boot": view.boot}
+    answers = {"host": view.host_answers, "slurmd": view.slurmd_answers}
+    return {"node": view.node, **said, **answers, "checks": len(findings), "findings": told}

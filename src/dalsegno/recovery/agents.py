@@ -97,6 +97,10 @@ class Agents:
     def views(self) -> dict[str, AgentView]:
         return {node: self.view(node) for node in self._known}
 
+    def address(self, node: str) -> str:
+        """Where its agent called from."""
+        return self._known[node].seen
+
     def ask_slurmd(self, node: str) -> None:
         """Find out whether its slurmd answers; the view tells within half a second."""
         self._attendance.ask(node, time.monotonic())

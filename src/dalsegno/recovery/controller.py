@@ -1,4 +1,4 @@
-"""The controller: one small process on the head node that keeps the coordinators of all runs.
+"""The controller: one small process on the head node that keeps the coordinators of all runs, and hears the nodes.
 
 It may be killed at any moment: coordinators live on, and the next controller goes on from the records.
 """
@@ -14,23 +14,30 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.programs import launcher as own_launcher
+from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.door import Door
 from dalsegno.recovery.keeper import Keeper, Say
+from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.person import check_folder, check_may_ask
 from dalsegno.recovery.records import Record, Records
 from dalsegno.system.files import locked, make_folder
 from dalsegno.train.frames import Message
 
-SOCKET, RUNS, LOCK = "run/controller.sock", "controller/runs", "controller/lock"  # below the cluster's state folder
+# Below the cluster's state folder.
+SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
 
 
 def main(arguments: list[str]) -> int:
-    """`controller STATE-FOLDER`: serves until it is killed."""
+    """`controller STATE-FOLDER [--agents HOST:PORT]`: serves until it is killed, and hears node agents there."""
     folder = Path(arguments[0])
     try:
         make_folder(folder / "controller", 0o700)
         with locked(folder / LOCK, "this cluster's controller"):
-            Controller(folder, own_launcher(), os.environ, say).serve()
+            controller = Controller(folder, own_launcher(), os.environ, say)
+            if arguments[1:2] == ["--agents"]:
+                host, _, port = arguments[2].rpartition(":")
+                controller.nodes.open_when_possible(host.strip("[]"), int(port))
+            controller.serve()
     except DalsegnoError as error:
         say(f"cannot go on: {error}")
     return 1
@@ -48,6 +55,7 @@ class Controller:
         self.selector = selectors.DefaultSelector()
         self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
+        self.nodes = NodeLink(self.selector, folder / SECRETS, say)
         self.door = Door(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
 
@@ -57,7 +65,7 @@ class Controller:
 
     def turn(self, most_s: float | None = None) -> None:
         """Wait for the next thing to happen, and see to it."""
-        times = [at for at in (self.keeper.wake(), self.door.tidy()) if at is not None]
+        times = [at for at in (self.keeper.wake(), self.door.tidy(), self.nodes.wake()) if at is not None]
         waits = [max(at - time.monotonic(), 0.0) for at in times] + ([] if most_s is None else [most_s])
         for key, events in self.selector.select(min(waits, default=None)):
             key.data(events)
@@ -65,10 +73,11 @@ class Controller:
     def close(self) -> None:
         """Let go of everything; the coordinators live on."""
         self.door.close()
+        self.nodes.close()
         self.selector.close()
 
     def answer(self, uid: int, request: Message) -> Message:
-        """One request of one user: `{"start": FOLDER}` or `{"runs": true}`."""
+        """One request of one user: `{"start": FOLDER}`, `{"runs": true}` or `{"agents": true}`."""
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)
@@ -76,7 +85,9 @@ class Controller:
                 return {"ok": True}
             if request == {"runs": True}:
                 return {"runs": [_tell(record) for record in self.keeper.kept(uid)]}
-            raise DalsegnoError("the controller does not understand this", hint="ask for `start` or `runs`")
+            if request == {"agents": True}:
+                return views_message(self.nodes.views().values())
+            raise DalsegnoError("the controller does not understand this", hint="ask for `start`, `runs` or `agents`")
         except DalsegnoError as error:
             return {"error": error.what, "hint": error.hint}
 

@@ -44,9 +44,9 @@ def gather(
 
 
 def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
-    """Where slurmd writes: as its environment says, else as slurm.conf does, else where it usually is."""
-    told = env.get("DALSEGNO_SLURMD_LOG") or _configured_log(node, env)
-    candidates = [told] if told else list(SLURMD_LOGS)
+    """Where slurmd writes: as slurm.conf says, else where it usually is; on a simulated node, beside its telemetry."""
+    told, telemetry = _configured_log(node, env), telemetry_path(env)
+    candidates = [told] if told else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
     return next((Path(path) for path in candidates if os.path.isfile(path)), None)
 
 

@@ -1,0 +1,205 @@
+"""The node agents for those who decide and act: what they say now, and what they are asked to do.
+
+The connections belong to the controller's loop. Whoever works in a thread beside it hands over what is to be done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.report import Finding
+from dalsegno.health.result import Result, Verdict, unknown
+from dalsegno.recovery.agent_orders import Answer
+from dalsegno.recovery.agent_view import AgentView
+from dalsegno.recovery.agents import Agents, Say
+from dalsegno.recovery.facts import Validation
+from dalsegno.recovery.pairing import Outcome, pair_test
+from dalsegno.recovery.roster import Roster
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.train.frames import Message
+
+ROSTER_S = 2.0  # how often the roster is looked at
+VALIDATE_S, EVIDENCE_S = 90.0, 30.0
+BROKEN = ("its connection broke", "its agent is not connected", "its agent started anew", "it is gone")
+
+_T = TypeVar("_T")
+
+
+class NodeLink:
+    """`secrets` is the folder with a secret for each node; `settings` is what the agents are told of their checks."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        secrets: Path,
+        say: Say,
+        changed: Callable[[str], None] = lambda node: None,
+        settings: Message | None = None,
+    ) -> None:
+        self._roster = Roster(secrets)
+        self._agents = Agents(selector, self._roster.secret_of, say, changed)
+        self._say, self._settings = say, settings or {}
+        self._to_open: tuple[str, int] | None = None
+        self._validations: dict[str, Validation] = {}
+        self._validating: dict[str, str] = {}
+        self._loop, self._look_at = threading.get_ident(), 0.0
+        self._selector = selector
+        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        selector.register(self._woken, selectors.EVENT_READ, lambda events: self._run_errands())
+
+    # For the loop
+
+    def open(self, host: str, port: int) -> int:
+        """Listen for agents; the port. DalsegnoError if that cannot be."""
+        self._expect()
+        return self._agents.open(host, port)
+
+    def open_when_possible(self, host: str, port: int) -> None:
+        """Listen now or later: whatever is in the way must not keep the controller from its other work."""
+        try:
+            self.open(host, port)
+            self._to_open = None
+        except DalsegnoError as error:
+            if self._to_open is None:
+                self._say(f"{error.what}; tried again every {ROSTER_S:g} s. {error.hint}")
+            self._to_open = (host, port)
+
+    def close(self) -> None:
+        self._agents.close()
+        self._selector.unregister(self._woken)
+        self._woken.close()
+        self._waker.close()
+
+    def wake(self) -> float | None:
+        """See to what is due; returns when the next thing is (monotonic)."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + ROSTER_S
+            self._expect()
+            if self._to_open is not None:
+                self.open_when_possible(*self._to_open)
+        due = self._agents.wake()
+        return self._look_at if due is None else min(due, self._look_at)
+
+    def learn(self, nodes: list[NodeInfo], slurmd_port: int = 0) -> None:
+        """What Slurm says of its nodes' places."""
+        if slurmd_port:
+            self._roster.learn(nodes, slurmd_port)
+        else:
+            self._roster.learn(nodes)
+        self._look_at = 0.0
+
+    def _expect(self) -> None:
+        places = self._roster.places()
+        self._agents.expect(places, {node: self._settings for node in places})
+
+    # For those who decide and act, from any thread
+
+    def views(self) -> Mapping[str, AgentView]:
+        return self._in_loop(self._agents.views)
+
+    def validations(self) -> Mapping[str, Validation]:
+        return self._in_loop(lambda: dict(self._validations))
+
+    def validating(self) -> Mapping[str, str]:
+        return self._in_loop(lambda: dict(self._validating))
+
+    def ask_slurmd(self, node: str) -> None:
+        self._in_loop(lambda: self._agents.ask_slurmd(node))
+
+    def validate(self, node: str, ask: str, partner: str = "") -> None:
+        """Tell a node to prove itself, and then together with a partner. The same order again does not start anew."""
+        self._in_loop(lambda: self._validate(node, ask, partner))
+
+    def evidence(self, node: str) -> Mapping[str, str]:
+        """What a node can still tell, as files. Waits for it: not for the loop itself."""
+        if threading.get_ident() == self._loop:
+            raise RuntimeError("the loop cannot wait for an answer that only it can hear")
+        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._in_loop(lambda: self._agents.order(node, "evidence", answers.put, timeout_s=EVIDENCE_S))
+        try:
+            answer = answers.get(timeout=EVIDENCE_S + 5)
+        except queue.Empty:
+            return {}
+        return {**answer.files, "incomplete.txt": answer.error} if answer.files and answer.error else answer.files
+
+    # Validation
+
+    def _validate(self, node: str, ask: str, partner: str) -> None:
+        done = self._validations.get(node)
+        if self._validating.get(node) == ask or (done and done.ask == ask):
+            return
+        self._validating[node] = ask
+        self._agents.order(node, "validate", lambda answer: self._validated(ask, partner, answer), timeout_s=VALIDATE_S)
+
+    def _validated(self, ask: str, partner: str, answer: Answer) -> None:
+        """Loads first, alone; only a node that bears them is let at a good one."""
+        node = answer.node
+        if answer.error in BROKEN:
+            self._forget(node, ask)
+            return
+        findings = answer.report.findings if answer.report else ()
+        if answer.error:
+            findings = (*findings, _now("validation", unknown(answer.error)))
+        failed = any(each.result.verdict is Verdict.FAILED for each in findings)
+        if failed or answer.error or not partner:
+            self._settle(node, ask, findings)
+        else:
+            address = self._agents.address(node)
+            pair_test(self._agents, node, partner, lambda got: self._paired(node, ask, findings, got), address=address)
+
+    def _paired(self, node: str, ask: str, findings: tuple[Finding, ...], outcome: Outcome) -> None:
+        if outcome.node.text in BROKEN:
+            self._forget(node, ask)
+            return
+        self._settle(node, ask, (*findings, _now("pair", outcome.node)))
+
+    def _settle(self, node: str, ask: str, findings: tuple[Finding, ...]) -> None:
+        self._forget(node, ask)
+        self._validations[node] = Validation(ask, findings)
+
+    def _forget(self, node: str, ask: str) -> None:
+        if self._validating.get(node) == ask:
+            del self._validating[node]
+
+    # Threads
+
+    def _in_loop(self, do: Callable[[], _T]) -> _T:
+        if threading.get_ident() == self._loop:
+            return do()
+        done: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
+
+        def errand() -> None:
+            try:
+                done.put((do(), None))
+            except Exception as error:  # belongs to whoever asked, not to the loop
+                done.put((None, error))
+
+        self._errands.put(errand)
+        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+            self._waker.send(b"!")
+        value, error = done.get(timeout=60)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    def _run_errands(self) -> None:
+        self._woken.recv(4096)
+        while not self._errands.empty():
+            self._errands.get()()
+
+
+def _now(check: str, result: Result) -> Finding:
+    return Finding(check, result, time.time())

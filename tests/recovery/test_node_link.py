@@ -1,0 +1,215 @@
+"""The link to the nodes for those who decide and act: who may call, validation, evidence, threads beside the loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.report import Finding, Report
+from dalsegno.health.result import Remedy, Verdict, failed, passed
+from dalsegno.health.words import Reply, reply_message
+from dalsegno.recovery.agent_view import AgentView, Presence, views_message
+from dalsegno.recovery.node_link import NodeLink
+from dalsegno.recovery.probes import Place
+from dalsegno.recovery.roster import SLURMD_PORT, Roster
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import NodeState
+from dalsegno.train.frames import MAX_BYTES, pack
+from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
+
+GOOD = Finding("load-product", passed("right"), 1.0)
+BAD = Finding("load-memory", failed("other bytes", Remedy.REPLACE), 1.0)
+
+
+class Linked(Scene):
+    """A scene whose agents are held by a NodeLink."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for node in NODES:
+            (folder / node).write_bytes(secret_of(node) or b"")
+        super().__init__()
+
+    def begin(self, stranger_s: float = 3.0, port: int = 0) -> None:
+        self.link = NodeLink(self.selector, self.folder, self.log.append, self.changed.append)
+        self.port = self.link.open("127.0.0.1", port)
+        self.agents = self.link._agents
+
+    def turn(self, most_s: float = 0.01) -> None:
+        self.link.wake()
+        for key, events in self.selector.select(most_s):
+            key.data(events)
+
+    def close(self) -> None:
+        for caller in self.callers:
+            caller.sock.close()
+        self.link.close()
+        assert not self.selector.get_map()
+
+    def beside(self, do: Callable[[], object]) -> object:
+        """Do something in a thread, while the loop turns."""
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(do()))
+        thread.start()
+        self.until(lambda: found)
+        thread.join()
+        return found[0]
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Iterator[Linked]:
+    one = Linked(tmp_path)
+    yield one
+    one.close()
+
+
+def order(agent: Caller) -> tuple[int, str]:
+    """The next order to an agent: its number, and what to do."""
+    while "order" not in (message := agent.told()):
+        pass
+    return message["order"], message["do"]
+
+
+def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> None:
+    assert agent.hello is not None
+    report = Report(agent.hello.node, agent.hello.boot, findings)
+    agent.say(reply_message(Reply(number, done=True, error=error, report=report)))
+
+
+# Who may call
+
+
+def test_who_has_a_secret_may_call_and_slurm_says_where_it_is(tmp_path: Path):
+    (tmp_path / "gpu-1").write_text("x" * 32)
+    (tmp_path / ".gpu-1.tmp").write_text("x" * 32)
+    roster = Roster(tmp_path)
+    assert roster.places() == {"gpu-1": Place("")}
+    idle = NodeState.IDLE
+    roster.learn([NodeInfo("gpu-1", idle, address="10.0.0.7"), NodeInfo("gpu-2", idle, address="10.0.0.8")])
+    assert roster.places() == {"gpu-1": Place("10.0.0.7", SLURMD_PORT)}
+    roster.learn([NodeInfo("gpu-1", idle, address="a-name", port=17001)])
+    assert roster.places() == {"gpu-1": Place("", 17001)}
+    assert roster.secret_of("gpu-1") == b"x" * 32
+    assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
+    assert Roster(tmp_path / "none").places() == {}
+
+
+def test_a_node_that_is_added_later_may_call_and_one_that_is_removed_may_not(linked: Linked):
+    agent = linked.agent("gpu-1")
+    (linked.folder / "gpu-1").unlink()
+    linked.link.learn([])
+    assert agent.cut_off() and set(linked.link.views()) == {"gpu-2"}
+    (linked.folder / "gpu-1").write_bytes(secret_of("gpu-1") or b"")
+    linked.link.learn([])
+    linked.until(lambda: "gpu-1" in linked.link.views())
+    assert linked.agent("gpu-1").welcomed
+
+
+def test_another_machine_of_the_same_name_has_another_secret(linked: Linked):
+    (linked.folder / "gpu-1").write_bytes(b"of the new machine, which is long")
+    caller = linked.call()
+    caller.introduce("gpu-1")
+    assert not caller.welcomed
+
+
+# Validation
+
+
+def test_a_node_that_passes_alone_is_tried_with_its_partner(linked: Linked):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # again is the same
+    number, do = order(agent)
+    assert do == "validate" and linked.link.validating() == {"gpu-1": "ask-1"}
+    answer(agent, number, GOOD)
+    number, do = order(agent)
+    assert do == "pair-listen"
+    agent.say(reply_message(Reply(number, port=4000)))
+    other, do = order(partner)
+    assert do == "pair-dial"
+    pair = Finding("pair", passed("fast"), 1.0)
+    answer(agent, number, pair)
+    answer(partner, other, pair)
+    linked.until(lambda: "gpu-1" in linked.link.validations())
+    validation = linked.link.validations()["gpu-1"]
+    assert validation.ask == "ask-1" and validation.passed
+    assert [each.check for each in validation.findings] == ["load-product", "pair"]
+    assert linked.link.validating() == {}
+
+
+def test_a_node_that_fails_alone_is_not_let_at_a_good_one(linked: Linked):
+    agent = linked.agent("gpu-1")
+    linked.agent("gpu-2")
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")
+    answer(agent, order(agent)[0], GOOD, BAD)
+    linked.until(lambda: "gpu-1" in linked.link.validations())
+    assert not linked.link.validations()["gpu-1"].passed
+
+
+def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):
+    agent = linked.agent("gpu-1")
+    linked.link.validate("gpu-1", "ask-1")
+    answer(agent, order(agent)[0], error="it took too long, and was ended")
+    linked.until(lambda: "gpu-1" in linked.link.validations())
+    validation = linked.link.validations()["gpu-1"]
+    assert not validation.passed and validation.findings[0].result.verdict is Verdict.UNKNOWN
+
+
+def test_a_validation_whose_node_is_lost_on_the_way_may_be_asked_for_again(linked: Linked):
+    agent = linked.agent("gpu-1")
+    linked.link.validate("gpu-1", "ask-1")
+    order(agent)
+    agent.sock.close()
+    linked.until(lambda: linked.link.validating() == {})
+    assert linked.link.validations() == {}
+    linked.link.validate("gpu-2", "ask-2")  # never there
+    assert linked.link.validating() == {}
+
+
+# Beside the loop
+
+
+def test_evidence_is_waited_for_beside_the_loop(linked: Linked):
+    agent = linked.agent("gpu-1")
+
+    def reply() -> None:
+        number, do = order(agent)
+        assert do == "evidence"
+        agent.say(reply_message(Reply(number, file="ps.txt", part="1 init")))
+        agent.say(reply_message(Reply(number, done=True)))
+
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(linked.link.evidence("gpu-1")))
+    thread.start()
+    reply()
+    linked.until(lambda: found)
+    thread.join()
+    assert found == [{"ps.txt": "1 init"}]
+
+
+def test_a_node_that_cannot_speak_gives_no_evidence_at_once(linked: Linked):
+    began = time.monotonic()
+    assert linked.beside(lambda: linked.link.evidence("gpu-1")) == {} and time.monotonic() - began < 5
+    with pytest.raises(RuntimeError):
+        linked.link.evidence("gpu-1")
+
+
+def test_views_are_the_same_from_every_thread(linked: Linked):
+    linked.agent("gpu-1")
+    views = linked.beside(linked.link.views)
+    assert views == linked.link.views()
+    assert linked.link.views()["gpu-1"].presence is Presence.CONNECTED
+    with pytest.raises(KeyError):
+        linked.link._agents.view("gpu-9")
+
+
+def test_what_is_told_of_the_nodes_fits_into_an_answer_however_many_there_are():
+    findings = tuple(Finding(f"check-{n}", failed("ü" * 500, Remedy.DRAIN), 1.0) for n in range(32))
+    views = [AgentView(f"n{n}", report=Report(f"n{n}", "b", findings)) for n in range(1000)]
+    assert len(pack(views_message(views))) < MAX_BYTES
+    (one,) = views_message(views[:1])["agents"]
+    assert (one["presence"], one["checks"], len(one["findings"])) == ("never seen", 32, 16)
