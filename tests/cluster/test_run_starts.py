@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dalsegno.launch.vacating import nodes_left
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, footprint, now
@@ -62,6 +63,7 @@ def test_a_node_that_the_controller_wants_to_mend_is_left_and_can_be_taken_from_
     assert run.nodes == [run.nodes[0], spare] and run.status.lost_nodes == 0
     assert [entry["node"] for entry in run.journal("left")] == [node] and not run.journal("lost")
     generation = run.generation
+    run.wait_for(lambda: {node} == {name for job in slurm.jobs() for name in nodes_left(job.comment)})
     slurm.set_down(node, "dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")  # as the controller does
     run.wait_for(lambda: node not in {name for job in slurm.jobs() for name in job.nodes})
     slurm.resume(node)

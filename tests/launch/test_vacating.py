@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.launch.vacating import may_be_left, to_be_mended
+from dalsegno.launch.vacating import left_comment, may_be_left, nodes_left, to_be_mended
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag, NodeState
 
@@ -28,3 +28,10 @@ def test_a_run_leaves_as_many_as_it_can_spare():
     assert may_be_left(vacating, ready, wanted=5) == []
     assert may_be_left(vacating, ready, wanted=4) == ["n1"]
     assert may_be_left(vacating, ready, wanted=2) == ["n1", "n2"]
+
+
+def test_what_a_job_says_of_nodes_that_were_left_is_read_again():
+    assert left_comment("main", []) == "dalsegno:main"
+    assert left_comment("main", ["n2", "n1"]) == "dalsegno:main left=n1,n2"
+    assert nodes_left("dalsegno:main left=n1,n2") == {"n1", "n2"}
+    assert nodes_left("dalsegno:main") == nodes_left("") == nodes_left("I left=n1") == frozenset()

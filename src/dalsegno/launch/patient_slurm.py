@@ -69,6 +69,14 @@ class PatientSlurm:
             return False
         return True
 
+    async def comment(self, job: int, text: str) -> bool:
+        """Not tried again either."""
+        try:
+            await asyncio.to_thread(self._client.update, JobId=str(job), Comment=text)
+        except DalsegnoError:
+            return False
+        return True
+
     async def requeue(self, job: int) -> bool:
         """Have a batch job wait in the queue again, unless Slurm sees to that already; whether it will."""
         for _ in range(TRIES):

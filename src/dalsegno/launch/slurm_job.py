@@ -39,6 +39,7 @@ class Job:
     given_back: bool = False
     adopted: bool = False  # a former self of ours was granted it
     ends_at: int | None = None
+    left: frozenset[str] = frozenset()  # of its nodes, those that Slurm was told we do not need any more
 
 
 def fate(info: JobInfo) -> JobState:

@@ -16,7 +16,7 @@ from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
-from dalsegno.launch.vacating import may_be_left, to_be_mended
+from dalsegno.launch.vacating import left_comment, may_be_left, to_be_mended
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
@@ -237,6 +237,7 @@ class SlurmStaff:
         if back:  # whoever waits was told not to take it
             await self._jobs.give_back(self._waiting_joins)
         await self._let_go()
+        await self._tell_what_was_left()
 
     async def _look_at_nodes(self) -> list[NodeInfo] | None:
         names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
@@ -251,11 +252,18 @@ class SlurmStaff:
     # Leaving
 
     def _leave_what_is_to_be_mended(self) -> None:
-        """Its agent goes home; Slurm is told when it takes the node from the job, which its step outlives."""
+        """Their agents go home."""
         for node in may_be_left(self._vacating, self.boss.ready, self.boss.wanted):
             self.silent[node] = time.time()
             self._tries.forget(node)
             self.boss.go_on_without(node, f"it is to be mended ({self._vacating[node]})")
+            self.soon(self._tell_what_was_left())
+
+    async def _tell_what_was_left(self) -> None:
+        for job in [job for job in self._jobs.jobs if job.id is not None and job.nodes]:
+            left = frozenset(self._vacating) & set(job.nodes) & set(self.silent) - self.boss.present
+            if left != job.left and await self._jobs.slurm.comment(job.id or 0, left_comment(job.role, left)):
+                job.left = left
 
     def leaving(self, job: int) -> None:
         """At once: workers that save quickly end before Slurm has told what this is about.

@@ -1,4 +1,8 @@
-"""Nodes that the cluster's controller has drained to mend them: a run leaves them once it has others. Pure."""
+"""Nodes that the cluster's controller has drained to mend them: a run leaves them once it has others. Pure.
+
+A step would die with a node that is given back, so it stays in the job; that it was left, the job's comment says. The
+controller then has Slurm take it from the job, which the step outlives.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +24,15 @@ def may_be_left(vacating: Mapping[str, str], ready: Collection[str], wanted: int
     """As many of them as the run can spare: it needs so many nodes."""
     here = sorted(set(vacating) & set(ready))
     return here[: max(0, len(ready) - wanted)]
+
+
+def left_comment(role: str, nodes: Iterable[str]) -> str:
+    """What a run's job says of itself: its role, and the nodes that it does not need any more."""
+    left = ",".join(sorted(nodes))
+    return f"{OURS}{role}" + (f" left={left}" if left else "")
+
+
+def nodes_left(comment: str) -> frozenset[str]:
+    """The nodes that a run has left, from the comment of its job."""
+    _, _, left = comment.partition(" left=")
+    return frozenset(left.split(",")) if comment.startswith(OURS) and left else frozenset()
