@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 
     Not durable: only a crash of the machine may lose it, and the writer does not wait for the disk.
     """
-    temp = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    temp = _beside(path)
     try:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(handle, "w") as file:
@@ -36,6 +36,42 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
         with contextlib.suppress(OSError):
             temp.unlink()
         raise explain(error, path) from error
+
+
+@contextlib.contextmanager
+def nameless(path: Path) -> Iterator[int]:
+    """An open file that gets its name when it is whole. Before that it has none: no kill leaves a part of it behind."""
+    handle, temp = _open_nameless(path)
+    try:
+        yield handle
+        os.fsync(handle)
+        if temp is None:
+            temp = _beside(path)
+            os.link(f"/proc/self/fd/{handle}", temp, src_dir_fd=handle)  # with it, Python follows the link
+        os.replace(temp, path)
+    except OSError as error:
+        raise explain(error, path) from error
+    finally:
+        os.close(handle)
+        if temp is not None:
+            temp.unlink(missing_ok=True)
+
+
+def _open_nameless(path: Path) -> tuple[int, Path | None]:
+    try:
+        return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), None
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # file systems that have no such thing
+            raise explain(error, path) from error
+    temp = _beside(path)
+    try:
+        return os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:200]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
 def write_in_place(path: Path, text: str, mode: int = 0o644) -> None:
@@ -162,3 +198,17 @@ def _take(file: IO[str], kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def in_turn(path: Path, on_wait: Callable[[], None] = lambda: None, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file, after all who hold it now; `shared`: beside others who share it. It dies with its holder."""
+    import fcntl
+
+    make_folder(path.parent)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+        if not _take(file, kind):
+            on_wait()
+            fcntl.flock(file, kind)
+        yield

@@ -1,0 +1,36 @@
+"""Where Enroot is installed it imports images of registries itself: the site has set it up as it wants it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dalsegno.containers.names import DOCKER_HUB, ImageName
+from dalsegno.system.files import explain, make_folder, remove_tree
+from dalsegno.system.processes import Runner
+
+
+def uri(name: ImageName) -> str:
+    """As Enroot writes it; Docker Hub is what it means without a registry."""
+    user = f"{name.user}@" if name.user else ""
+    registry = "" if name.registry == DOCKER_HUB else f"{name.registry}#"
+    tag = f"@{name.digest}" if name.digest else f":{name.tag}"
+    return (
+        f"docker://{user}{registry}{name.repository.removeprefix('library/') if not registry else name.repository}{tag}"
+    )
+
+
+def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runner: Runner) -> None:
+    """`enroot import` into a folder of its own beside the target, and the file gets its name when it is whole."""
+    aside = target.with_name(f".{target.name}.enroot")
+    remove_tree(aside)  # of a call that was killed
+    make_folder(aside, 0o700)
+    try:
+        made = aside / "image.sqsh"
+        argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
+        runner.run(argv).checked(hint="Enroot imported it, as it is installed here; `--own` does it without")
+        os.replace(made, target)
+    except OSError as error:
+        raise explain(error, target) from error
+    finally:
+        remove_tree(aside)

@@ -1,0 +1,167 @@
+"""An image of any kind becomes a .sqsh: in the store, once however many ask, or in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dalsegno.containers import metadata
+from dalsegno.containers.archive import FromArchive, saved_by_daemon
+from dalsegno.containers.credentials import Wallet
+from dalsegno.containers.decompress import CHUNK
+from dalsegno.containers.enroot import import_by_enroot
+from dalsegno.containers.http_client import Http
+from dalsegno.containers.layers import gather
+from dalsegno.containers.manifest import architecture
+from dalsegno.containers.merge import merge
+from dalsegno.containers.names import ImageName, Kind
+from dalsegno.containers.progress import Progress, Silent
+from dalsegno.containers.record import Record, with_config
+from dalsegno.containers.registry import Registry
+from dalsegno.containers.sources import Found, FromLayout, FromRegistry, Source
+from dalsegno.containers.squash import layer_chunks, squash, tar_stream
+from dalsegno.containers.store import Store, Stored
+from dalsegno.errors import UsageError
+from dalsegno.system.files import nameless
+from dalsegno.system.processes import LocalRunner, Runner
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How images are imported here."""
+
+    store: Store
+    progress: Progress = field(default_factory=Silent)
+    runner: Runner = field(default_factory=LocalRunner)
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    arch: str = field(default_factory=architecture)
+    compression: str = "lz4"
+    plain_http: bool = False
+    enroot: str = ""  # where it is, if it shall be used
+
+    def to_store(self, name: ImageName) -> Stored:
+        """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time."""
+        name = _absolute(name)
+        asked = 0.0 if name.digest else self.store.clock()
+        with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
+            known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
+            if known:  # while we waited, or it can never change
+                return known
+            with self._source(name) as source:
+                self.progress.stage(f"looking for {name}")
+                found = source.find(self.arch)
+                stored = self._stored(name, source, found)
+            self.store.name(str(name), self.arch, stored.record)
+            return stored
+
+    def to_file(self, name: ImageName, target: Path, *, force: bool = False) -> None:
+        """The image in a file of the user's choice; whole, or not there."""
+        name, target = _absolute(name), Path(os.path.abspath(target))
+        with self.store.in_use(), self._turn(str(target), str(target)):
+            if target.exists() and not force:
+                raise UsageError(f"{target} is there already", hint="name another file, or give `--force`")
+            if not target.parent.is_dir():
+                raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
+            with self._source(name) as source:
+                self.progress.stage(f"looking for {name}")
+                found = source.find(self.arch)
+                known = self.store.get(found.digest, self.compression)
+                if known:
+                    copy(known.path, target)
+                else:
+                    self._make(name, source, found, target)
+
+    def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
+        return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))
+
+    def _stored(self, name: ImageName, source: Source, found: Found) -> Stored:
+        with self._turn(f"{found.digest} {self.compression}", found.digest[:19]):
+            known = self.store.get(found.digest, self.compression)
+            if known:
+                return known
+            path = self.store.image(found.digest, self.compression)
+            self._make(name, source, found, path)
+            record = Record(
+                found.digest, self.compression, path.stat().st_size, sha256_of(path), self.store.clock(),
+                layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
+            )  # fmt: skip
+            return self.store.put(with_config(record, found.config, metadata.workdir(found.config)))
+
+    def _make(self, name: ImageName, source: Source, found: Found, target: Path) -> None:
+        if self.enroot and name.kind is Kind.REGISTRY:
+            self.progress.stage("importing with Enroot")
+            import_by_enroot(self.enroot, name, self.arch, target, self.runner)
+            return
+        if found.config.arch not in ("", self.arch):
+            self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
+        layers = gather(source, found, self.progress)
+        own, content = metadata.as_layer(found.config)
+        merged = merge([*(layer.entries for layer in layers), own], folders=[metadata.workdir(found.config)])
+        if merged.devices:
+            self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
+        self.progress.stage("packing", sum(layer.entries[-1].offset for layer in layers if layer.entries))
+        chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
+        with nameless(target) as handle:
+            squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)
+
+    @contextlib.contextmanager
+    def _source(self, name: ImageName) -> Iterator[Source]:
+        scratch = self.store.blob(f"scratch:{hashlib.sha256(str(name).encode()).hexdigest()[:32]}.part")
+        try:
+            yield self._open(name, scratch)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _open(self, name: ImageName, scratch: Path) -> Source:
+        if name.kind is Kind.REGISTRY:
+            wallet = Wallet(self.env, Path(os.path.expanduser("~")), self.runner)
+            return FromRegistry(name, Registry(name, Http(), wallet, plain_http=self.plain_http), self.store)
+        if name.kind is Kind.OCI:
+            return FromLayout(name)
+        if name.kind is Kind.ARCHIVE:
+            return FromArchive(name, scratch)
+        if name.is_path:
+            raise UsageError(
+                f"{name.path} is a file or a folder already",
+                hint="a .sqsh is used as it is; `dalsegno image build FOLDER` makes one of a folder",
+            )
+        self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}")
+        return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
+
+
+def copy(source: Path, target: Path) -> None:
+    """As a second name where that can be, else byte for byte; whole, or not there."""
+    beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    try:
+        os.link(source, beside)
+        os.replace(beside, target)
+        return
+    except OSError:
+        beside.unlink(missing_ok=True)
+    with open(source, "rb") as file, nameless(target) as handle:
+        while chunk := file.read(CHUNK):
+            _write_all(handle, chunk)
+
+
+def _write_all(handle: int, chunk: bytes) -> None:
+    left = memoryview(chunk)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def sha256_of(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()
+
+
+def _absolute(name: ImageName) -> ImageName:
+    """One folder, one name, wherever the command is given."""
+    return replace(name, path=os.path.abspath(os.path.expanduser(name.path))) if name.path else name

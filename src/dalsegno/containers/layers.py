@@ -1,0 +1,108 @@
+"""All layers of an image at hand and looked through, several at once."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.decompress import Blob, unpacked
+from dalsegno.containers.download import Stopped
+from dalsegno.containers.manifest import Descriptor
+from dalsegno.containers.progress import Progress
+from dalsegno.containers.sources import Found, Source
+from dalsegno.containers.tar_read import Entry, Stream, read_entries
+
+AT_ONCE = 4
+_DAMAGED_HINT = "`dalsegno image gc --layers` removes the layers that are kept; then try again"
+_Task = TypeVar("_Task")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer on this machine, and what is in it."""
+
+    blob: Blob
+    entries: Sequence[Entry]
+
+
+def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
+    """Bring every layer, and read its headers; each digest that is known is checked."""
+    progress.stage(f"fetching {len(found.layers)} layers", sum(layer.size for layer in found.layers))
+    diff_ids = found.config.diff_ids
+    if diff_ids and len(diff_ids) != len(found.layers):
+        raise DamagedImage("the manifest and the configuration name different numbers of layers")
+    wanted = [(each, diff_ids[number] if diff_ids else "") for number, each in enumerate(found.layers)]
+    distinct = list(dict.fromkeys(wanted))  # an empty layer may stand in an image many times
+
+    def one(task: tuple[Descriptor, str], stop: threading.Event) -> Layer:
+        blob = source.layer(task[0], progress.advance, stop)
+        return Layer(blob, look_through(blob, "" if source.checked else task[0].digest, task[1], stop))
+
+    at_hand = dict(zip(distinct, in_parallel(one, distinct), strict=True))
+    return [at_hand[each] for each in wanted]
+
+
+def look_through(blob: Blob, digest: str, diff_id: str, stop: threading.Event) -> list[Entry]:
+    """The entries of a layer whose bytes, packed and unpacked, are what the digests say; "": not known."""
+    packed, plain = hashlib.sha256(), hashlib.sha256()
+    raw = _through(blob.raw(), packed, stop) if digest else blob.raw()
+    entries = list(read_entries(Stream(_through(unpacked(raw), plain, stop))))
+    for _ in raw:  # behind the end of the packed stream
+        pass
+    for hash_, wanted in ((packed, digest), (plain, diff_id)):
+        if wanted and f"sha256:{hash_.hexdigest()}" != wanted:
+            raise DamagedImage(f"a layer in {blob.path} is not what its digest {wanted} says", hint=_DAMAGED_HINT)
+    return entries
+
+
+def _through(chunks: Iterable[bytes], digest: hashlib._Hash, stop: threading.Event) -> Iterator[bytes]:
+    for chunk in chunks:
+        if stop.is_set():
+            raise Stopped
+        digest.update(chunk)
+        yield chunk
+
+
+def in_parallel(
+    work: Callable[[_Task, threading.Event], _Value], tasks: Sequence[_Task], at_once: int = AT_ONCE
+) -> list[_Value]:
+    """Every task's value, in order. The first failure, or Ctrl-C, stops all others.
+
+    The threads are daemons: one that waits for a registry which says nothing must not hold the program back.
+    """
+    todo: queue.SimpleQueue[tuple[int, _Task]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Value | None, BaseException | None]] = queue.SimpleQueue()
+    stop = threading.Event()
+    for numbered in enumerate(tasks):
+        todo.put(numbered)
+
+    def run() -> None:
+        while not stop.is_set():
+            try:
+                number, task = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, work(task, stop), None))
+            except BaseException as error:  # told to the one who waits
+                done.put((number, None, error))
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(at_once, len(tasks)))]
+    for thread in threads:
+        thread.start()
+    values: dict[int, _Value] = {}
+    try:
+        while len(values) < len(tasks):
+            number, value, error = done.get()
+            if error is not None:
+                raise error
+            values[number] = value  # type: ignore[assignment]
+    finally:
+        stop.set()
+    return [values[number] for number in range(len(tasks))]

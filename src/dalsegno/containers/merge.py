@@ -1,0 +1,201 @@
+"""Layers laid one over the other, as a value: which entry of which layer ends up under which names.
+
+Pure: headers in, a plan of the one stream out. The rules are those of the OCI image specification:
+
+- `.wh.NAME` takes NAME of the layers below away, `.wh..wh..opq` all that its folder has below. A layer's own files
+  stay, wherever its whiteouts stand.
+- A folder over a folder changes its mode and keeps what is in it; anything else takes the place of what was there.
+- A hard link is the file that its target was at that moment: it outlives the target.
+- Folders that a layer names only as part of a path are followed through symbolic links, never out of the root.
+
+Left out: device nodes, set-user-ID and set-group-ID bits of files, and extended attributes that grant rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.tar_read import Entry, Type
+
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
+_AUFS = ".wh..wh."  # its own bookkeeping, in old images
+_SET_USER_ID = 0o4000
+_SET_IDS = 0o6000  # of a folder the group's bit means something else, and grants nothing
+_LONGEST = 4096  # as the kernel takes
+_MOST_LINKS = 40  # as the kernel follows
+_PLAIN_XATTR = "user."
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An entry, and the names it has in the image; of a file all but the first are hard links."""
+
+    entry: Entry
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the stream is made of: first all that has no content, then the files of each layer in the layer's order."""
+
+    bare: tuple[Placed, ...]
+    files: tuple[tuple[Placed, ...], ...]
+    devices: tuple[str, ...]  # left out
+
+
+@dataclass
+class _Folder:
+    entry: Entry
+    names: dict[str, _Folder | _Leaf] = field(default_factory=dict)
+
+
+@dataclass
+class _Leaf:
+    """Anything but a folder: one inode, under one name or several."""
+
+    entry: Entry
+    layer: int
+    paths: list[str] = field(default_factory=list)
+
+
+def merge(layers: Sequence[Sequence[Entry]], folders: Sequence[str] = ()) -> Merged:
+    """Lay the layers over each other, the lowest first; `folders` are made where they are missing."""
+    root = _Folder(Entry("", Type.FOLDER))
+    for number, layer in enumerate(layers):
+        for entry in layer:
+            _hide(root, entry)
+        for entry in layer:
+            _put(root, entry, number)
+    for path in folders:
+        above, name = _split(path)
+        _walk(root, [*above, name] if name else [], make=True)
+    return _collect(root, len(layers))
+
+
+def _hide(root: _Folder, entry: Entry) -> None:
+    """What a whiteout takes away from the layers below."""
+    above, name = _split(entry.path)
+    if not name.startswith(_WHITEOUT):
+        return
+    folder = _walk(root, above, make=False)
+    if folder is None:
+        return
+    if name == _OPAQUE:
+        folder.names.clear()
+    elif not name.startswith(_AUFS):
+        folder.names.pop(name.removeprefix(_WHITEOUT), None)
+
+
+def _put(root: _Folder, entry: Entry, layer: int) -> None:
+    above, name = _split(entry.path)
+    if name.startswith(_WHITEOUT) or _AUFS in entry.path:
+        return
+    if not name:
+        return  # the root itself: it is always 0755 and root's
+    folder = _walk(root, above, make=True)
+    assert folder is not None
+    there = folder.names.get(name)
+    if entry.type is Type.FOLDER and isinstance(there, _Folder):
+        there.entry = entry
+    elif entry.type is Type.FOLDER:
+        folder.names[name] = _Folder(entry)
+    elif entry.type is Type.LINK:
+        folder.names[name] = _target(root, entry)
+    else:
+        folder.names[name] = _Leaf(entry, layer)
+
+
+def _target(root: _Folder, link: Entry) -> _Leaf:
+    above, name = _split(link.link)
+    folder = _walk(root, above, make=False)
+    found = folder.names.get(name) if folder else None
+    if not isinstance(found, _Leaf):
+        raise DamagedImage(f"`{link.path}` is a hard link to `{link.link}`, which is not there")
+    return found
+
+
+def _split(path: str) -> tuple[list[str], str]:
+    if len(path) > _LONGEST:
+        raise DamagedImage(f"a layer has a name of {len(path)} letters: `{path[:60]}…`")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise DamagedImage(f"a layer names `{path}`, which leads out of its place")
+    if "\0" in path:
+        raise DamagedImage("a layer has a name with a zero byte in it")
+    return (parts[:-1], parts[-1]) if parts else ([], "")
+
+
+def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
+    """The folder at this path, through symbolic links; made where it is missing, if asked to."""
+    way, todo, followed = [root], parts[::-1], 0
+    while todo:
+        part = todo.pop()
+        there = way[-1].names.get(part)
+        if part in ("", "."):
+            continue
+        if part == "..":  # of a symbolic link; above the root is the root
+            del way[max(1, len(way) - 1) :]
+        elif isinstance(there, _Folder):
+            way.append(there)
+        elif there is not None and there.entry.type is Type.SYMLINK:
+            followed += 1
+            if followed > _MOST_LINKS:
+                raise DamagedImage(f"symbolic links in `{'/'.join(parts)}` lead in a ring")
+            if there.entry.link.startswith("/"):
+                del way[1:]
+            todo.extend(there.entry.link.split("/")[::-1])
+        elif make:
+            made = _Folder(Entry(part, Type.FOLDER))
+            way[-1].names[part] = made
+            way.append(made)
+        else:
+            return None
+    return way[-1]
+
+
+# Collecting ----------------------------------------------------------------------------------------------------
+
+
+def _collect(root: _Folder, layers: int) -> Merged:
+    folders: list[Placed] = []
+    leaves: dict[int, _Leaf] = {}
+    for path, node in _everything(root):
+        if isinstance(node, _Folder):
+            folders.append(Placed(_harmless(node.entry), (path,)))
+        else:
+            node.paths.append(path)
+            leaves[id(node)] = node
+    files: list[list[Placed]] = [[] for _ in range(layers)]
+    bare: list[Placed] = []
+    devices: list[str] = []
+    for leaf in leaves.values():
+        if leaf.entry.type is Type.FILE:
+            files[leaf.layer].append(Placed(_harmless(leaf.entry), tuple(leaf.paths)))
+        elif leaf.entry.type is Type.DEVICE:
+            devices += leaf.paths
+        else:  # a second name of a symbolic link is a second link
+            bare += [Placed(_harmless(leaf.entry), (path,)) for path in leaf.paths]
+    for each in files:
+        each.sort(key=lambda placed: placed.entry.offset)
+    return Merged((*folders, *bare), tuple(map(tuple, files)), tuple(devices))
+
+
+def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
+    """Every name below the root, a folder before what is in it. Not recursive: paths may be deep."""
+    todo: list[tuple[str, _Folder | _Leaf]] = [(name, root.names[name]) for name in sorted(root.names, reverse=True)]
+    while todo:
+        path, node = todo.pop()
+        yield path, node
+        if isinstance(node, _Folder):
+            todo += [(f"{path}/{name}", node.names[name]) for name in sorted(node.names, reverse=True)]
+
+
+def _harmless(entry: Entry) -> Entry:
+    mode = entry.mode & ~(_SET_USER_ID if entry.type is Type.FOLDER else _SET_IDS)
+    if mode == entry.mode and not entry.xattrs:
+        return entry
+    kept = tuple((key, value) for key, value in entry.xattrs if key.startswith(_PLAIN_XATTR))
+    return entry._replace(mode=mode, xattrs=kept)

@@ -1,0 +1,74 @@
+"""The merged layers as one tar stream into `sqfstar`: a .sqsh without an unpacked copy, and without root."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.decompress import Blob, unpacked
+from dalsegno.containers.merge import Merged
+from dalsegno.containers.tar_read import Stream
+from dalsegno.containers.tar_write import END, hard_link, header, padding
+from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.system.machine import program
+from dalsegno.system.pipes import Sink
+
+COMPRESSIONS = ("lz4", "zstd", "gzip")
+Advance = Callable[[int], None]  # so many bytes more are done
+
+
+def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advance) -> Iterator[bytes | memoryview]:
+    """The one stream: `layers` are their unpacked bytes, of which each is read once."""
+    for placed in merged.bare:
+        yield header(placed.entry, placed.names[0], placed.entry.link)
+    for files, chunks in zip(merged.files, layers, strict=True):
+        if not files:
+            continue
+        stream = Stream(chunks)
+        for placed in files:
+            entry, (first, *others) = placed.entry, placed.names
+            before = stream.offset
+            stream.skip(entry.offset - stream.offset)
+            yield header(entry, first)
+            yield from stream.pieces(entry.size)
+            if stream.offset != entry.offset + entry.size:
+                raise DamagedImage("a layer changed while it was read")
+            yield padding(entry.size)
+            for other in others:
+                yield hard_link(entry, other, first)
+            advance(stream.offset - before)
+    yield END
+
+
+def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) -> None:
+    """Have `sqfstar` write the stream into an open file."""
+    tool = program("sqfstar")
+    if tool is None:
+        raise DalsegnoError(
+            "`sqfstar` is not on this machine", hint="install squashfs-tools 4.5 or later, or run `./dalsegno setup`"
+        )
+    argv = [
+        tool, "-comp", compression, "-root-mode", "0755", "-root-uid", "0", "-root-gid", "0", "-root-time", "0",
+        "-mkfs-time", "0", "-no-progress", "-quiet", "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
+    ]  # fmt: skip
+    env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}  # it forbids `-mkfs-time`
+    try:
+        with Sink(argv, env, keep=[handle]) as sink:
+            for piece in stream:
+                sink.write(piece)
+    except CommandFailed as error:
+        raise _in_words(error) from error
+
+
+def _in_words(error: CommandFailed) -> DalsegnoError:
+    if "No space left" in error.stderr or "Disk quota" in error.stderr:
+        return DalsegnoError(
+            "no space left for the image",
+            hint="free some, or name a file on another disk with `-o`, or set DALSEGNO_IMAGES",
+        )
+    return error
+
+
+def layer_chunks(blobs: Sequence[Blob]) -> list[Iterator[bytes]]:
+    return [unpacked(blob.raw()) for blob in blobs]

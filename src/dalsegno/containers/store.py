@@ -1,0 +1,178 @@
+"""Where images are kept: finished ones by the digest of their manifest, layers by theirs, names beside them.
+
+    FOLDER/
+      images/HEX.lz4.sqsh     a finished image, whole or not there
+      images/HEX.lz4.json     what is known of it; written after the file, so that a file without it is no image
+      blobs/HEX               a layer, as the registry has it; HEX.part while it comes
+      tags/….json             a name, and what it meant when it was last asked for
+      locks/                  held while something is made, gone with their holder
+
+A tag that moves leads to another digest, and so to another file: nothing that is in use is ever changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.containers.names import parse_name
+from dalsegno.containers.record import Record, Tag, read_record, read_tag, write
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.hardware.closest import did_you_mean
+from dalsegno.system.files import in_turn, locked, make_folder
+
+_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An image of the store, with the names that lead to it."""
+
+    record: Record
+    path: Path
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was removed."""
+
+    files: int
+    size: int
+
+
+class Store:
+    """A folder of images. Any number of processes, on any number of nodes that see the folder, may use it at once."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self.clock = clock
+
+    # Places ------------------------------------------------------------------------------------------------------
+
+    def image(self, digest: str, compression: str) -> Path:
+        return self.folder / "images" / f"{digest.partition(':')[2]}.{compression}.sqsh"
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest.partition(":")[2]
+
+    def _tag(self, name: str, arch: str) -> Path:
+        return self.folder / "tags" / f"{hashlib.sha256(f'{name} {arch}'.encode()).hexdigest()[:32]}.json"
+
+    # Turns -------------------------------------------------------------------------------------------------------
+
+    def turn(self, what: str, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
+        """Of those who want the same thing, one makes it and the others wait."""
+        return in_turn(self.folder / "locks" / hashlib.sha256(what.encode()).hexdigest()[:32], on_wait)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While this lasts, nothing is swept."""
+        for name in ("images", "blobs", "tags", "locks"):
+            make_folder(self.folder / name)
+        with in_turn(self.folder / "locks" / "sweep", shared=True):
+            yield
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def get(self, digest: str, compression: str) -> Stored | None:
+        path = self.image(digest, compression)
+        record = read_record(path.with_suffix(".json"))
+        return Stored(record, path) if record and path.is_file() and path.stat().st_size == record.size else None
+
+    def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
+        """What a name means, if someone asked for it since that moment."""
+        tag = read_tag(self._tag(name, arch))
+        if tag is None or tag.seen < since or tag.compression != compression:
+            return None
+        return self.get(tag.digest, compression)
+
+    def all(self) -> list[Stored]:
+        """Every image, the newest first."""
+        tags = self._tags()
+        found = []
+        for path in (self.folder / "images").glob("*.json"):
+            record = read_record(path)
+            if record:
+                named = [t.name for t in tags if (t.digest, t.compression) == (record.digest, record.compression)]
+                found.append(Stored(record, path.with_suffix(".sqsh"), tuple(sorted(named))))
+        return sorted(found, key=lambda each: -each.record.imported)
+
+    def find(self, text: str) -> Stored:
+        """The image of a name, of a digest's first digits, or at a path of the store."""
+        images = self.all()
+        prefix = _PREFIX.fullmatch(text)
+        hits = [each for each in images if prefix and each.record.hex.startswith(prefix[1])]
+        hits = hits or [each for each in images if str(each.path) == text]
+        with contextlib.suppress(UsageError):
+            wanted = str(parse_name(text))
+            hits = hits or [each for each in images if wanted in each.names or text in each.names]
+        if len({each.record.digest for each in hits}) > 1:
+            raise UsageError(f"`{text}` is the beginning of {len(hits)} images' digests", hint="write more of it")
+        if hits:
+            return hits[0]
+        names = [name for each in images for name in each.names]
+        raise NotThere(
+            f"no image `{text}` is kept here", hint=did_you_mean(text, names, "`dalsegno image ls` lists them")
+        )
+
+    def _tags(self) -> list[Tag]:
+        return [tag for path in (self.folder / "tags").glob("*.json") if (tag := read_tag(path))]
+
+    # Changing ----------------------------------------------------------------------------------------------------
+
+    def put(self, record: Record) -> Stored:
+        """Note an image whose file is there."""
+        path = self.image(record.digest, record.compression)
+        write(path.with_suffix(".json"), record)
+        return Stored(record, path)
+
+    def name(self, name: str, arch: str, record: Record) -> None:
+        write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
+
+    def remove(self, stored: Stored) -> None:
+        """Whoever has it mounted keeps it until the end."""
+        stored.path.with_suffix(".json").unlink(missing_ok=True)
+        stored.path.unlink(missing_ok=True)
+        for path in (self.folder / "tags").glob("*.json"):
+            tag = read_tag(path)
+            if tag and (tag.digest, tag.compression) == (stored.record.digest, stored.record.compression):
+                path.unlink(missing_ok=True)
+
+    def sweep(self, layers: bool = False) -> Swept:
+        """Remove what nothing leads to any more: images without a name, their layers, what was cut short."""
+        try:
+            with locked(self.folder / "locks" / "sweep", "the images"):
+                return self._sweep(layers)
+        except DalsegnoError as error:
+            raise DalsegnoError("an image is being imported", hint="wait for it to end, then try again") from error
+
+    def _sweep(self, layers: bool) -> Swept:
+        kept = [each for each in self.all() if each.names]
+        needed = set() if layers else {digest.partition(":")[2] for each in kept for digest in each.record.layers}
+        wanted = {path for each in kept for path in (each.path, each.path.with_suffix(".json"))}
+        stale = [path for path in (self.folder / "images").glob("*") if path not in wanted]
+        stale += [path for path in (self.folder / "blobs").glob("*") if path.name not in needed]
+        stale += [path for path in (self.folder / "locks").glob("*") if path.name != "sweep"]
+        images = {each.record.digest for each in kept}
+        for path in (self.folder / "tags").glob("*"):
+            tag = read_tag(path)
+            stale += [path] if tag is None or tag.digest not in images else []
+        return _remove(stale)
+
+
+def _remove(paths: list[Path]) -> Swept:
+    files = size = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            length = path.stat().st_size
+            path.unlink()
+            files += length > 0
+            size += length
+    return Swept(files, size)

@@ -1,0 +1,26 @@
+"""Layers for tests: a few words make an entry, and a stream of the merged layers is unpacked again."""
+
+from __future__ import annotations
+
+from dalsegno.containers.tar_read import Entry, Type
+
+
+def file(path: str, text: str = "", **rest: int) -> Entry:
+    """A file whose content is told by its offset, as in a real layer."""
+    return Entry(path, Type.FILE, mode=rest.get("mode", 0o644), size=len(text), offset=rest.get("offset", 0))
+
+
+def folder(path: str, mode: int = 0o755) -> Entry:
+    return Entry(path, Type.FOLDER, mode=mode)
+
+
+def symlink(path: str, to: str) -> Entry:
+    return Entry(path, Type.SYMLINK, mode=0o777, link=to)
+
+
+def link(path: str, to: str) -> Entry:
+    return Entry(path, Type.LINK, link=to)
+
+
+def device(path: str) -> Entry:
+    return Entry(path, Type.DEVICE)
