@@ -210,6 +210,6 @@ def test_views_are_the_same_from_every_thread(linked: Linked):
 def test_what_is_told_of_the_nodes_fits_into_an_answer_however_many_there_are():
     findings = tuple(Finding(f"check-{n}", failed("ü" * 500, Remedy.DRAIN), 1.0) for n in range(32))
     views = [AgentView(f"n{n}", report=Report(f"n{n}", "b", findings)) for n in range(1000)]
-    assert len(pack(views_message(views))) < MAX_BYTES
+    assert len(pack(views_message(views))) < MAX_BYTES and len(pack(views_message(views * 3))) < MAX_BYTES
     (one,) = views_message(views[:1])["agents"]
     assert (one["presence"], one["checks"], len(one["findings"])) == ("never seen", 32, 16)

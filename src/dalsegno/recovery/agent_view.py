@@ -40,14 +40,14 @@ class AgentView:
 
 def views_message(views: Collection[AgentView]) -> Message:
     """For whoever asks the controller: of the findings only what is not well, and the less the more nodes there are."""
-    most = max(2000 // max(len(views), 1), 1)
+    most = 1000 // max(len(views), 1)
     return {"agents": [_view_message(view, min(most, 16)) for view in views]}
 
 
 def _view_message(view: AgentView, most: int) -> Message:
     findings = view.report.findings if view.report else ()
     bad = [each for each in findings if each.result.verdict is not Verdict.PASSED]
-    told = [[each.check, each.result.verdict.value, each.result.text[:100]] for each in bad[:most]]
+    told = [[each.check, each.result.verdict.value, each.result.text[:60]] for each in bad[:most]]
     said = {"presence": view.presence.value, "since": view.since, "heard": view.heard, "boot": view.boot}
     answers = {"host": view.host_answers, "slurmd": view.slurmd_answers}
     return {"node": view.node, **said, **answers, "checks": len(findings), "findings": told}
