@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.marks import marks_of_run
-from dalsegno.drill.story import KNOWN, Mark
+from dalsegno.drill.marks import marks_of_controller, marks_of_run
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark
 
 
 def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
@@ -18,4 +18,21 @@ def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
         Mark(2.0, "generation", "", "generation 1 on n1, n2"),
         Mark(3.0, KNOWN, "n2", "the run misses it: no sign of life"),
         Mark(4.0, KNOWN, "n1", "rank 0 was killed by SIGKILL"),
+    ]
+
+
+def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_do():
+    events = [
+        {"id": 1, "at": 1.0, "node": "n1", "kind": "turn", "text": "suspected: silent"},
+        {"id": 2, "at": 2.0, "node": "n1", "kind": "drain", "text": "could not drain it: Slurm does not answer"},
+        {"id": 3, "at": 3.0, "node": "n1", "kind": "setdown", "text": "set down: gone"},
+        {"id": 4, "at": 4.0, "node": "n1", "kind": "replace", "text": "begins to replace it"},
+        {"id": 5, "at": 5.0, "node": "n1", "kind": "return", "text": "validated, and back in service"},
+    ]
+    assert [(mark.at, mark.what) for mark in marks_of_controller(events)] == [
+        (1.0, KNOWN),
+        (2.0, "drain"),
+        (3.0, DRAINED),
+        (4.0, "replace"),
+        (5.0, RETURNED),
     ]

@@ -33,6 +33,8 @@ class Run:
             self.last = Step(self.now, self.done, 1.0, self.generation)
             self.done += 1
 
+    def look(self) -> None: ...
+
     def members(self) -> Sequence[str]:
         return ["n1", "n2"] if self.now >= self.away_until else []
 

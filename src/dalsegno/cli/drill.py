@@ -11,7 +11,8 @@ from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
 
 if TYPE_CHECKING:
-    from dalsegno.drill.story import Blow, Drill
+    from dalsegno.cli.drill_stage import Training
+    from dalsegno.drill.story import Blow, Drill, Mark
 
 
 @click.command()
@@ -51,7 +52,7 @@ def command(
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
     theatre = Theatre.open(name, nodes, spares)
-    found = theatre.perform(draw(faults, seed), seed, compare=not no_compare, say=_tell)
+    found = theatre.perform(draw(faults, seed), seed, compare=not no_compare, say=_tell, tell=_tell_marks)
     write_atomic(path, render_page(found, f"Drill on {theatre.place.name}"), mode=0o644)
     if json_:
         out.as_json({**as_json(found), "report": str(path)})
@@ -63,6 +64,11 @@ def command(
 
 def _tell(blow: Blow | str) -> None:
     out.step(blow if isinstance(blow, str) else f"{blow.number}: {blow.fault} on {blow.node}")
+
+
+def _tell_marks(training: Training, marks: list[Mark]) -> None:
+    for mark in marks:
+        out.step(f"   {mark.node or 'the run'}: {mark.text}")
 
 
 def _show(drill: Drill) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno import drill
+from dalsegno.cli.drill_ears import Ears
 from dalsegno.drill.lots import Kind, Lot
-from dalsegno.drill.marks import marks_of_run
 from dalsegno.drill.notes import Notes
 from dalsegno.drill.play import play
-from dalsegno.drill.story import Blow, Drill, Step
+from dalsegno.drill.story import Blow, Drill, Mark, Step
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
@@ -30,6 +30,7 @@ Say = Callable[[Blow | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
 ROOM = 30  # steps for each fault, beside those that the lots want
 END_S = 300.0
+HEAL_S = 90.0
 MOST_RESTARTS = 1000
 SCRIPT = Path(drill.__file__).with_name("training.py")
 
@@ -41,6 +42,8 @@ class Training:
     folder: RunFolder
     notes: Notes
     target: CanBreak
+    ears: Ears
+    tell: Callable[[Training, list[Mark]], None]  # what is new
 
     def __enter__(self) -> Training:
         return self
@@ -49,6 +52,10 @@ class Training:
         if not self.over():
             self.folder.cancel.touch()
 
+    def look(self) -> None:
+        self.notes.read()
+        self.tell(self, self.ears.listen())
+
     def members(self) -> Sequence[str]:
         status = self.status()
         if status.phase != "running":
@@ -56,7 +63,6 @@ class Training:
         return [node.name for node in status.nodes if node.state == "member"]
 
     def newest(self) -> Step | None:
-        self.notes.read()
         return self.notes.last
 
     def over(self) -> bool:
@@ -81,9 +87,19 @@ class Training:
                     f"run {self.folder.run} has not ended within {timeout_s:.0f} s",
                     hint=f"`dalsegno why {self.folder.run}` tells what it waits for",
                 )
+            self.look()
             time.sleep(0.1)
-        self.notes.read()
+        self.look()
         return status.exit_code
+
+    def all_back(self, blows: Sequence[Blow], timeout_s: float) -> None:
+        """Until every node that was to be mended is in service again; one that is not by then is told of as it is."""
+        until = time.monotonic() + timeout_s
+        missing = [blow for blow in blows if blow.heals]
+        while missing and time.monotonic() < until:
+            self.look()
+            missing = [blow for blow in missing if not self.ears.is_back(blow)]
+            time.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,7 @@ class Theatre:
     target: CanBreak
     nodes: int
     spares: int
+    heals: bool = True  # wait until broken nodes are back in service
 
     @classmethod
     def open(cls, name: str | None, nodes: int, spares: int) -> Theatre:
@@ -104,15 +121,18 @@ class Theatre:
         place = find_place(name)
         return cls(place, find_slurm(place.name), open_breakable(place), nodes, spares)
 
-    def perform(self, lots: Sequence[Lot], seed: int, compare: bool, say: Say) -> Drill:
+    def perform(
+        self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[Mark]], None]
+    ) -> Drill:
         total = sum(lot.after_steps for lot in lots) + ROOM * len(lots)
         with _folder() as folder, self._mended_afterwards():
             weights = self._undisturbed(folder, total, say) if compare else ""
             say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
             started = time.time()
-            with self._start(folder / "disturbed", total, PAUSE_S) as training:
+            with self._start(folder / "disturbed", total, PAUSE_S, tell) as training:
                 blows = play(training, lots, say)
                 code = training.end(END_S + total * PAUSE_S)
+            training.all_back(blows, HEAL_S if self.heals else 0.0)
             return _account(training, seed, started, blows, code, weights)
 
     @contextmanager
@@ -126,7 +146,7 @@ class Theatre:
 
     def _undisturbed(self, folder: Path, total: int, say: Say) -> str:
         say(f"the undisturbed run to compare with: {total} steps")
-        with self._start(folder / "undisturbed", total, 0.0) as training:
+        with self._start(folder / "undisturbed", total, 0.0, lambda training, marks: None) as training:
             code = training.end(END_S + total)
         if code:
             raise DalsegnoError(
@@ -134,7 +154,9 @@ class Theatre:
             )
         return training.notes.weights
 
-    def _start(self, folder: Path, total: int, pause_s: float) -> Training:
+    def _start(
+        self, folder: Path, total: int, pause_s: float, tell: Callable[[Training, list[Mark]], None]
+    ) -> Training:
         from dalsegno.cli.handing_over import make_plan, start
         from dalsegno.cluster import runs_home
         from dalsegno.jobs import Nodes, RunRequest
@@ -152,7 +174,7 @@ class Theatre:
         )
         home = runs_home()
         run = start(make_plan(request, self.slurm, home), self.slurm, home)
-        return Training(run, Notes(folder / "notes"), self.target)
+        return Training(run, Notes(folder / "notes"), self.target, Ears(run, self.slurm.controller), tell)
 
 
 def _account(training: Training, seed: int, started: float, blows: Sequence[Blow], code: int, weights: str) -> Drill:
@@ -164,7 +186,7 @@ def _account(training: Training, seed: int, started: float, blows: Sequence[Blow
         started,
         time.time(),
         tuple(blows),
-        tuple(marks_of_run(entries)),
+        tuple(training.ears.marks),
         tuple(training.notes.steps),
         dict(progress.account.spent) if progress else {},
         code,

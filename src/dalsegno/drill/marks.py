@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from dalsegno.drill.story import KNOWN, Mark
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, VALIDATED, Mark
 from dalsegno.launch.journal import Entry
 
 
@@ -18,3 +19,15 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
         elif entry.get("event") == "generation":
             nodes = ", ".join(map(str, entry.get("nodes", ())))
             yield Mark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
+
+
+_MEANS = {"drain": DRAINED, "setdown": DRAINED, "validate": VALIDATED, "return": RETURNED, "hold": RETURNED}
+
+
+def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[Mark]:
+    """What it only began, or could not do, is told by its own word."""
+    for event in events:
+        kind, text = str(event["kind"]), str(event["text"])
+        done = not text.startswith(("begins to", "could not"))
+        what = KNOWN if kind == "turn" and text.startswith("suspected") else _MEANS.get(kind, kind) if done else kind
+        yield Mark(float(event["at"]), what, str(event["node"]), text)

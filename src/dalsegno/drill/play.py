@@ -16,6 +16,10 @@ PATIENCE_S = 60.0  # a run that does not train again within that is not struck a
 class Stage(Protocol):
     """A run that trains on a cluster that may be hurt."""
 
+    def look(self) -> None:
+        """See what is new: called all the time."""
+        ...
+
     def members(self) -> Sequence[str]:
         """The nodes that train now; none while the run recovers."""
         ...
@@ -57,6 +61,7 @@ def _when_ready(
     until = now() + PATIENCE_S
     begun: Step | None = None
     while not stage.over():
+        stage.look()
         step, members = stage.newest(), stage.members()
         if step is not None and members and (last is None or _goes_on(step, last)):
             begun = begun if begun is not None and begun.generation == step.generation else step

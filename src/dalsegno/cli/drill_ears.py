@@ -1,0 +1,61 @@
+"""What a drill hears of: what the run's coordinator and the cluster's controller note, as it is noted."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from dalsegno.drill.marks import marks_of_controller, marks_of_run
+from dalsegno.drill.story import RETURNED, Blow, Mark
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+from dalsegno.recovery.client import ask
+
+EVERY_S = 0.2
+ANSWER_S = 2.0
+
+
+class Ears:
+    """`controller` is its socket; a cluster without one is told of by the run alone."""
+
+    def __init__(self, run: RunFolder, controller: Path | None) -> None:
+        self.marks: list[Mark] = []
+        self._run, self._controller = run, controller
+        self._entries, self._event, self._next = 0, self._last_event(), 0.0
+
+    def listen(self) -> list[Mark]:
+        """What is new since the last time."""
+        if time.monotonic() < self._next:
+            return []
+        self._next = time.monotonic() + EVERY_S
+        new = sorted([*self._of_run(), *self._of_controller()], key=lambda mark: mark.at)
+        self.marks += new
+        return new
+
+    def is_back(self, blow: Blow) -> bool:
+        """Whether the node was returned to service after this blow."""
+        return any(mark.what == RETURNED and mark.node == blow.node and mark.at > blow.at for mark in self.marks)
+
+    def _of_run(self) -> list[Mark]:
+        entries = list(journal.read(self._run.journal))
+        new, self._entries = entries[self._entries :], len(entries)
+        return list(marks_of_run(new))
+
+    def _of_controller(self) -> list[Mark]:
+        events = self._events(self._event)
+        self._event = max([self._event, *(int(event["id"]) for event in events)])
+        return list(marks_of_controller(events))
+
+    def _last_event(self) -> int:
+        return max((int(event["id"]) for event in self._events(-1)), default=0)
+
+    def _events(self, since: int) -> list[dict[str, Any]]:
+        """None where the controller does not answer now: it is asked again."""
+        if self._controller is None:
+            return []
+        with contextlib.suppress(DalsegnoError):
+            return list(ask(self._controller, {"events": since}, ANSWER_S).get("events", []))
+        return []
