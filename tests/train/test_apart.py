@@ -13,8 +13,9 @@ from dalsegno.train.disk.commit import commit  # noqa: E402
 from dalsegno.train.disk.load import open_checkpoint  # noqa: E402
 from dalsegno.train.disk.prints import print_of  # noqa: E402
 from dalsegno.train.disk.write import write_share  # noqa: E402
+from dalsegno.train.memory.slots import Slots  # noqa: E402
 from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
+from dalsegno.train.state import Piece, State, take  # noqa: E402
 
 
 def trained(rank: int) -> Any:
@@ -78,3 +79,13 @@ def test_a_print_is_of_the_values_however_they_lie(dtype: Any) -> None:
     assert print_of(values) == print_of(values.t().contiguous().t())
     assert print_of(values) != print_of(values.flip(0))
     assert isinstance(print_of(torch.empty(0, dtype=dtype)), int) and isinstance(print_of(values[0, 0]), int)
+
+
+def test_a_snapshot_with_statistics_of_its_own_serves_any_number_of_ranks(tmp_path: Path) -> None:
+    slots = Slots("apart", 1, 1, folder=tmp_path)
+    record = slots.write(state_of(trained(1), rank=1))
+    shard = Piece("w", torch.ones(2), (4,), (2,), shared=False)
+    torn = slots.write(State(8, 1, 2, (shard,), b"", b"", {}))
+    slots.close()
+    assert record and not record.sharded
+    assert torn and torn.sharded

@@ -22,9 +22,14 @@ RUN = f"test-keeping.{os.getpid()}"
 
 
 @pytest.fixture
-def keeping(tmp_path: Path) -> Iterator[Keeping]:
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
     terms = Terms(str(tmp_path), RUN, 1, 0, 1, keep=3)
-    kept = Keeping(terms, None, None, ranks_here=1, warn=print)
+    kept = Keeping(terms, None, None, ranks_here=1, warn=said.append)
     yield kept
     kept.close()
     sweep(RUN)
@@ -51,9 +56,17 @@ class Training:
         return {piece.key: piece.tensor.clone() for piece in self.state(0).pieces}
 
 
+def snapshots() -> list[Any]:
+    found = [open_snapshot(FOLDER / str(name)) for name in slots_of(RUN)]
+    return [each for each in found if each is not None]
+
+
+def steps_held() -> list[int]:
+    return [each.record.step for each in snapshots()]
+
+
 def held(step: int) -> dict[str, Any]:
-    snapshots = [open_snapshot(FOLDER / str(name)) for name in slots_of(RUN)]
-    (found,) = [each for each in snapshots if each is not None and each.record.step == step]
+    (found,) = [each for each in snapshots() if each.record.step == step]
     return {piece.key: piece.tensor.clone() for piece in state_of(found).pieces}
 
 
@@ -65,6 +78,7 @@ def test_what_the_next_step_changes_is_copied_before_it_does(keeping: Keeping) -
     training = Training()
     training.step()
     for step in range(1, 6):
+        keeping.step_done()
         before = training.values()
         keeping.keep(training.state(step), training.objects.steady(), save=False)
         training.step()
@@ -83,6 +97,69 @@ def test_a_model_whose_optimizer_is_not_known_is_copied_at_once(keeping: Keeping
     keeping.settle(wait=True)
     assert training.objects.steady() == set()
     assert differing(before, held(1)) == []
+
+
+def swap(training: Training) -> None:
+    """As an average is swapped in, by some: torch counts no change."""
+    for parameter in training.model.parameters():
+        parameter.data.zero_()
+
+
+def test_what_no_optimizer_announces_is_copied_at_once(keeping: Keeping) -> None:
+    """As when a CUDA graph replays the steps."""
+    training = Training()
+    training.step()
+    keeping.step_done()
+    for step in (2, 3):
+        keeping.step_done()
+        before = training.values()
+        keeping.keep(training.state(step), training.objects.steady(), save=False)
+        swap(training)
+        keeping.settle(wait=True)
+        assert differing(before, held(step)) == []
+
+
+def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_made_at_once(
+    keeping: Keeping, said: list[str]
+) -> None:
+    training = Training()
+    training.step()
+    keeping.step_done()
+    keeping.keep(training.state(1), training.objects.steady(), save=True)
+    swap(training)
+    keeping.step_done()
+    assert steps_held() == []
+    assert "call settle()" in said[0] and keeping.counted.skipped == 1
+    assert keeping.hear(), "it will be tried again"
+    before = training.values()
+    keeping.keep(training.state(2), training.objects.steady(), save=False)
+    training.step()
+    keeping.step_done()
+    assert differing(before, held(2)) == [] and len(said) == 2
+
+
+def test_a_copy_under_which_parameters_were_changed_by_hand_is_dropped(keeping: Keeping, said: list[str]) -> None:
+    training = Training()
+    training.step()
+    keeping.step_done()
+    keeping.keep(training.state(1), training.objects.steady(), save=False)
+    training.model.load_state_dict({key: tensor * 2 for key, tensor in training.model.state_dict().items()})
+    training.step()
+    keeping.step_done()
+    assert steps_held() == [] and len(said) == 1
+
+
+def test_who_settles_before_changing_parameters_loses_nothing(keeping: Keeping, said: list[str]) -> None:
+    training = Training()
+    training.step()
+    keeping.step_done()
+    before = training.values()
+    keeping.keep(training.state(1), training.objects.steady(), save=False)
+    keeping.settle(wait=True)
+    swap(training)
+    training.step()
+    keeping.step_done()
+    assert differing(before, held(1)) == [] and said == []
 
 
 def test_snapshots_find_no_slot_only_when_all_are_needed(keeping: Keeping) -> None:

@@ -138,7 +138,7 @@ class Checkpointer:
         self.step += 1
         self._own.step_done(samples)
         self._clock.step(time.monotonic())
-        self._keeping.settle(wait=False)
+        self._keeping.step_done()
         self._look()
         now_due = due(self.step, self.memory_every, self.disk_every, self._words, last=self._total)
         if now_due.memory or now_due.disk:
@@ -147,6 +147,11 @@ class Checkpointer:
         self._teller.tell(self.step, self._clock, loss, dict(figures, samples=samples), self._keeping.counted)
         if now_due.stop:
             self._stop()
+
+    def settle(self) -> None:
+        """Before you change parameters yourself (swap an average in, load others): a snapshot of them may be under way.
+        An optimizer's step does so itself."""
+        self._keeping.settle(wait=True)
 
     # Before the first step
 

@@ -18,6 +18,10 @@ from dalsegno.train.saver import save_here
 from dalsegno.train.saving import Result, Saver
 from dalsegno.train.state import State
 
+UNHEARD = (
+    "parameters change without an optimizer's step() being heard (a CUDA graph, weights that are swapped by hand):"
+    " snapshots are copied while the training waits from now on. Before a swap, call settle()"
+)
 SLOTS = 3  # one is complete, one is being written, one may be on its way to disk
 
 
@@ -65,6 +69,8 @@ class Keeping:
         self._open: _Open | None = None
         self._prepared = False
         self._warned: set[str] = set()
+        self._alone = False  # the training waits for every copy
+        self._dropped: list[Result] = []
 
     def keep(self, state: State, steady: Container[int], save: bool) -> None:
         """Copy the state into memory, and have it saved from there. Without a slot for it, it is saved here and now.
@@ -86,6 +92,11 @@ class Keeping:
         else:
             self.counted.skipped += 1
 
+    def step_done(self) -> None:
+        """What was being copied has been there for a whole step."""
+        self._mover.trust.step_done()
+        self.settle(wait=self._mover.trust.lost)
+
     def settle(self, wait: bool) -> None:
         """Commit a snapshot once all of it is there."""
         if self._open is None or not (wait or self._open.moving.done()):
@@ -93,6 +104,10 @@ class Keeping:
         opened, self._open = self._open, None
         began = time.monotonic()
         opened.moving.wait()
+        self._mover.trust.let_go()
+        if self._mover.trust.lost and not self._alone:
+            self._drop(opened)
+            return
         self.counted.stall_s = opened.call_s + self._mover.waited_s() + (time.monotonic() - began)
         record, path = opened.draft.commit(), str(opened.draft.slot.path)
         self.counted.snapshots += 1
@@ -102,9 +117,17 @@ class Keeping:
         if opened.save:
             self._saver.ask(Request(self._terms, record.step, path))
 
+    def _drop(self, opened: _Open) -> None:
+        """The copy that was under way when trust was lost: its slot holds nothing. Those after it are made alone."""
+        self._alone = True
+        self._warn(UNHEARD)
+        self.counted.skipped += 1
+        if opened.save:
+            self._dropped.append(Result(opened.draft.record.step, "", 0.0, "it changed while it was copied"))
+
     def hear(self) -> bool:
         """What came of earlier saves; says whether one has failed."""
-        results = self._saver.results()
+        results, self._dropped = [*self._dropped, *self._saver.results()], []
         for result in results:
             self._note(result)
         return any(result.why and not result.overtaken for result in results)

@@ -17,6 +17,7 @@ from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.draft import Draft, Pair, copy_now
 from dalsegno.train.memory.slot import Slot
 from dalsegno.train.state import State
+from dalsegno.train.trust import Trust
 
 SMALL = 16 << 20  # bytes: copied before a thread would have begun
 
@@ -67,6 +68,7 @@ class Mover:
         self._copier: Copier | None = None
         self._beside: Beside | None = None
         self._waited_s = 0.0
+        self.trust = Trust()
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def prepare(self, slots: Sequence[Slot], state: State) -> None:
@@ -79,12 +81,16 @@ class Mover:
 
     def move(self, draft: Draft, steady: Container[int]) -> Moving:
         """`steady`: the addresses of tensors that only an optimizer's step changes."""
+        later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady and not pair[1].is_inference()]
+        if not self.trust.given or sum(source.nbytes for _, source in later) < SMALL:
+            later = []
+        self.trust.watch([source for _, source in later])
         if self._copier is not None:
-            return self._copier.start(draft, steady)
-        later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady]
-        if sum(source.nbytes for _, source in later) < SMALL:
+            return self._copier.start(draft, {source.data_ptr() for _, source in later})
+        if not later:
             copy_now(draft.pairs)
             return Moved()
+        steady = {source.data_ptr() for _, source in later}
         copy_now(pair for pair in draft.pairs if pair[1].data_ptr() not in steady)
         self._beside = Beside(later)
         return self._beside
@@ -106,3 +112,4 @@ class Mover:
             self._beside.wait()
             self._beside = None
         self._waited_s += time.monotonic() - began
+        self.trust.hear()

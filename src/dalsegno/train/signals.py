@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from types import FrameType
@@ -16,6 +17,7 @@ class Wish:
 
     def __init__(self) -> None:
         self.heard: int | None = None
+        self._process = os.getpid()
         self._before: dict[int, Any] = {}
 
     def listen(self, more: tuple[int, ...] = ()) -> None:
@@ -31,6 +33,16 @@ class Wish:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._note_in_child(number)
+            return
         if number == signal.SIGINT and self.heard == signal.SIGINT:
             raise KeyboardInterrupt
         self.heard = number
+
+    def _note_in_child(self, number: int) -> None:
+        """Forked from the script. A Ctrl-C reaches those that load its data too: they go on, the step in flight needs
+        them. Told to end, a child ends as if we had never listened."""
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
