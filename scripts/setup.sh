@@ -13,9 +13,13 @@ VENV=${ROOT:?}/.venv
 LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:slurmrestd sinfo:slurm-client
     munged:munge mariadbd:mariadb-server mariadb-install-db:mariadb-server ip:iproute2 nsenter:util-linux"
 
-# What ./test needs beside that: it compiles an MPI program and runs it. Headers are no programs to look for, so they
+# What container jobs need beside that: our Slurm plugin is compiled, images are made and unpacked. A path is a file.
+CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/spank.h:libslurm-dev
+    mksquashfs:squashfs-tools squashfuse_ll:squashfuse"
+
+# What ./test needs beside that: it compiles an MPI program and runs it, and makes an image of one program. Headers are no programs to look for, so they
 # come with the compiler that wants them.
-SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev"
+SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 
@@ -27,10 +31,10 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-set_up() { # set_up core|dev [local]: the environment, and with `local` the system packages too
+set_up() { # set_up core|dev [local [containers]]: the environment, and with `local` the system packages too
     MISSING=
     venv_ready "$1" || need_python
-    [ "${2-}" != local ] || need_local_packages "$1"
+    [ "${2-}" != local ] || need_local_packages "$1" "${3-}"
     [ -z "$MISSING" ] || install_packages
     venv_ready "$1" || in_turn complete_venv "$1" || exit
 }
@@ -55,7 +59,7 @@ setup_command() { # dalsegno setup [--dev] [--torch]
         esac
         shift
     done
-    set_up "$extras" local
+    set_up "$extras" local containers
     if [ -n "$torch" ]; then
         . "$ROOT/scripts/torch.sh"
         in_turn install_torch || exit
@@ -90,12 +94,28 @@ names_remote_target() { # true when the first argument that is a file is a clust
 
 need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
 
-need_local_packages() { # need_local_packages core|dev
+asks_for_containers() { # the command line's arguments: true when the cluster file has a block `containers:`
+    local file line
+    for file in "${@:2}" cluster.yaml; do
+        [ -f "$file" ] || continue
+        while IFS= read -r line || [ -n "$line" ]; do
+            [[ $line =~ ^containers: ]] && return 0
+        done <"$file"
+        return 1
+    done
+    return 1
+}
+
+need_local_packages() { # need_local_packages core|dev [containers]
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
     local pair programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
     [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
+    [ -z "${2-}" ] || programs="$programs $CONTAINER_PROGRAMS"
     for pair in $programs; do
-        command -v "${pair%%:*}" >/dev/null || need "${pair#*:}"
+        case $pair in
+            /*) [ -e "${DALSEGNO_SYSROOT-}${pair%%:*}" ] ;;
+            *) command -v "${pair%%:*}" >/dev/null ;;
+        esac || need "${pair#*:}"
     done
     # Left by a set-up that was ended half-way: its packages may be unpacked but not configured.
     local package pending=${DALSEGNO_SYSROOT-}/var/lib/dalsegno-setup/packages

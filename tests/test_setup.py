@@ -148,11 +148,23 @@ def without_packages(clone: Path, *args: str) -> Done:
 
 
 @NOT_LINUX
-@pytest.mark.parametrize("args", [["demo"], ["up"], ["up", "cluster.yaml"], ["setup"]])
+@pytest.mark.parametrize("args", [["demo"], ["up"], ["up", "cluster.yaml"]])
 def test_without_root_and_without_packages_it_says_exactly_what_to_install(clone: Path, args: list[str]):
     done = without_packages(clone, *args)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"  apt-get update && apt-get install -y --no-install-recommends {PACKAGES}\n" in done.stderr
+
+
+@NOT_LINUX
+def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: Path):
+    (clone / "cluster.yaml").write_text(LOCAL_FILE + "containers: {enabled: true}\n")
+    more = "gcc libc6-dev libslurm-dev squashfs-tools squashfuse"
+    env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
+    for words, packages in {"core": PACKAGES, "core containers": f"{PACKAGES} {more}"}.items():
+        assert bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout == f"{packages}\n"
+    assert bash(clone, "asks_for_containers up cluster.yaml", cwd=clone).returncode == 0
+    (clone / "cluster.yaml").write_text(LOCAL_FILE)
+    assert bash(clone, "asks_for_containers up cluster.yaml", cwd=clone).returncode == 1
 
 
 def test_the_packages_are_those_the_local_target_looks_for(clone: Path):
@@ -178,7 +190,7 @@ def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    for who, packages in {"core": "", "dev": "gcc openmpi-bin libopenmpi-dev libc6-dev"}.items():
+    for who, packages in {"core": "", "dev": "gcc openmpi-bin libopenmpi-dev libc6-dev busybox-static"}.items():
         assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 
 

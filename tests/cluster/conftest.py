@@ -69,13 +69,15 @@ class Cli:
     home: Path
     uid: int = 0
 
+    @property
+    def become(self) -> list[str]:
+        """The words before a command of this user's."""
+        if self.uid == os.geteuid():
+            return []
+        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+
     def argv(self, *args: str) -> list[str]:
-        become = (
-            ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-            if self.uid != os.geteuid()
-            else []
-        )
-        return [*become, sys.executable, "-m", "dalsegno", *args]
+        return [*self.become, sys.executable, "-m", "dalsegno", *args]
 
     @property
     def env(self) -> dict[str, str]:

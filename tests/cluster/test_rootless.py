@@ -43,10 +43,7 @@ class Rootless(Cli):
     """With a copy of the program that this user may read, wherever the checkout lies."""
 
     def argv(self, *args: str) -> list[str]:
-        become = (
-            ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"] if os.geteuid() == 0 else []
-        )
-        return [*become, str(Path(sys.executable).resolve()), "-m", "dalsegno", *args]
+        return [*self.become, str(Path(sys.executable).resolve()), "-m", "dalsegno", *args]
 
     @property
     def env(self) -> dict[str, str]:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.layout import Host, Layout, NodePlace, Paths
+from dalsegno.slurm.layout import Host, Layout, NodePlace, Paths, Spank
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
+    render_plugstack_conf,
     render_slurm_conf,
     render_slurmdbd_conf,
     render_topology_conf,
@@ -205,3 +206,18 @@ def test_versions_are_ordered_and_read_from_what_slurm_says() -> None:
     assert str(Version(22, 5)) == "22.05.0"
     with pytest.raises(DalsegnoError):
         Version.parse("slurm")
+
+
+def test_our_plugin_is_required_and_slurm_conf_names_its_file() -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    layout = replace(layout, spank=Spank("/etc/plugstack.conf", "/lib/ours.so", ("data=/var/%n",)))
+    assert "\nPlugStackConfig=/etc/plugstack.conf\n" in render_slurm_conf(cluster, layout, HERE)
+    last = render_plugstack_conf(cluster, layout, HERE).splitlines()[-1]
+    assert last == "required /lib/ours.so data=/var/%n"
+
+
+def test_a_plugin_below_a_folder_with_a_blank_is_refused() -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    layout = replace(layout, spank=Spank("/etc/plugstack.conf", "/my lib/ours.so"))
+    with pytest.raises(DalsegnoError, match="cannot hold a blank"):
+        render_plugstack_conf(cluster, layout, HERE)

@@ -52,5 +52,13 @@ def test_a_second_holder_of_a_lock_is_told_at_once(tmp_path: Path):
         pass
 
 
+def test_folders_that_nobody_may_enter_are_removed_too(tmp_path: Path):
+    (tmp_path / "tree/work/inner").mkdir(parents=True)
+    (tmp_path / "tree/work/inner").chmod(0o000)
+    (tmp_path / "tree/work").chmod(0o500)
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+
+
 def test_removing_what_is_gone_is_fine(tmp_path: Path):
     remove_tree(tmp_path / "nothing")

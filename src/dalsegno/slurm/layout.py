@@ -112,6 +112,15 @@ class Programs:
 
 
 @dataclass(frozen=True)
+class Spank:
+    """Our plugin for container jobs: where its plugstack.conf is, the plugin itself, and what it is told."""
+
+    conf: str
+    plugin: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Timeouts:
     """In seconds; None leaves Slurm's own."""
 
@@ -143,6 +152,7 @@ class Layout:
     released: frozenset[str] = frozenset()  # spares in service: Slurm drains any other at each reconfigure and restart
     tree_width: int | None = None
     programs: Programs = field(default_factory=Programs)
+    spank: Spank | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def place(self, node: str) -> NodePlace:

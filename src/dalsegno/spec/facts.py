@@ -190,6 +190,14 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Containers:
+    """Container jobs, as Pyxis's options ask for them."""
+
+    enabled: bool = False
+    folder: str = ""  # of imported images; "" is the target's own
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A whole cluster, resolved."""
 
@@ -206,3 +214,4 @@ class Cluster:
     storage: tuple[Storage, ...] = ()
     local: Local = field(default_factory=Local)
     health: Health = field(default_factory=Health)
+    containers: Containers = field(default_factory=Containers)

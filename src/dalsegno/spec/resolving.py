@@ -31,6 +31,7 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         storage=tuple(_storage(each) for each in spec.storage),
         local=_local(spec),
         health=_health(spec),
+        containers=facts.Containers(spec.containers.enabled, str(spec.containers.folder or "")),
     )
 
 

@@ -168,8 +168,18 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
             return
+        _open_up(path)
         time.sleep(0.02)  # a daemon that was just killed may have written its last file
     shutil.rmtree(path)
+
+
+def _open_up(path: Path) -> None:
+    """Folders that even their owner may not enter or write to: an overlay's work folder, an unpacked image's."""
+    for folder, names, _ in os.walk(path):
+        for each in [os.path.join(folder, name) for name in names]:
+            with contextlib.suppress(OSError):
+                if not os.path.islink(each) and os.stat(each).st_mode & 0o700 != 0o700:
+                    os.chmod(each, 0o700)
 
 
 @contextlib.contextmanager

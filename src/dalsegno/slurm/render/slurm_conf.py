@@ -78,6 +78,7 @@ def _programs(layout: Layout) -> Settings:
         "HealthCheckInterval": every,
         "HealthCheckNodeState": "ANY" if programs.health_check else "",
         "MailProg": programs.mail,
+        "PlugStackConfig": layout.spank.conf if layout.spank else "",
     }
 
 

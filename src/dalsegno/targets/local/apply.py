@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dalsegno.containers.native import build_key, place_native
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
@@ -89,6 +90,9 @@ def _put_files(site: Site, plan: LocalPlan) -> None:
     furnish.make_secrets(site.folder, plan)
     furnish.make_identity(site.folder)
     furnish.make_homes(site.folder, plan)
+    if plan.cluster.containers.enabled:
+        version = site.machine.slurm_version
+        place_native(site.runner, site.cache, version, site.folder.native / build_key(version))
     furnish.write_files(site.folder, plan)
     if plan.cluster.slurm.accounting and not site.folder.database.exists():
         site.say("preparing the accounting database")

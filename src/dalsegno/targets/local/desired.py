@@ -13,6 +13,7 @@ from dalsegno.health.telemetry import telemetry_text
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
+    render_plugstack_conf,
     render_slurm_conf,
     render_slurmdbd_conf,
     render_topology_conf,
@@ -76,6 +77,8 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
+    if cluster.containers.enabled:
+        files["etc/plugstack.conf"] = File(render_plugstack_conf(cluster, layout, version))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:

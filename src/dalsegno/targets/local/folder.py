@@ -54,6 +54,16 @@ class Folder:
         return self.slurm_conf.with_name(IDENTITY)
 
     @property
+    def native(self) -> Path:
+        """Our Slurm plugin, a folder for each version of it that was ever in use."""
+        return self.root / "native"
+
+    @property
+    def unpacked(self) -> Path:
+        """Images for users whose kernel cannot mount them, a folder for each user."""
+        return self.root / "unpacked"
+
+    @property
     def run(self) -> Path:
         return self.root / "run"
 

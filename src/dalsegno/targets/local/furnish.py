@@ -29,6 +29,9 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:
         make_folder(folder.spool(node.name))
+    if plan.cluster.containers.enabled:
+        for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
+            make_folder(path)
 
 
 def make_devices(folder: Folder, plan: LocalPlan) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Storage, Timeouts
+from dalsegno.containers.native import PLUGIN, build_key
+from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
@@ -28,8 +29,18 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         proctrack="cgroup" if machine.freezer and not loopback else "linuxproc",
         cgroups=Cgroups(plugin="cgroup/v1" if machine.freezer else ""),
         overrides=True,
+        spank=container_plugin(folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
     )
+
+
+def container_plugin(folder: Folder, placement: Placement, machine: Machine) -> Spank:
+    """What containers keep is each node's own, in its host's folder; what had to be unpacked, all nodes share. Real
+    GPUs are in /dev, which every container has; the simulated ones are shown beside it."""
+    built = folder.native / build_key(machine.slurm_version)
+    arguments = (f"data={folder.host('%n') / 'containers'}", f"cache={folder.unpacked}")
+    shown = (f"show={folder.devices}",) if placement.gpus_simulated else ()
+    return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), (*arguments, *shown))
 
 
 def slurm_paths(folder: Folder) -> Paths:

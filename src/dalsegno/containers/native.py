@@ -1,0 +1,102 @@
+"""The native part: the SPANK plugin and its helper, compiled on this machine for its Slurm, once per version."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.system.files import make_folder, remove_tree
+from dalsegno.system.machine import program
+from dalsegno.system.processes import Runner
+
+PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
+FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
+PARTS = {
+    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "options.c"),
+    HELPER: ("-fPIE", "-pie", "build.c", "save.c", "image.c", "kept.c", "places.c", "spaces.c", "options.c"),
+}
+HEADER = Path("/usr/include/slurm/slurm_version.h")
+HINT = "`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends gcc libc6-dev libslurm-dev"
+
+
+def source_folder() -> Path:
+    return Path(str(resources.files("dalsegno") / "native"))
+
+
+def build_key(slurm_version: str) -> str:
+    """Another source, other flags or another Slurm: another build."""
+    digest = hashlib.sha256(repr((slurm_version, FLAGS, PARTS)).encode())
+    for path in sorted(source_folder().glob("*.[ch]")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path = HEADER) -> Path:
+    """The folder with the plugin and the helper; compiled if this is the first time that they are asked for."""
+    folder = cache / "native" / build_key(slurm_version)
+    if not folder.is_dir():
+        check_compiler(slurm_version, header)
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        make_folder(partial)
+        try:
+            for name, words in PARTS.items():
+                _compile(runner, partial / name, words)
+            _take_place(partial, folder)
+        finally:
+            remove_tree(partial)
+    return folder
+
+
+def place_native(runner: Runner, cache: Path, slurm_version: str, target: Path) -> None:
+    """A copy in a cluster's own folder, whatever becomes of the cache."""
+    built = build_native(runner, cache, slurm_version)
+    make_folder(target)
+    for name in PARTS:
+        if not (target / name).exists():
+            partial = target / f".{name}.{os.getpid()}"
+            shutil.copy2(built / name, partial)
+            partial.replace(target / name)
+
+
+def check_compiler(slurm_version: str, header: Path = HEADER) -> None:
+    """Refuse in words what the compiler, or later Slurm itself, would refuse in riddles."""
+    lacking = [] if program("gcc") else ["gcc"]
+    if not header.is_file():
+        lacking.append("Slurm's headers (libslurm-dev)")
+    if lacking:
+        raise DalsegnoError(f"containers need {' and '.join(lacking)} to compile our Slurm plugin", hint=HINT)
+    ours, theirs = header_version(header.read_text()), ".".join(re.findall(r"\d+", slurm_version)[:3])
+    if ours != _plain(theirs):
+        raise DalsegnoError(
+            f"Slurm's headers are of {ours}, and Slurm itself is {theirs}: it would refuse a plugin made with them",
+            hint="install slurmd, slurmctld, slurm-client and libslurm-dev of one version",
+        )
+
+
+def header_version(text: str) -> str:
+    """`0x160508` is 22.5.8."""
+    found = re.search(r"SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)", text)
+    number = int(found[1], 16) if found else 0
+    return f"{number >> 16}.{(number >> 8) & 0xFF}.{number & 0xFF}"
+
+
+def _plain(version: str) -> str:
+    return ".".join(str(int(part)) for part in version.split("."))
+
+
+def _compile(runner: Runner, target: Path, words: tuple[str, ...]) -> None:
+    argv = [program("gcc") or "gcc", *FLAGS, *words, "-o", str(target)]
+    runner.run(argv, cwd=str(source_folder()), timeout_s=120).checked(hint=HINT)
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # another `up` compiled the same meanwhile
+            raise

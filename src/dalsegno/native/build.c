@@ -1,0 +1,328 @@
+/* dalsegno-container NAME=VALUE...: builds the root of a container and answers on descriptor 3 with its namespaces, or
+ * with the line that the user shall read. It leaves no process and no mount that can be seen from outside: all of it
+ * goes when the last task has ended and slurmstepd has closed the namespaces.
+ *
+ *   slurmd   job's user   the root is made
+ *   root     root         by root, in a mount namespace
+ *   root     another      by root (squashfs, its files shown as the user's), then wrapped in a user namespace of theirs
+ *   a user   the same     in a user namespace; so too with as_user=1, and where the kernel cannot show other owners
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "kernel.h"
+
+#define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
+
+struct request request;
+bool privileged;
+
+/* ---- answers */
+
+void send_answer(int to, const char *text, const int *fds, int count) {
+    char space[CMSG_SPACE(sizeof(int) * 4)] = {0};
+    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (count > 0) {
+        message.msg_control = space;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
+        memcpy(CMSG_DATA(rights), fds, sizeof(int) * (size_t)count);
+    }
+    if (sendmsg(to, &message, MSG_NOSIGNAL) < 0)
+        _exit(1);
+}
+
+int receive_answer(int from, char *text, size_t size, int *fds, int count) {
+    char space[CMSG_SPACE(sizeof(int) * 4)];
+    struct iovec part = {.iov_base = text, .iov_len = size - 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    ssize_t got = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
+    if (got <= 0)
+        return -1;
+    text[got] = '\0';
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    int sent = rights && rights->cmsg_type == SCM_RIGHTS ? (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int)) : 0;
+    memcpy(fds, rights ? CMSG_DATA(rights) : (void *)space, sizeof(int) * (size_t)(sent < count ? sent : count));
+    return sent;
+}
+
+_Noreturn void fail(const char *format, ...) {
+    char line[WHY_LENGTH * 2] = "!";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line + 1, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    send_answer(ANSWER_FD, line, NULL, 0);
+    exit(1);
+}
+
+/* ---- whose rights */
+
+void as_user(void) {
+    if (!privileged || request.uid == 0)
+        return;
+    if (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 || seteuid(request.uid) != 0)
+        fail("cannot take the user's rights: %s", strerror(errno));
+}
+
+void as_root(void) {
+    if (!privileged || request.uid == 0)
+        return;
+    int error = errno;
+    if (seteuid(0) != 0 || setegid(0) != 0)
+        fail("cannot take root's rights back: %s", strerror(errno));
+    errno = error;
+}
+
+void become_user(void) {
+    if (setgroups(request.group_count, request.groups) != 0 ||
+        setresgid(request.gid, request.gid, request.gid) != 0 || setresuid(request.uid, request.uid, request.uid) != 0)
+        fail("cannot become the user: %s", strerror(errno));
+}
+
+void write_text(int folder, const char *path, const char *text) {
+    int fd = openat(folder, path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
+        fail("/proc/%s is not written: %s", path, strerror(errno));
+    close(fd);
+}
+
+int run_program(const char *const argv[], int folder) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int null = open("/dev/null", O_RDWR);
+        for (int stream = 0; stream < 3; stream++)
+            dup2(null, stream);
+        if (folder >= 0 && fchdir(folder) != 0)
+            _exit(126);
+        execvp(argv[0], (char *const *)argv);
+        _exit(127);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+/* ---- the request */
+
+static void read_groups(const char *text) {
+    for (char *end; *text && request.group_count < GROUPS_MAX; text = *end ? end + 1 : end) {
+        request.groups[request.group_count++] = (gid_t)strtoul(text, &end, 10);
+        if (end == text)
+            fail("groups are not numbers");
+    }
+}
+
+static bool is(const char *word, const char *name, const char **value) {
+    size_t length = strlen(name);
+    if (strncmp(word, name, length) != 0 || word[length] != '=')
+        return false;
+    *value = word + length + 1;
+    return true;
+}
+
+static void read_word(const char *word) {
+    const char *value;
+    const struct {
+        const char *name, **to;
+    } texts[] = {{"image", &request.image}, {"mounts", &request.mounts}, {"name", &request.name},
+                 {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
+                 {"cache", &request.cache}, {"save", &request.save}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (is(word, texts[i].name, &value)) {
+            *texts[i].to = value;
+            return;
+        }
+    if (is(word, "uid", &value))
+        request.uid = (uid_t)strtoul(value, NULL, 10);
+    else if (is(word, "gid", &value))
+        request.gid = (gid_t)strtoul(value, NULL, 10);
+    else if (is(word, "groups", &value))
+        read_groups(value);
+    else if (is(word, "site", &value) && request.site_count < SITE_MAX)
+        request.site[request.site_count++] = value;
+    else if (is(word, "readonly", &value))
+        request.readonly = *value == '1';
+    else if (is(word, "remap_root", &value))
+        request.remap_root = *value == '1';
+    else if (is(word, "as_user", &value))
+        request.as_user = *value == '1';
+    else
+        fail("the helper does not know `%.100s`: it and the plugin are of different versions", word);
+}
+
+/* A folder of the user's own below one of the cluster's; made by root, it is the user's only where `theirs`. */
+static const char *own_folder(const char *below, const char *ending, bool theirs) {
+    char *path = NULL;
+    if (!below)
+        return NULL;
+    if (asprintf(&path, "%s/%u%s", below, request.uid, ending) < 0)
+        fail("out of memory");
+    bool there = mkdir(path, 0700) != 0;
+    if (there && errno != EEXIST)
+        fail("%s: %s", path, strerror(errno));
+    if (!there && theirs && geteuid() == 0 && chown(path, request.uid, request.gid) != 0)
+        fail("%s: %s", path, strerror(errno));
+    return path;
+}
+
+static const char *absolute(const char *path) {
+    char here[PATH_MAX], *whole = NULL;
+    if (!path || path[0] == '/')
+        return path;
+    if (!getcwd(here, sizeof here) || asprintf(&whole, "%s/%s", here, path) < 0)
+        fail("the working folder is gone");
+    return whole;
+}
+
+/* ---- the root */
+
+static void make_scratch(struct kept *kept) {
+    if (mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") != 0)
+        fail("no tmpfs: %s", strerror(errno));
+    mkdir(SCRATCH "/lower", 0755);
+    mkdir(SCRATCH "/root", 0755);
+    mkdir(SCRATCH "/rw", 0755);
+    if (kept->tree >= 0) {
+        int place = open(SCRATCH "/rw", O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (attach_tree(kept->tree, place) != 0)
+            fail("cannot keep the container: %s", strerror(errno));
+        close(place);
+        close(kept->tree);
+        return;
+    }
+    mkdir(SCRATCH "/rw/upper", 0755);
+    mkdir(SCRATCH "/rw/work", 0755);
+    if (privileged && chown(SCRATCH "/rw/upper", request.uid, request.gid) != 0)
+        fail("no place to write: %s", strerror(errno));
+}
+
+static void mount_overlay(void) {
+    char options[256];
+    snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work%s", SCRATCH, SCRATCH,
+             SCRATCH, privileged ? "" : ",userxattr");
+    if (mount("overlay", SCRATCH "/root", "overlay", MS_NOSUID | MS_NODEV, options) != 0)
+        fail("the kernel refused an overlay: %s", strerror(errno));
+}
+
+static void change_root(void) {
+    unsigned long flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_RDONLY;
+    if (request.readonly && mount(NULL, SCRATCH "/root", NULL, flags, NULL) != 0)
+        fail("the container cannot be made read-only: %s", strerror(errno));
+    if (chdir(SCRATCH "/root") != 0 || change_root_here() != 0 || umount2(".", MNT_DETACH) != 0 || chdir("/") != 0)
+        fail("the container's root cannot be entered: %s", strerror(errno));
+}
+
+static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) {
+    size_t count = 0;
+    while (argv[count])
+        count++;
+    char **words = calloc(count + 2, sizeof *words);
+    if (!words || setns(mounts, CLONE_NEWNS) != 0 || fchdir(folder) != 0)
+        fail("cannot start again: %s", strerror(errno));
+    memcpy(words, argv, count * sizeof *words);
+    words[count] = "as_user=1";
+    fcntl(ANSWER_FD, F_SETFD, 0);
+    execv("/proc/self/exe", words);
+    fail("cannot start again: %s", strerror(errno));
+}
+
+static void leave_namespaces(struct image *image) {
+    if (privileged) {
+        if (unshare(CLONE_NEWNS) != 0)
+            fail("no mount namespace: %s", strerror(errno));
+        if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
+            fail("mounts cannot be separated: %s", strerror(errno));
+        open_image(image);
+        return;
+    }
+    open_image(image);
+    prepare_image(image);
+    enter_own_user_namespace();
+}
+
+static void build(char *argv[], struct kept *kept, int fds[2], bool *folder) {
+    struct image image = {0};
+    int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    leave_namespaces(&image);
+    hold_image(&image);
+    hold_kept(kept);
+    open_places();
+    make_scratch(kept);
+    if (!mount_image(&image, SCRATCH "/lower"))
+        start_again_as_user(argv, mounts, here);
+    mount_overlay();
+    fill_root(SCRATCH "/root", SCRATCH);
+    change_root();
+    *folder = image.folder;
+    fds[1] = -1;
+    if (privileged && request.uid == 0)
+        fds[0] = namespace_fd(0, "mnt");
+    else if (privileged)
+        wrap(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid, request.gid, fds);
+    else if (request.remap_root)
+        fds[0] = namespace_fd(0, "mnt"), fds[1] = namespace_fd(0, "user");
+    else
+        wrap(request.uid, request.gid, 0, 0, fds);
+}
+
+static void answer(const struct kept *kept, const int fds[2], bool folder) {
+    char text[64] = "mnt";
+    int all[4], count = 0;
+    all[count++] = fds[0];
+    if (fds[1] >= 0)
+        all[count++] = fds[1], strcat(text, " user");
+    if (kept->lock >= 0)
+        all[count++] = kept->lock, strcat(text, " lock");
+    if (folder)
+        strcat(text, " folder");
+    send_answer(ANSWER_FD, text, all, count);
+}
+
+int main(int argc, char *argv[]) {
+    struct kept kept;
+    int fds[2];
+    bool folder = false;
+    fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
+    umask(022);
+    for (int i = 1; i < argc; i++)
+        read_word(argv[i]);
+    proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (request.save)
+        save_root(4, 5);
+    look_up_user();
+    privileged = geteuid() == 0 && !(request.as_user && request.uid != 0);
+    request.data = request.name ? own_folder(request.data, privileged ? "" : ".own", !privileged) : NULL;
+    request.cache = privileged ? NULL : own_folder(request.cache, "", true);
+    if (!privileged && geteuid() == 0)
+        become_user();
+    request.image = absolute(request.image);
+    open_kept(&kept);
+    if (kept.mounts >= 0) {
+        fds[0] = kept.mounts, fds[1] = kept.user;
+    } else {
+        if (!request.image)
+            fail("no image is named");
+        build(argv, &kept, fds, &folder);
+    }
+    note_kept(&kept, fds[0], fds[1]);
+    answer(&kept, fds, folder);
+    return 0;
+}

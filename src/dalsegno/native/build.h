@@ -1,0 +1,74 @@
+/* The helper that builds a container's root in namespaces of its own, and hands those back. */
+#ifndef DALSEGNO_BUILD_H
+#define DALSEGNO_BUILD_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "options.h"
+
+enum { ANSWER_FD = 3, GROUPS_MAX = 256, SITE_MAX = 16 };
+
+/* What the plugin asks for: the words of the command line, NAME=VALUE each. */
+struct request {
+    const char *image, *mounts, *name, *home, *script, *user, *data, *cache, *save;
+    const char *site[SITE_MAX]; /* paths that the cluster shows in every container */
+    size_t site_count;
+    uid_t uid;
+    gid_t gid;
+    gid_t groups[GROUPS_MAX];
+    size_t group_count;
+    bool readonly, remap_root, as_user; /* as_user: nothing of the image is touched with root's rights */
+};
+
+extern struct request request;
+extern bool privileged; /* we are root, and may act for another */
+
+_Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void as_user(void);
+void as_root(void);
+void become_user(void);
+void write_text(int folder, const char *path, const char *text);
+int run_program(const char *const argv[], int folder);
+void send_answer(int to, const char *text, const int *fds, int count);
+int receive_answer(int from, char *text, size_t size, int *fds, int count);
+
+/* image.c: what the container's root is made of */
+struct image {
+    int fd;
+    bool folder;
+    int tree;        /* of a folder */
+    int fuse_server; /* where the server of a FUSE mount waits for its descriptor, or -1 */
+    char extracted[PATH_MAX];
+};
+void open_image(struct image *image);
+void prepare_image(struct image *image);
+void hold_image(struct image *image);
+bool mount_image(struct image *image, const char *at);
+
+/* places.c: what is mounted inside it */
+void look_up_user(void);
+void open_places(void);
+void fill_root(const char *root, const char *scratch);
+
+/* kept.c: containers with a name */
+struct kept {
+    char path[PATH_MAX], image[PATH_MAX];
+    int folder, door, lock, tree;
+    int mounts, user; /* of a container that runs, or -1 */
+};
+void open_kept(struct kept *kept);
+void hold_kept(struct kept *kept);
+void note_kept(struct kept *kept, int mounts, int user);
+
+/* spaces.c: namespaces */
+int namespace_fd(pid_t pid, const char *kind);
+void enter_own_user_namespace(void);
+int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gid);
+void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid, int fds[2]);
+extern int proc_fd;
+
+void save_root(int user, int mounts);
+
+#endif

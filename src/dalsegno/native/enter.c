@@ -1,0 +1,119 @@
+#define _GNU_SOURCE
+#include "enter.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TEXT_MAX = 1 << 18 };
+
+/* One line for all tasks of the node, then the task ends: slurmstepd would only add lines that explain nothing. */
+static _Noreturn void give_up(spank_t spank, const char *format, ...) {
+    int task = 0;
+    char node[256] = "this node", line[WHY_LENGTH * 3];
+    va_list arguments;
+    spank_get_item(spank, S_TASK_ID, &task);
+    spank_getenv(spank, "SLURMD_NODENAME", node, sizeof node);
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (task == 0)
+        dprintf(STDERR_FILENO, "dalsegno: %s: container: %s\n", node, line);
+    _exit(1);
+}
+
+/* A small file of the image's, or NULL. As the user, inside: it may be anything, but no pipe and no device. */
+static char *read_file(const char *path) {
+    struct stat seen;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    char *text = fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? malloc(TEXT_MAX + 1) : NULL;
+    ssize_t got = text ? read(fd, text, TEXT_MAX) : -1;
+    close(fd);
+    if (got < 0)
+        return free(text), NULL;
+    text[got] = '\0';
+    return text;
+}
+
+static bool belongs_to_slurm(const char *name) {
+    return strncmp(name, "SLURM", 5) == 0 || strncmp(name, "PMI", 3) == 0 || strncmp(name, "CUDA_VISIBLE_", 13) == 0 ||
+           strncmp(name, "GPU_DEVICE_ORDINAL", 18) == 0;
+}
+
+/* The image's variables win over the job's, unless --container-env names them. */
+static void set_environment(spank_t spank, const char *kept) {
+    char why[WHY_LENGTH], there[8], *text = read_file("/etc/environment"), *value;
+    struct names names = {0};
+    if (kept && parse_names(kept, &names, why) != 0)
+        give_up(spank, "--container-env: %s", why);
+    for (char *rest = text, *line; rest && (line = strsep(&rest, "\n"));) {
+        size_t length = parse_environment(line, &value);
+        if (length == 0)
+            continue;
+        line[length] = '\0';
+        bool has = spank_getenv(spank, line, there, sizeof there) != ESPANK_ENV_NOEXIST;
+        if (belongs_to_slurm(line) || (names_hold(&names, line, length) && has))
+            continue;
+        spank_setenv(spank, line, value, 1);
+    }
+    names_free(&names);
+    free(text);
+}
+
+static void change_folder(spank_t spank, const char *wanted) {
+    if (wanted) {
+        if (chdir(wanted) != 0)
+            give_up(spank, "--container-workdir=%s: %s", wanted, strerror(errno));
+        return;
+    }
+    char *text = read_file("/etc/rc"), *folder = text ? parse_rc_workdir(text) : NULL;
+    if ((!folder || (chdir(folder) != 0 && (mkdir(folder, 0755) != 0 || chdir(folder) != 0))) && chdir("/") != 0)
+        give_up(spank, "/: %s", strerror(errno));
+    free(text);
+}
+
+/* The image's entry point gets the command as its arguments. */
+static _Noreturn void run_entrypoint(spank_t spank) {
+    char **argv = NULL, **environment = NULL;
+    int argc = 0;
+    if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+        give_up(spank, "--container-entrypoint: the command is not known");
+    char **words = calloc((size_t)argc + 3, sizeof *words);
+    if (!words)
+        give_up(spank, "out of memory");
+    words[0] = "/bin/sh", words[1] = "/etc/rc";
+    memcpy(words + 2, argv, (size_t)argc * sizeof *words);
+    execve(words[0], words, environment);
+    give_up(spank, "--container-entrypoint: /bin/sh: %s", strerror(errno));
+}
+
+static void warn_of_folder(spank_t spank) {
+    uint32_t task = 1;
+    if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0)
+        dprintf(STDERR_FILENO, "dalsegno: note: a folder as image works here, and not on clusters with Pyxis\n");
+}
+
+void enter_container(spank_t spank, char *const given[], const struct container *container) {
+    if (container->error[0])
+        give_up(spank, "%s", container->error);
+    if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
+        give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));
+    if (setns(container->mounts, CLONE_NEWNS) != 0)
+        give_up(spank, "its mount namespace cannot be entered: %s", strerror(errno));
+    set_environment(spank, given[OPTION_ENV]);
+    change_folder(spank, given[OPTION_WORKDIR]);
+    if (container->folder)
+        warn_of_folder(spank);
+    if (given[OPTION_ENTRYPOINT] && !given[OPTION_NO_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
+        run_entrypoint(spank);
+}

@@ -1,0 +1,205 @@
+/* An image becomes a folder to look into: by the kernel's squashfs, by FUSE, or by unpacking it once. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/loop.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "kernel.h"
+
+static const char *const squashfuse[] = {"/usr/bin/squashfuse_ll", "/usr/local/bin/squashfuse_ll"};
+
+/* With the user's rights, so that nobody reads what they may not. */
+void open_image(struct image *image) {
+    struct stat seen;
+    char magic[4] = "";
+    as_user();
+    image->fd = open(request.image, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not hold us */
+    int error = errno;
+    as_root();
+    if (image->fd < 0)
+        fail("image %s: %s", request.image, strerror(error));
+    if (fstat(image->fd, &seen) != 0)
+        fail("image %s: %s", request.image, strerror(errno));
+    image->folder = S_ISDIR(seen.st_mode);
+    image->fuse_server = image->tree = -1;
+    if (image->folder)
+        return;
+    if (!S_ISREG(seen.st_mode) || pread(image->fd, magic, 4, 0) != 4 || memcmp(magic, "hsqs", 4) != 0)
+        fail("image %s is no squashfs file (.sqsh)", request.image);
+}
+
+/* ---- the kernel's squashfs, as root */
+
+static int attach_loop(int file) {
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    if (control < 0)
+        fail("/dev/loop-control: %s (modprobe loop)", strerror(errno));
+    for (int attempt = 0; attempt < 256; attempt++) { /* another step may take the free one before us */
+        char path[32];
+        int number = ioctl(control, LOOP_CTL_GET_FREE);
+        snprintf(path, sizeof path, "/dev/loop%d", number);
+        int device = number < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+        if (device < 0)
+            fail("no loop device: %s", strerror(errno));
+        struct loop_config config = {.fd = (unsigned)file,
+                                     .info = {.lo_flags = LO_FLAGS_READ_ONLY | LO_FLAGS_AUTOCLEAR}};
+        if (ioctl(device, LOOP_CONFIGURE, &config) == 0) {
+            close(control);
+            return device;
+        }
+        close(device);
+        if (errno != EBUSY)
+            fail("loop device %s: %s", path, strerror(errno));
+    }
+    fail("no loop device stays free");
+}
+
+/* False where this kernel cannot show the files of a squashfs as another user's. */
+static bool mount_squashfs(struct image *image, const char *at) {
+    char device[64];
+    int loop = attach_loop(image->fd);
+    snprintf(device, sizeof device, "/proc/self/fd/%d", loop);
+    if (mount(device, at, "squashfs", MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) != 0)
+        fail("image %s: the kernel cannot mount it: %s", request.image,
+             errno == EINVAL ? "damaged, or its compression is not known to this kernel" : strerror(errno));
+    close(loop);
+    if (request.uid == 0)
+        return true;
+    int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = clone_tree(folder);
+    int owner = user_namespace_of(0, request.uid, request.gid);
+    bool mapped = tree >= 0 && change_tree(tree, MOUNT_ATTR_IDMAP, owner, 0) == 0;
+    umount2(at, MNT_DETACH);
+    close(folder);
+    close(owner);
+    folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (mapped && attach_tree(tree, folder) != 0)
+        fail("image %s: not mounted: %s", request.image, strerror(errno));
+    close(tree);
+    close(folder);
+    return mapped;
+}
+
+/* ---- without root: FUSE, or unpacked */
+
+/* The server is started before we leave our namespaces: inside, it would keep its own mount alive for good. */
+static bool start_fuse_server(struct image *image) {
+    const char *program = NULL;
+    for (size_t i = 0; i < sizeof squashfuse / sizeof *squashfuse; i++)
+        if (access(squashfuse[i], X_OK) == 0)
+            program = squashfuse[i];
+    int pair[2];
+    if (!program || access("/dev/fuse", R_OK | W_OK) != 0 ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+        return false;
+    pid_t child = fork();
+    if (child < 0)
+        return false;
+    if (child > 0) {
+        waitpid(child, NULL, 0);
+        close(pair[1]);
+        image->fuse_server = pair[0];
+        return true;
+    }
+    if (fork() != 0)
+        _exit(0); /* not a child of the step: what ends the step's tasks must not end it before them */
+    setsid();
+    char text[8], file[64], device[64];
+    int fuse;
+    close(pair[0]);
+    if (receive_answer(pair[1], text, sizeof text, &fuse, 1) != 1)
+        _exit(1);
+    int null = open("/dev/null", O_RDWR);
+    for (int stream = 0; stream < 3; stream++)
+        dup2(null, stream);
+    close(ANSWER_FD);
+    fcntl(fuse, F_SETFD, 0);
+    fcntl(image->fd, F_SETFD, 0);
+    snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
+    snprintf(device, sizeof device, "/dev/fd/%d", fuse);
+    execl(program, program, "-f", file, device, (char *)NULL);
+    _exit(127);
+}
+
+static bool mount_fuse(struct image *image, const char *at) {
+    char options[128];
+    int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fuse);
+    if (fuse < 0 || mount("squashfuse", at, "fuse.squashfuse", MS_RDONLY | MS_NOSUID | MS_NODEV, options) != 0)
+        fail("image %s: FUSE refused the mount: %s", request.image, strerror(errno));
+    send_answer(image->fuse_server, "fuse", &fuse, 1);
+    close(fuse);
+    close(image->fuse_server);
+    return true;
+}
+
+static void unpack(struct image *image) {
+    struct stat seen;
+    char partial[PATH_MAX + 16], file[64], lock_path[PATH_MAX];
+    if (fstat(image->fd, &seen) != 0 || !request.cache)
+        fail("image %s: no place to unpack it", request.image);
+    mkdir(request.cache, 0700);
+    int used = snprintf(image->extracted, sizeof image->extracted, "%s/%llx-%llx-%llx-%llx", request.cache,
+                        (unsigned long long)seen.st_dev, (unsigned long long)seen.st_ino,
+                        (unsigned long long)seen.st_size,
+                        (unsigned long long)seen.st_mtim.tv_sec * 1000000000ull + (unsigned long long)seen.st_mtim.tv_nsec);
+    snprintf(lock_path, sizeof lock_path, "%s/lock", request.cache);
+    int lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (lock < 0 || (size_t)used >= sizeof image->extracted || flock(lock, LOCK_EX) != 0)
+        fail("image %s: cannot unpack it into %s: %s", request.image, request.cache, strerror(errno));
+    if (access(image->extracted, F_OK) != 0) { /* once per node, whoever comes first */
+        snprintf(partial, sizeof partial, "%s.part", image->extracted);
+        snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
+        fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads what we opened, whatever is at that path by now */
+        run_program((const char *const[]){"rm", "-rf", partial, NULL}, -1);
+        int rc = run_program(
+            (const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL}, -1);
+        fcntl(image->fd, F_SETFD, FD_CLOEXEC);
+        if (rc != 0 && rc != 2) /* 2: devices and owners, which we do not want */
+            fail("image %s: unsquashfs failed (%d): damaged, or no space in %s", request.image, rc, request.cache);
+        if (rename(partial, image->extracted) != 0)
+            fail("image %s: %s", request.image, strerror(errno));
+    }
+    close(lock);
+}
+
+/* Once the namespaces are ours, and before our own folders hide anything: the image, if it is a folder, as a tree. */
+void hold_image(struct image *image) {
+    if (!image->folder && !image->extracted[0])
+        return;
+    as_user(); /* by name again: a descriptor from before belongs to mounts we have left */
+    int folder = open(image->extracted[0] ? image->extracted : request.image, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    as_root();
+    image->tree = folder < 0 ? -1 : clone_tree(folder);
+    if (image->tree < 0 || change_tree(image->tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 1) != 0)
+        fail("image %s: %s", request.image, strerror(errno));
+    close(folder);
+}
+
+/* What must be done before the namespaces are left, for a user without rights. */
+void prepare_image(struct image *image) {
+    if (!image->folder && !start_fuse_server(image))
+        unpack(image);
+}
+
+bool mount_image(struct image *image, const char *at) {
+    if (image->fuse_server >= 0)
+        return mount_fuse(image, at);
+    if (image->tree < 0)
+        return mount_squashfs(image, at);
+    int place = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (attach_tree(image->tree, place) != 0)
+        fail("image %s: %s", request.image, strerror(errno));
+    close(image->tree);
+    close(place);
+    return true;
+}

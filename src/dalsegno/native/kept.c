@@ -1,0 +1,164 @@
+/* Containers with a name: what was written to them is kept for later steps and jobs of the same user on this node, and
+ * steps that run at the same time share one. A step that uses one holds a shared lock; who gets it alone finds nobody
+ * there, and builds the container anew on what was kept. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "kernel.h"
+
+static int open_lock(const struct kept *kept, const char *name) {
+    return openat(kept->folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+static void make(const struct kept *kept, const char *name, mode_t mode) {
+    if (mkdirat(kept->folder, name, mode) != 0 && errno != EEXIST)
+        fail("cannot keep the container: %s/%s: %s", kept->path, name, strerror(errno));
+}
+
+/* A namespace that a process holds open, found by its number. */
+static int find_namespace(const char *pid, unsigned long long number) {
+    char folder[64];
+    struct stat seen;
+    snprintf(folder, sizeof folder, "/proc/%s/fd", pid);
+    DIR *list = opendir(folder);
+    int found = -1;
+    for (struct dirent *entry; list && found < 0 && (entry = readdir(list));)
+        if (fstatat(dirfd(list), entry->d_name, &seen, 0) == 0 && seen.st_ino == number) {
+            char target[64] = "";
+            if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) > 0 &&
+                (strncmp(target, "mnt:[", 5) == 0 || strncmp(target, "user:[", 6) == 0))
+                found = openat(dirfd(list), entry->d_name, O_RDONLY | O_CLOEXEC);
+        }
+    if (list)
+        closedir(list);
+    return found;
+}
+
+static bool join_holder(struct kept *kept, int folder, const char *pid) {
+    char text[64] = "";
+    unsigned long long mounts = 0, user = 0;
+    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    if (got <= 0 || sscanf(text, "%llu %llu", &mounts, &user) != 2)
+        return false;
+    kept->mounts = find_namespace(pid, mounts);
+    kept->user = user ? find_namespace(pid, user) : -1;
+    return kept->mounts >= 0 && (kept->user >= 0 || !user);
+}
+
+/* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
+static bool join_any(struct kept *kept, bool forget) {
+    DIR *list = fdopendir(openat(kept->folder, "holders", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    bool joined = false;
+    for (struct dirent *entry; list && !joined && (entry = readdir(list));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        if (forget)
+            unlinkat(dirfd(list), entry->d_name, 0);
+        else
+            joined = join_holder(kept, dirfd(list), entry->d_name);
+    }
+    if (list)
+        closedir(list);
+    return joined;
+}
+
+static void read_image(struct kept *kept) {
+    int file = openat(kept->folder, "image", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
+    kept->image[got > 0 ? got : 0] = '\0';
+    if (file >= 0)
+        close(file);
+}
+
+static void check_use(const struct container_name *name, bool known, bool busy) {
+    if (name->use == NAME_CREATE && known)
+        fail("there is a container %s already on this node", name->name);
+    if (name->use == NAME_EXEC && !busy)
+        fail("no container %s runs on this node", name->name);
+    if (name->use == NAME_NO_EXEC && busy)
+        fail("container %s is in use on this node", name->name);
+    if (!known && !request.image)
+        fail("there is no container %s on this node; --container-image says what to make it from", name->name);
+}
+
+/* Where root makes the roots, root alone can reach what is kept: an overlay's folders decide where writes go. */
+void open_kept(struct kept *kept) {
+    struct container_name name;
+    char why[WHY_LENGTH];
+    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .mounts = -1, .user = -1};
+    if (!request.name)
+        return;
+    if (parse_container_name(request.name, &name, why) != 0)
+        fail("--container-name: %s", why);
+    if (!request.data)
+        fail("this cluster keeps no containers");
+    snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name);
+    if (mkdir(kept->path, 0700) != 0 && errno != EEXIST)
+        fail("cannot keep the container: %s: %s", kept->path, strerror(errno));
+    kept->folder = open(kept->path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    make(kept, "holders", 0700);
+    kept->door = open_lock(kept, "door");
+    kept->lock = open_lock(kept, "lock");
+    if (kept->door < 0 || kept->lock < 0 || flock(kept->door, LOCK_EX) != 0)
+        fail("cannot keep the container: %s", strerror(errno));
+    read_image(kept);
+    bool busy = flock(kept->lock, LOCK_EX | LOCK_NB) != 0;
+    check_use(&name, kept->image[0], busy);
+    if (busy && !join_any(kept, false))
+        fail("container %s is in use on this node, and cannot be entered", name.name);
+    if (!busy)
+        join_any(kept, true);
+    if (kept->image[0])
+        request.image = kept->image; /* as Pyxis does: a container that is there goes before the image named */
+    make(kept, "upper", 0755);
+    make(kept, "work", 0700);
+    if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
+        fail("cannot keep the container: %s", strerror(errno));
+}
+
+void hold_kept(struct kept *kept) {
+    if (!kept->path[0])
+        return;
+    int folder = open(kept->path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    kept->tree = folder < 0 ? -1 : clone_tree(folder);
+    if (kept->tree < 0)
+        fail("cannot keep the container: %s: %s", kept->path, strerror(errno));
+    close(folder);
+}
+
+/* From now on the step, which is our parent, is one of its users. */
+void note_kept(struct kept *kept, int mounts, int user) {
+    struct stat first = {0}, second = {0};
+    char name[64];
+    if (kept->door < 0)
+        return;
+    fstat(mounts, &first);
+    if (user >= 0)
+        fstat(user, &second);
+    snprintf(name, sizeof name, "holders/%d", (int)getppid());
+    int file = openat(kept->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file < 0 || dprintf(file, "%llu %llu\n", (unsigned long long)first.st_ino,
+                            (unsigned long long)second.st_ino) < 0)
+        fail("cannot keep the container: %s", strerror(errno));
+    close(file);
+    file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file >= 0) {
+        if (write(file, request.image, strlen(request.image)) < 0)
+            fail("cannot keep the container: %s", strerror(errno));
+        close(file);
+    }
+    flock(kept->lock, LOCK_SH);
+    close(kept->door);
+}

@@ -1,0 +1,62 @@
+/* System calls that not every C library has a name for. */
+#ifndef DALSEGNO_KERNEL_H
+#define DALSEGNO_KERNEL_H
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef MOUNT_ATTR_RDONLY
+#define MOUNT_ATTR_RDONLY 0x01
+#define MOUNT_ATTR_NOSUID 0x02
+#define MOUNT_ATTR_NODEV 0x04
+#define MOUNT_ATTR_NOEXEC 0x08
+#endif
+#ifndef MOUNT_ATTR_IDMAP
+#define MOUNT_ATTR_IDMAP 0x00100000
+#endif
+#ifndef OPEN_TREE_CLONE
+#define OPEN_TREE_CLONE 1
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
+
+struct kernel_attributes {
+    uint64_t set, clear, propagation, userns;
+};
+
+struct kernel_how {
+    uint64_t flags, mode, resolve;
+};
+
+enum { RESOLVE_BELOW_ROOT = 0x10 /* RESOLVE_IN_ROOT */, RESOLVE_WITHOUT_MAGIC = 0x02 };
+
+/* A mount of its own of what fd stands for, with all that is mounted below it, attached nowhere yet. */
+static inline int clone_tree(int fd) {
+    return (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC);
+}
+
+static inline int attach_tree(int tree, int place) {
+    return (int)syscall(SYS_move_mount, tree, "", place, "", 0x04 | 0x40); /* both sides are given by descriptor */
+}
+
+static inline int change_tree(int tree, uint64_t set, int userns, int recursive) {
+    struct kernel_attributes attributes = {.set = set, .userns = userns >= 0 ? (uint64_t)userns : 0};
+    int flags = AT_EMPTY_PATH | (recursive ? AT_RECURSIVE : 0);
+    return (int)syscall(SYS_mount_setattr, tree, "", flags, &attributes, sizeof attributes);
+}
+
+/* Opens a path as if root were /: links in it, also absolute ones, and `..` never lead out. */
+static inline int open_below(int root, const char *path, int flags, int mode) {
+    struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
+                             .mode = flags & O_CREAT ? (uint64_t)mode : 0,
+                             .resolve = RESOLVE_BELOW_ROOT | RESOLVE_WITHOUT_MAGIC};
+    return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+}
+
+static inline int change_root_here(void) { return (int)syscall(SYS_pivot_root, ".", "."); }
+
+#endif

@@ -1,0 +1,241 @@
+#include "options.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct option_word option_words[OPTION_COUNT] = {
+    [OPTION_IMAGE] = {"container-image", "[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
+                      "the image to run the tasks in: a path to a .sqsh, or a name in a registry"},
+    [OPTION_MOUNTS] = {"container-mounts", "SRC:DST[:FLAGS][,SRC:DST...]",
+                       "bind mounts inside the container; flags are joined by '+', for example ro"},
+    [OPTION_WORKDIR] = {"container-workdir", "PATH", "the working folder inside the container"},
+    [OPTION_NAME] = {"container-name", "NAME[:auto|create|exec|no_exec]",
+                     "keep the container under this name, or go on with it"},
+    [OPTION_SAVE] = {"container-save", "PATH", "save the container as a .sqsh when the step ends"},
+    [OPTION_ENV] = {"container-env", "NAME[,NAME...]",
+                    "environment variables for which the job's value wins over the image's"},
+    [OPTION_MOUNT_HOME] = {"container-mount-home", NULL, "mount the user's home folder"},
+    [OPTION_NO_MOUNT_HOME] = {"no-container-mount-home", NULL, "do not mount the user's home folder (default)"},
+    [OPTION_REMAP_ROOT] = {"container-remap-root", NULL, "be root inside the container, without root's rights outside"},
+    [OPTION_NO_REMAP_ROOT] = {"no-container-remap-root", NULL, "be oneself inside the container (default)"},
+    [OPTION_ENTRYPOINT] = {"container-entrypoint", NULL, "run the image's entry point before the command"},
+    [OPTION_NO_ENTRYPOINT] = {"no-container-entrypoint", NULL, "do not run the image's entry point (default)"},
+    [OPTION_ENTRYPOINT_LOG] = {"container-entrypoint-log", NULL,
+                               "print what the entry point says (it always does here)"},
+    [OPTION_WRITABLE] = {"container-writable", NULL, "the container may be written to (default)"},
+    [OPTION_READONLY] = {"container-readonly", NULL, "the container may not be written to"},
+    [OPTION_AUTO_RESUME] = {"auto-resume", "0|1", "go on on healthy nodes after a node has failed"},
+};
+
+static int refuse(char why[WHY_LENGTH], const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, WHY_LENGTH, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+/* ---- mounts */
+
+static int set_flag(const char *flag, struct mount *mount) {
+    static const char *const as_it_is[] = {"rw",      "bind",     "rbind", "private",     "rprivate",     "slave",
+                                           "rslave",  "nosuid",   "dev",   "exec",        "x-create=dir", "x-create=auto",
+                                           "defaults", "x-create=file"};
+    if (strcmp(flag, "ro") == 0)
+        mount->read_only = true;
+    else if (strcmp(flag, "noexec") == 0)
+        mount->no_exec = true;
+    else {
+        for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
+            if (strcmp(flag, as_it_is[i]) == 0)
+                return 0;
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_mount(char *entry, struct mount *mount, char why[WHY_LENGTH]) {
+    char *rest = entry;
+    mount->from = strsep(&rest, ":");
+    char *to = strsep(&rest, ":"), *flags = rest;
+    mount->to = to ? to : mount->from;
+    mount->read_only = mount->no_exec = false;
+    if (!*mount->from || !*mount->to)
+        return refuse(why, "a mount needs SRC:DST, and one side is empty");
+    if (mount->from[0] != '/' && mount->from[0] != '.')
+        return refuse(why, "`%.200s` is no path to mount: write /PATH or ./PATH", mount->from);
+    if (mount->to[0] != '/')
+        return refuse(why, "`%.200s` is no absolute path to mount at", mount->to);
+    if (flags && strchr(flags, ':'))
+        return refuse(why, "a mount has at most two colons: SRC:DST:FLAGS");
+    for (char *flag; (flag = strsep(&flags, "+"));)
+        if (set_flag(flag, mount) != 0)
+            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec", flag);
+    return 0;
+}
+
+int parse_mounts(const char *text, struct mounts *mounts, char why[WHY_LENGTH]) {
+    memset(mounts, 0, sizeof *mounts);
+    if (!(mounts->text = strdup(text)))
+        return refuse(why, "out of memory");
+    for (char *rest = mounts->text, *entry; (entry = strsep(&rest, ","));) {
+        if (mounts->count == MOUNTS_MAX)
+            return refuse(why, "more than %d mounts", MOUNTS_MAX);
+        if (parse_mount(entry, &mounts->list[mounts->count], why) != 0)
+            return -1;
+        mounts->count++;
+    }
+    return 0;
+}
+
+void mounts_free(struct mounts *mounts) {
+    free(mounts->text);
+    memset(mounts, 0, sizeof *mounts);
+}
+
+/* ---- names of variables */
+
+static bool is_variable(const char *name) {
+    if (!isalpha((unsigned char)*name) && *name != '_')
+        return false;
+    for (; *name; name++)
+        if (!isalnum((unsigned char)*name) && *name != '_')
+            return false;
+    return true;
+}
+
+int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]) {
+    memset(names, 0, sizeof *names);
+    if (!(names->text = strdup(text)))
+        return refuse(why, "out of memory");
+    for (char *rest = names->text, *name; (name = strsep(&rest, ","));) {
+        if (names->count == NAMES_MAX)
+            return refuse(why, "more than %d names", NAMES_MAX);
+        if (!is_variable(name))
+            return refuse(why, "`%.200s` is no name of an environment variable", name);
+        names->list[names->count++] = name;
+    }
+    return 0;
+}
+
+void names_free(struct names *names) {
+    free(names->text);
+    memset(names, 0, sizeof *names);
+}
+
+bool names_hold(const struct names *names, const char *name, size_t length) {
+    for (size_t i = 0; i < names->count; i++)
+        if (strlen(names->list[i]) == length && memcmp(names->list[i], name, length) == 0)
+            return true;
+    return false;
+}
+
+/* ---- a container's name, paths, images */
+
+static int parse_use(const char *word, enum name_use *use) {
+    static const char *const words[] = {"auto", "create", "exec", "no_exec"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(word, words[i]) == 0) {
+            *use = (enum name_use)i;
+            return 0;
+        }
+    return -1;
+}
+
+int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]) {
+    size_t length = strcspn(text, ":");
+    memset(name, 0, sizeof *name);
+    if (text[length] && parse_use(text + length + 1, &name->use) != 0)
+        return refuse(why, "after a container's name comes auto, create, exec or no_exec, not `%.100s`",
+                      text + length + 1);
+    if (length == 0 || length > NAME_LENGTH_MAX)
+        return refuse(why, "a container's name has 1 to %d letters", NAME_LENGTH_MAX);
+    for (size_t i = 0; i < length; i++)
+        if (!isalnum((unsigned char)text[i]) && (i == 0 || !strchr("._-", text[i])))
+            return refuse(why, "a container's name is made of letters, digits, '.', '_' and '-'");
+    memcpy(name->name, text, length);
+    return 0;
+}
+
+int parse_absolute(const char *text, char why[WHY_LENGTH]) {
+    return text[0] == '/' ? 0 : refuse(why, "`%.200s` is no absolute path", text);
+}
+
+bool image_is_path(const char *image) { return image[0] == '/' || image[0] == '.'; }
+
+static int check_image(const char *image, char why[WHY_LENGTH]) {
+    if (!*image)
+        return refuse(why, "the image's name is empty");
+    for (const char *letter = image; *letter; letter++)
+        if (iscntrl((unsigned char)*letter) || (!image_is_path(image) && isspace((unsigned char)*letter)))
+            return refuse(why, "the image's name holds a blank or a control character");
+    return 0;
+}
+
+int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
+    struct mounts mounts = {0};
+    struct names names = {0};
+    struct container_name name;
+    int rc = 0;
+    switch (option) {
+    case OPTION_IMAGE:
+        return check_image(value, why);
+    case OPTION_MOUNTS:
+        rc = parse_mounts(value, &mounts, why);
+        mounts_free(&mounts);
+        return rc;
+    case OPTION_ENV:
+        rc = parse_names(value, &names, why);
+        names_free(&names);
+        return rc;
+    case OPTION_NAME:
+        return parse_container_name(value, &name, why);
+    case OPTION_WORKDIR:
+        return parse_absolute(value, why);
+    case OPTION_SAVE:
+        return *value ? 0 : refuse(why, "the path to save to is empty");
+    case OPTION_AUTO_RESUME:
+        return strcmp(value, "0") == 0 || strcmp(value, "1") == 0 ? 0 : refuse(why, "it is 0 or 1");
+    default:
+        return 0;
+    }
+}
+
+/* ---- what an image says of itself */
+
+size_t parse_environment(char *line, char **value) {
+    line[strcspn(line, "\n")] = '\0';
+    size_t length = strcspn(line, "=");
+    if (!line[length])
+        return 0;
+    line[length] = '\0';
+    bool good = is_variable(line);
+    line[length] = '=';
+    if (!good)
+        return 0;
+    char *text = line + length + 1;
+    size_t end = strlen(text);
+    if (end >= 2 && (text[0] == '"' || text[0] == '\'') && text[end - 1] == text[0]) {
+        text[end - 1] = '\0';
+        text++;
+    }
+    *value = text;
+    return length;
+}
+
+char *parse_rc_workdir(char *text) {
+    for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
+        if (strncmp(line, "cd ", 3) != 0)
+            continue;
+        char *path = line + 3, quote = *path;
+        if (quote == '"' || quote == '\'')
+            path[1 + strcspn(path + 1, (char[]){quote, 0})] = '\0', path++;
+        else
+            path[strcspn(path, " ;&")] = '\0';
+        return *path == '/' ? path : NULL;
+    }
+    return NULL;
+}

@@ -1,0 +1,79 @@
+/* The container options as Pyxis writes them: words in, checked values out. No Slurm, no system call. */
+#ifndef DALSEGNO_OPTIONS_H
+#define DALSEGNO_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { MOUNTS_MAX = 64, NAMES_MAX = 128, NAME_LENGTH_MAX = 64, WHY_LENGTH = 512 };
+
+enum option {
+    OPTION_IMAGE,
+    OPTION_MOUNTS,
+    OPTION_WORKDIR,
+    OPTION_NAME,
+    OPTION_SAVE,
+    OPTION_ENV,
+    OPTION_MOUNT_HOME,
+    OPTION_NO_MOUNT_HOME,
+    OPTION_REMAP_ROOT,
+    OPTION_NO_REMAP_ROOT,
+    OPTION_ENTRYPOINT,
+    OPTION_NO_ENTRYPOINT,
+    OPTION_ENTRYPOINT_LOG,
+    OPTION_WRITABLE,
+    OPTION_READONLY,
+    OPTION_AUTO_RESUME,
+    OPTION_COUNT
+};
+
+struct option_word {
+    const char *name, *argument, *usage; /* argument NULL: a plain switch */
+};
+
+extern const struct option_word option_words[OPTION_COUNT];
+
+struct mount {
+    char *from, *to;
+    bool read_only, no_exec;
+};
+
+struct mounts {
+    struct mount list[MOUNTS_MAX];
+    size_t count;
+    char *text; /* what from and to point into */
+};
+
+struct names {
+    const char *list[NAMES_MAX];
+    size_t count;
+    char *text;
+};
+
+enum name_use { NAME_AUTO, NAME_CREATE, NAME_EXEC, NAME_NO_EXEC };
+
+struct container_name {
+    char name[NAME_LENGTH_MAX + 1];
+    enum name_use use;
+};
+
+/* Each gives 0, or -1 with a line in why. What was parsed is freed with the *_free beside it, also after an error. */
+int parse_mounts(const char *text, struct mounts *mounts, char why[WHY_LENGTH]);
+void mounts_free(struct mounts *mounts);
+int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
+void names_free(struct names *names);
+bool names_hold(const struct names *names, const char *name, size_t length);
+int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
+int parse_absolute(const char *text, char why[WHY_LENGTH]);
+bool image_is_path(const char *image);
+
+/* Looks at the value of any option as the command line gives it. */
+int check_option(enum option option, const char *value, char why[WHY_LENGTH]);
+
+/* One line of the image's /etc/environment: the name's length and where the value begins; 0 for a line to skip. */
+size_t parse_environment(char *line, char **value);
+
+/* The folder that an image's /etc/rc changes to, as Enroot writes it; cut out of text. NULL if there is none. */
+char *parse_rc_workdir(char *text);
+
+#endif

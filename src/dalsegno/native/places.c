@@ -1,0 +1,215 @@
+/* What a container shows of its node: /proc, /sys, /dev, a few files of /etc, and the folders that were asked for. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "kernel.h"
+
+enum { TABLE_MAX = 1 << 20, PLACES_MAX = MOUNTS_MAX + SITE_MAX + 16 };
+
+struct place {
+    const char *from, *to;
+    int tree;
+    bool folder, wanted; /* wanted by the user: must not be missing */
+};
+
+static struct place places[PLACES_MAX];
+static size_t place_count;
+static struct mounts mounts;
+static char passwd_line[512], group_line[256];
+
+/* ---- sources, opened before anything hides them */
+
+static void add(const char *from, const char *to, bool wanted, uint64_t attributes) {
+    struct stat seen;
+    if (place_count == PLACES_MAX)
+        fail("too many mounts");
+    if (wanted)
+        as_user(); /* what the user may not reach, is not mounted for them */
+    int fd = open(from, O_PATH | O_CLOEXEC), error = errno;
+    as_root();
+    if (fd < 0 && !wanted)
+        return;
+    if (fd < 0)
+        fail("cannot mount %s: %s", from, strerror(error));
+    int tree = clone_tree(fd);
+    if (tree < 0 || fstat(fd, &seen) != 0 || (attributes && change_tree(tree, attributes, -1, 1) != 0))
+        fail("cannot mount %s: %s", from, strerror(errno));
+    close(fd);
+    places[place_count++] = (struct place){from, to, tree, S_ISDIR(seen.st_mode), wanted};
+}
+
+void open_places(void) {
+    char why[WHY_LENGTH];
+    add("/proc", "/proc", false, 0);
+    add("/sys", "/sys", false, 0);
+    add("/dev", "/dev", false, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
+    add("/etc/resolv.conf", "/etc/resolv.conf", false, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+    add("/etc/hosts", "/etc/hosts", false, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+    for (size_t i = 0; i < request.site_count; i++)
+        add(request.site[i], request.site[i], false, MOUNT_ATTR_NOSUID);
+    if (request.home)
+        add(request.home, request.home, true, MOUNT_ATTR_NOSUID);
+    if (request.mounts && parse_mounts(request.mounts, &mounts, why) != 0)
+        fail("--container-mounts: %s", why);
+    for (size_t i = 0; i < mounts.count; i++) {
+        const struct mount *mount = &mounts.list[i];
+        add(mount->from, mount->to, true,
+            MOUNT_ATTR_NOSUID | (mount->read_only ? MOUNT_ATTR_RDONLY : 0) | (mount->no_exec ? MOUNT_ATTR_NOEXEC : 0));
+    }
+    if (request.script)
+        add(request.script, request.script, true, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+}
+
+/* ---- where they go; the image is not trusted, so no path leads out of its root */
+
+static int make_folder(int root, const char *path, mode_t mode) {
+    char part[PATH_MAX] = "";
+    if (strlen(path) >= sizeof part)
+        return errno = ENAMETOOLONG, -1;
+    int here = open_below(root, "/", O_PATH | O_DIRECTORY, 0);
+    for (const char *end = path; here >= 0 && *end;) {
+        end += strspn(end, "/");
+        const char *name = end;
+        end += strcspn(end, "/");
+        memcpy(part, path, (size_t)(end - path));
+        part[end - path] = '\0';
+        if (end == name)
+            break;
+        int next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
+        if (next < 0 && errno == ENOENT) {
+            char last[NAME_MAX + 1];
+            snprintf(last, sizeof last, "%.*s", (int)(end - name), name);
+            if (mkdirat(here, last, mode) == 0)
+                next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
+        }
+        int error = errno;
+        close(here);
+        errno = error;
+        here = next;
+    }
+    return here;
+}
+
+static int make_file(int root, const char *path) {
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    *(slash ? slash : parent) = '\0';
+    int folder = make_folder(root, parent, 0755);
+    if (folder < 0)
+        return -1;
+    close(folder);
+    int made = open_below(root, path, O_CREAT | O_WRONLY | O_EXCL, 0644);
+    if (made < 0)
+        return -1;
+    close(made);
+    return open_below(root, path, O_PATH, 0);
+}
+
+static int place_for(int root, const struct place *place) {
+    struct stat found, top;
+    int fd = open_below(root, place->to, O_PATH, 0);
+    if (fd < 0 && errno == ENOENT)
+        fd = place->folder ? make_folder(root, place->to, 0755) : make_file(root, place->to);
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, &found) != 0 || fstat(root, &top) != 0)
+        return -1;
+    if (S_ISDIR(found.st_mode) != place->folder)
+        return errno = place->folder ? ENOTDIR : EISDIR, -1;
+    if (found.st_dev == top.st_dev && found.st_ino == top.st_ino)
+        return errno = EBUSY, -1;
+    return fd;
+}
+
+static void put(int root, const struct place *place) {
+    as_user();
+    int fd = place_for(root, place), error = errno;
+    as_root();
+    if (fd >= 0 && attach_tree(place->tree, fd) != 0)
+        error = errno, close(fd), fd = -1;
+    if (fd < 0 && place->wanted)
+        fail("cannot mount %s at %s in the container: %s", place->from, place->to, strerror(error));
+    if (fd < 0 && strncmp(place->to, "/etc/", 5) != 0)
+        fail("the image has no place for %s: %s", place->to, strerror(error));
+    if (fd >= 0)
+        close(fd);
+    close(place->tree);
+}
+
+/* ---- the user's name: the image's tables with one line more */
+
+void look_up_user(void) {
+    const struct passwd *user = getpwuid(request.uid);
+    const struct group *group = getgrgid(request.gid);
+    if (user)
+        snprintf(passwd_line, sizeof passwd_line, "%s:x:%u:%u::%s:/bin/sh\n", user->pw_name, request.uid, request.gid,
+                 user->pw_dir);
+    if (group)
+        snprintf(group_line, sizeof group_line, "%s:x:%u:\n", group->gr_name, request.gid);
+}
+
+static bool knows(const char *table, unsigned id) {
+    char field[32];
+    snprintf(field, sizeof field, ":%u:", id);
+    for (const char *line = table; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const char *second = strchr(line, ':');
+        const char *third = second ? strchr(second + 1, ':') : NULL;
+        if (third && strncmp(third, field, strlen(field)) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void add_line(int root, const char *scratch, const char *to, const char *line, unsigned id) {
+    static char table[TABLE_MAX];
+    struct stat seen = {0};
+    as_user();
+    int fd = open_below(root, to, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
+    ssize_t got = fd >= 0 && fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? read(fd, table, sizeof table - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    as_root();
+    table[got > 0 ? got : 0] = '\0';
+    if (!*line || knows(table, id) || got == (ssize_t)sizeof table - 1)
+        return;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s%s", scratch, strrchr(to, '/'));
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (file < 0 || dprintf(file, "%s%s%s", table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line) < 0)
+        fail("%s is not written: %s", to, strerror(errno));
+    struct place place = {path, to, clone_tree(file), false, false};
+    close(file);
+    if (place.tree >= 0)
+        put(root, &place);
+}
+
+void fill_root(const char *path, const char *scratch) {
+    int root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    as_user();
+    mode_t mask = umask(0);
+    int folder = make_folder(root, "/tmp", 01777);
+    if (folder >= 0)
+        close(folder);
+    umask(mask);
+    folder = *passwd_line && !request.home ? make_folder(root, getpwuid(request.uid)->pw_dir, 0755) : -1;
+    if (folder >= 0)
+        close(folder);
+    as_root();
+    if (!request.remap_root && request.uid != 0) {
+        add_line(root, scratch, "/etc/passwd", passwd_line, request.uid);
+        add_line(root, scratch, "/etc/group", group_line, request.gid);
+    }
+    for (size_t i = 0; i < place_count; i++)
+        put(root, &places[i]);
+    close(root);
+}

@@ -1,0 +1,87 @@
+/* The container as a .sqsh file, written when its step ends: with the user's rights, whole or not at all. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "build.h"
+
+enum { WORDS_MAX = 512 };
+
+/* Inside: what is mounted, as lines of /proc/self/mountinfo, goes to `list`; the answer is the root folder. */
+static _Noreturn void look_from_inside(int user, int mounts, int list, int answer) {
+    char space[4096];
+    if ((fcntl(user, F_GETFD) >= 0 && setns(user, CLONE_NEWUSER) != 0) || setns(mounts, CLONE_NEWNS) != 0)
+        _exit(1);
+    int info = openat(proc_fd, "self/mountinfo", O_RDONLY | O_CLOEXEC);
+    for (ssize_t got; (got = read(info, space, sizeof space)) > 0;)
+        if (write(list, space, (size_t)got) != got)
+            _exit(1);
+    int folder = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    send_answer(answer, "root", &folder, 1);
+    _exit(0);
+}
+
+/* The root folder as seen from inside; mksquashfs itself is this machine's, and stays outside. */
+static int root_of(int user, int mounts, int list) {
+    int pair[2], root = -1;
+    char text[8];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+        fail("no socket: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0)
+        look_from_inside(user, mounts, list, pair[1]);
+    close(pair[1]);
+    if (receive_answer(pair[0], text, sizeof text, &root, 1) != 1)
+        fail("--container-save: the container cannot be entered");
+    waitpid(child, NULL, 0);
+    return root;
+}
+
+/* What is mounted in the container is not part of it. (mksquashfs's own -one-file-system would leave out every file
+ * that was not written to: an overlay shows those as another file system's.) */
+static void leave_out_mounts(int list, const char *words[], int count) {
+    char *line = NULL, *point = NULL;
+    size_t size = 0;
+    FILE *file = fdopen(list, "r");
+    rewind(file);
+    words[count++] = "-e";
+    while (count < WORDS_MAX - 1 && getline(&line, &size, file) > 0) /* no path with a blank is mounted by us */
+        if (sscanf(line, "%*s %*s %*s %*s %ms", &point) == 1 && strcmp(point, "/") != 0)
+            words[count++] = point + 1;
+    words[count] = NULL;
+}
+
+void save_root(int user, int mounts) {
+    char partial[PATH_MAX];
+    struct timespec now;
+    if (geteuid() == 0 && request.uid != 0)
+        become_user();
+    clock_gettime(CLOCK_REALTIME, &now); /* several nodes may save to one folder */
+    int used = snprintf(partial, sizeof partial, "%s.%d.%ld.part", request.save, (int)getpid(), now.tv_nsec);
+    if (used < 0 || (size_t)used >= sizeof partial)
+        fail("--container-save: the path is too long");
+    int list = memfd_create("mounts", MFD_CLOEXEC), root = root_of(user, mounts, list);
+    const char *words[WORDS_MAX] = {"mksquashfs", ".",    partial,   "-noappend",     "-no-progress", "-no-xattrs",
+                                    "-comp",      "zstd", "-Xcompression-level", "3", "-all-root"};
+    leave_out_mounts(list, words, request.uid == 0 ? 10 : 11);
+    int rc = run_program(words, root);
+    if (rc == 0 && rename(partial, request.save) == 0) {
+        send_answer(ANSWER_FD, "saved", NULL, 0);
+        exit(0);
+    }
+    int error = errno;
+    unlink(partial);
+    if (rc != 0)
+        fail("--container-save=%s: mksquashfs failed (%d): no such folder, no right to write there, or no space",
+             request.save, rc);
+    fail("--container-save=%s: %s", request.save, strerror(error));
+}

@@ -1,0 +1,158 @@
+/* The SPANK plugin: srun, sbatch and salloc get Pyxis's options, and each task of a step enters its container.
+ *
+ * user_init (slurmstepd, once per step and node) has the helper build the root and keeps the namespaces, or the error:
+ * a failing user_init would drain the node. task_init (each task, as the user) enters, or tells the error and ends.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "enter.h"
+#include "options.h"
+#include "start.h"
+
+SPANK_PLUGIN(dalsegno_container, 1)
+
+static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
+static struct site site;
+static struct container container = {.mounts = -1, .user = -1, .lock = -1};
+
+/* ---- options */
+
+static int take_option(int which, const char *value, int remote) {
+    char why[WHY_LENGTH];
+    (void)remote;
+    if (which < 0 || which >= OPTION_COUNT)
+        return -1;
+    if (!value || !option_words[which].argument)
+        value = "";
+    if (check_option((enum option)which, value, why) != 0) {
+        slurm_error("--%s: %s", option_words[which].name, why);
+        return -1;
+    }
+    free(given[which]);
+    return (given[which] = strdup(value)) ? 0 : -1;
+}
+
+static void read_site(int count, char *words[]) {
+    for (int i = 0; i < count; i++) {
+        if (strncmp(words[i], "data=", 5) == 0)
+            site.data = words[i] + 5;
+        else if (strncmp(words[i], "cache=", 6) == 0)
+            site.cache = words[i] + 6;
+        else if (strncmp(words[i], "show=", 5) == 0 && site.shown_count < SHOWN_MAX)
+            site.shown[site.shown_count++] = words[i] + 5;
+        else if (strcmp(words[i], "squashfs=user") == 0)
+            site.as_user = true;
+        else
+            slurm_error("plugstack.conf: dalsegno_container knows no `%s`", words[i]);
+    }
+}
+
+int slurm_spank_init(spank_t spank, int count, char *words[]) {
+    spank_context_t context = spank_context();
+    Dl_info self;
+    if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
+        return ESPANK_SUCCESS;
+    read_site(count, words);
+    if (dladdr((void *)slurm_spank_init, &self) && self.dli_fname) /* the helper lies beside the plugin */
+        snprintf(site.helper, sizeof site.helper, "%.*sdalsegno-container",
+                 (int)(strrchr(self.dli_fname, '/') - self.dli_fname + 1), self.dli_fname);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const struct option_word *word = &option_words[i];
+        struct spank_option option = {(char *)word->name, (char *)word->argument, (char *)word->usage,
+                                      word->argument != NULL, i, take_option};
+        if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
+            slurm_error("--%s is not registered", word->name);
+    }
+    return ESPANK_SUCCESS;
+}
+
+/* As Pyxis does: PYXIS_CONTAINER_IMAGE stands for --container-image, and so on. Not for batch scripts, which would
+ * hardly be meant. */
+static void read_environment(spank_t spank) {
+    char name[SPANK_OPTION_MAXLEN + 8], value[PATH_MAX];
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (given[i] || !option_words[i].argument || i == OPTION_AUTO_RESUME)
+            continue;
+        snprintf(name, sizeof name, "PYXIS_%s", option_words[i].name);
+        for (char *letter = name; *letter; letter++)
+            *letter = *letter == '-' ? '_' : (char)(*letter >= 'a' && *letter <= 'z' ? *letter - 32 : *letter);
+        if (spank_getenv(spank, name, value, sizeof value) == ESPANK_SUCCESS && *value && take_option(i, value, 1) != 0)
+            snprintf(container.error, sizeof container.error, "%s: not understood", name);
+    }
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
+    (void)spank, (void)count, (void)words;
+    if (spank_context() == S_CTX_REMOTE || given[OPTION_IMAGE] || given[OPTION_NAME])
+        return ESPANK_SUCCESS;
+    for (int i = 0; i < OPTION_AUTO_RESUME; i++)
+        if (given[i] && !getenv("PYXIS_CONTAINER_IMAGE") && !getenv("PYXIS_CONTAINER_NAME"))
+            slurm_error("--%s is ignored: there is no --container-image and no --container-name", option_words[i].name);
+    return ESPANK_SUCCESS;
+}
+
+/* ---- in slurmstepd */
+
+static void note_auto_resume(spank_t spank) {
+    if (given[OPTION_AUTO_RESUME])
+        spank_setenv(spank, "DALSEGNO_AUTO_RESUME", given[OPTION_AUTO_RESUME], 1);
+}
+
+/* Relative to the job's folder, which slurmstepd is in now, but not when the step ends. */
+static void keep_save_path(void) {
+    char folder[PATH_MAX], *path = NULL, *old = given[OPTION_SAVE];
+    if (!old || old[0] == '/' || !getcwd(folder, sizeof folder) || asprintf(&path, "%s/%s", folder, old) < 0)
+        return;
+    given[OPTION_SAVE] = path;
+    free(old);
+}
+
+int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
+    uint32_t step = 0;
+    char **argv = NULL;
+    int argc = 0;
+    (void)count, (void)words;
+    if (spank_context() != S_CTX_REMOTE)
+        return ESPANK_SUCCESS;
+    note_auto_resume(spank);
+    spank_get_item(spank, S_JOB_STEPID, &step);
+    if (step != SLURM_BATCH_SCRIPT)
+        read_environment(spank);
+    if (!given[OPTION_IMAGE] && !given[OPTION_NAME])
+        return ESPANK_SUCCESS;
+    container.wanted = true;
+    keep_save_path();
+    if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
+        container.script = strdup(argv[0]); /* lies in slurmd's spool folder, which no image has */
+    if (!container.error[0])
+        start_container(spank, &site, given, &container);
+    return ESPANK_SUCCESS; /* whatever happened: see above */
+}
+
+int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
+    (void)count, (void)words;
+    if (container.wanted)
+        enter_container(spank, given, &container); /* does not come back if it fails */
+    return ESPANK_SUCCESS;
+}
+
+/* When the node's last task has ended, and before srun hears of it: who waits for srun, finds the file. */
+int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
+    static uint32_t ended;
+    uint32_t tasks = 0;
+    (void)count, (void)words;
+    if (container.mounts >= 0 && given[OPTION_SAVE] &&
+        spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) == ESPANK_SUCCESS && ++ended == tasks)
+        save_container(spank, &site, given[OPTION_SAVE], &container);
+    return ESPANK_SUCCESS;
+}

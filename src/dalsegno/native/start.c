@@ -1,0 +1,207 @@
+#define _GNU_SOURCE
+#include "start.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pwd.h>
+#include <signal.h>
+#include <slurm/slurm.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORDS_MAX = 64, ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5 };
+
+struct words {
+    char *list[WORDS_MAX + 1];
+    int count;
+};
+
+static void add(struct words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(struct words *words, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (words->count < WORDS_MAX && vasprintf(&words->list[words->count], format, arguments) >= 0)
+        words->count++;
+    va_end(arguments);
+    words->list[words->count] = NULL;
+}
+
+static void free_words(struct words *words) {
+    for (int i = 0; i < words->count; i++)
+        free(words->list[i]);
+}
+
+static void add_user(spank_t spank, struct words *words) {
+    uid_t uid = 0;
+    gid_t gid = 0, *groups = NULL;
+    int count = 0;
+    spank_get_item(spank, S_JOB_UID, &uid);
+    spank_get_item(spank, S_JOB_GID, &gid);
+    spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count);
+    add(words, "uid=%u", uid);
+    add(words, "gid=%u", gid);
+    char list[4096] = "";
+    for (int i = 0, used = 0; i < count && used < (int)sizeof list - 16; i++)
+        used += snprintf(list + used, sizeof list - (size_t)used, "%s%u", i ? "," : "", groups[i]);
+    if (*list)
+        add(words, "groups=%s", list);
+}
+
+static void add_home(spank_t spank, struct words *words) {
+    char text[PATH_MAX], space[4096];
+    uid_t uid = 0;
+    struct passwd entry, *found = NULL;
+    spank_get_item(spank, S_JOB_UID, &uid);
+    if (getpwuid_r(uid, &entry, space, sizeof space, &found) == 0 && found)
+        add(words, "home=%s", found->pw_dir);
+    else if (spank_getenv(spank, "HOME", text, sizeof text) == ESPANK_SUCCESS)
+        add(words, "home=%s", text);
+}
+
+/* slurmstepd does not say on which node it runs, only the how many-eth of the step's it is. */
+static void read_node_name(spank_t spank, char *name, size_t size) {
+    char list[8192];
+    uint32_t number = 0;
+    *name = '\0';
+    if (spank_getenv(spank, "SLURM_STEP_NODELIST", list, sizeof list) != ESPANK_SUCCESS &&
+        spank_getenv(spank, "SLURM_JOB_NODELIST", list, sizeof list) != ESPANK_SUCCESS)
+        return;
+    spank_get_item(spank, S_JOB_NODEID, &number);
+    hostlist_t hosts = slurm_hostlist_create(list);
+    char *host = NULL;
+    for (uint32_t i = 0; hosts && i <= number; i++) {
+        free(host);
+        host = slurm_hostlist_shift(hosts);
+    }
+    if (host)
+        snprintf(name, size, "%s", host);
+    free(host);
+    slurm_hostlist_destroy(hosts);
+}
+
+static void add_site(spank_t spank, const struct site *site, struct words *words) {
+    char node[256] = "";
+    if (site->data) {
+        const char *mark = strstr(site->data, "%n");
+        if (mark)
+            read_node_name(spank, node, sizeof node);
+        add(words, "data=%.*s%s%s", mark ? (int)(mark - site->data) : (int)strlen(site->data), site->data, node,
+            mark ? mark + 2 : "");
+    }
+    if (site->cache)
+        add(words, "cache=%s", site->cache);
+    for (int i = 0; i < site->shown_count; i++)
+        add(words, "site=%s", site->shown[i]);
+    if (site->as_user)
+        add(words, "as_user=1");
+}
+
+/* Between fork and exec only system calls: other threads of slurmstepd may hold locks that nobody here gives back. */
+static void run_helper(const char *path, char *const words[], int answer, int user, int mounts) {
+    static char *const environment[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", NULL};
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getuid() == 0 && (syscall(SYS_setresuid, 0, 0, 0) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0))
+        _exit(126);
+    int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
+                   mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
+    dup2(high[0], ANSWER_FD);
+    syscall(SYS_close_range, USER_FD, 63, 0);
+    if (high[1] >= 0)
+        dup2(high[1], USER_FD);
+    if (high[2] >= 0)
+        dup2(high[2], MOUNTS_FD);
+    syscall(SYS_close_range, 64, ~0u, 0);
+    execve(path, words, environment);
+    _exit(127);
+}
+
+/* The helper's answer and the descriptors that came with it; an answer that begins with `!` is an error. */
+static int ask_helper(const char *path, char *const words[], int user, int mounts, char *text, size_t size, int *fds,
+                      int count) {
+    int pair[2], sent = 0, status = 0;
+    char space[CMSG_SPACE(sizeof(int) * 4)];
+    struct iovec part = {.iov_base = text, .iov_len = size - 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    snprintf(text, size, "!the helper %s did not answer", path);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+        return 0;
+    pid_t child = fork();
+    if (child == 0)
+        run_helper(path, words, pair[1], user, mounts);
+    close(pair[1]);
+    ssize_t got = child < 0 ? -1 : recvmsg(pair[0], &message, MSG_CMSG_CLOEXEC);
+    if (got > 0) {
+        text[got] = '\0';
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        if (rights && rights->cmsg_type == SCM_RIGHTS) {
+            sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(fds, CMSG_DATA(rights), sizeof(int) * (size_t)(sent < count ? sent : count));
+        }
+    }
+    close(pair[0]);
+    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    return sent < count ? sent : count;
+}
+
+void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
+    struct words words = {.count = 0};
+    char text[WHY_LENGTH * 2];
+    int fds[3] = {-1, -1, -1};
+    const char *image = given[OPTION_IMAGE];
+    if (image && !image_is_path(image)) {
+        snprintf(container->error, sizeof container->error,
+                 "image %s is no path: import it with `dalsegno image import`, then name the .sqsh file", image);
+        return;
+    }
+    add(&words, "dalsegno-container");
+    add_user(spank, &words);
+    add_site(spank, site, &words);
+    if (image)
+        add(&words, "image=%s", image);
+    if (given[OPTION_MOUNTS])
+        add(&words, "mounts=%s", given[OPTION_MOUNTS]);
+    if (given[OPTION_NAME])
+        add(&words, "name=%s", given[OPTION_NAME]);
+    if (container->script)
+        add(&words, "script=%s", container->script);
+    if (given[OPTION_MOUNT_HOME])
+        add_home(spank, &words);
+    add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
+    add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
+    int count = ask_helper(site->helper, words.list, -1, -1, text, sizeof text, fds, 3), next = 0;
+    free_words(&words);
+    if (text[0] == '!' || count < 1) {
+        snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
+        return;
+    }
+    container->mounts = fds[next++];
+    if (strstr(text, " user"))
+        container->user = fds[next++];
+    if (strstr(text, " lock"))
+        container->lock = fds[next++];
+    container->folder = strstr(text, " folder") != NULL;
+}
+
+void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container) {
+    struct words words = {.count = 0};
+    char text[WHY_LENGTH * 2];
+    add(&words, "dalsegno-container");
+    add_user(spank, &words);
+    add(&words, "save=%s", path);
+    ask_helper(site->helper, words.list, container->user, container->mounts, text, sizeof text, NULL, 0);
+    free_words(&words);
+    if (text[0] == '!')
+        slurm_spank_log("dalsegno: %s", text + 1);
+}

@@ -1,0 +1,31 @@
+/* Starting the helper from slurmstepd, and what it hands back. */
+#ifndef DALSEGNO_START_H
+#define DALSEGNO_START_H
+
+#include <limits.h>
+#include <slurm/spank.h>
+#include <stdbool.h>
+
+#include "options.h"
+
+enum { SHOWN_MAX = 16 };
+
+/* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
+struct site {
+    char helper[PATH_MAX];
+    const char *data, *cache, *shown[SHOWN_MAX];
+    int shown_count;
+    bool as_user;
+};
+
+struct container {
+    bool wanted, folder;
+    int mounts, user, lock; /* kept open for as long as the step lives */
+    char *script;
+    char error[WHY_LENGTH * 2]; /* for the tasks to tell */
+};
+
+void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
+void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container);
+
+#endif

@@ -1,0 +1,301 @@
+"""Container jobs on a real cluster, with Pyxis's options: as root, as another user, and on a cluster without root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.procfs import arguments, find
+from dalsegno.targets.local.target import LocalTarget
+from tests.cluster.conftest import Answer, Cli, at_home, eventually, make_home, taken_down
+from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 2, gpus: 4, gpu_type: h100, cpus: 8, memory: 4G, default: true}
+users:
+  - {name: ada}
+slurm: {accounting: false}
+containers: {enabled: true}
+"""
+APPLETS = ("cat", "echo", "grep", "id", "kill", "ls", "mkdir", "pwd", "rm", "sh", "sleep", "test", "touch", "true")
+ENVIRONMENT = "PATH=/bin\nFROM_IMAGE='as it says'\nLANG=image\n"
+RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
+
+
+@dataclass(frozen=True)
+class Contained:
+    """A cluster with container jobs, one of its users ("": whoever made it), and a small image."""
+
+    cli: Cli
+    image: Path
+    user: str = ""
+
+    def sh(self, script: str, *args: str) -> Answer:
+        """A script as by `dalsegno shell`, many times, without its start; $I is the option that names the image."""
+        words = ["sh", "-c", f"I=--container-image={self.image}\n{script}", "sh", *args]
+        target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
+        argv, env = target.shell(words, self.cli.env, str(self.cli.home), None, self.user or None)
+        done = subprocess.run(
+            [*self.cli.become, *argv], env=env, cwd=self.cli.home, capture_output=True, text=True, timeout=30,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def lines(self, script: str) -> list[str]:
+        answer = self.sh(script)
+        assert answer.code == 0, answer
+        return answer.out.splitlines()
+
+    @property
+    def uid(self) -> str:
+        return self.lines("id -u")[0]
+
+
+def make_image(folder: Path, program: str | None = shutil.which("busybox")) -> Path:
+    assert program, "busybox-static is not installed"
+    tree = folder / "tree"
+    for name in ("bin", "etc", "root", "workspace"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy(program, tree / "bin/busybox")
+    for name in APPLETS:
+        (tree / "bin" / name).symlink_to("busybox")
+    shutil.copy(program, tree / "root/busybox")
+    (tree / "root/busybox").chmod(0o4755)
+    (tree / "etc/environment").write_text(ENVIRONMENT)
+    (tree / "etc/rc").write_text(RC)
+    (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    words = ["mksquashfs", str(tree), str(folder / "tiny.sqsh"), "-all-root", "-quiet", "-no-progress", "-comp", "lz4"]
+    subprocess.run([*words, "-p", "bad-device c 666 0 0 1 3"], check=True, stdout=subprocess.DEVNULL)
+    (folder / "tiny.sqsh").chmod(0o644)
+    return folder / "tiny.sqsh"
+
+
+@pytest.fixture(scope="module")
+def cluster(cache: Path) -> Iterator[Contained]:
+    with taken_down(at_home(cache)) as cli:
+        image = make_image(cli.home)
+        cli.ok("up", cli.file(FILE))
+        yield Contained(cli, image)
+
+
+@pytest.fixture(scope="module")
+def rootless() -> Iterator[Contained]:
+    home = make_home("ds-")
+    copy_program(home / "lib")
+    image = make_image(home)
+    (home / "tmp").mkdir()
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    for path in (home, home / "tmp"):
+        os.chown(path, uid, uid)
+    with taken_down(Rootless(home, uid)) as cli:
+        cli.ok(
+            "up", cli.file("".join(line for line in FILE.splitlines(True) if "ada" not in line and "users" not in line))
+        )
+        yield Contained(cli, image)
+
+
+@pytest.fixture(params=["root", "ada", "rootless"])
+def someone(request: pytest.FixtureRequest) -> Contained:
+    """Whoever it is, on whatever cluster, it is all the same to them."""
+    if request.param == "rootless":
+        alone: Contained = request.getfixturevalue("rootless")
+        return alone
+    shared: Contained = request.getfixturevalue("cluster")
+    return Contained(shared.cli, shared.image, "" if request.param == "root" else request.param)
+
+
+@pytest.fixture
+def ada(cluster: Contained) -> Contained:
+    return Contained(cluster.cli, cluster.image, "ada")
+
+
+# Whoever it is ------------------------------------------------------------------------------------------------
+
+
+def test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment(someone: Contained):
+    devices = next((someone.cli.home / "clusters").iterdir()) / "dev"
+    what = (
+        "$SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME $(pwd) $FROM_IMAGE $(id -u)"
+    )
+    seen = someone.lines(
+        f"srun -N2 -n4 --ntasks-per-node=2 --gpus-per-node=2 $I sh -c 'test -c {devices}/nvidia1 && echo {what}'"
+    )
+    uid = someone.uid
+    assert sorted(seen) == [
+        f"{rank} {rank % 2} {rank // 2} 0,1 train-{rank // 2 + 1} /workspace as it says {uid}" for rank in range(4)
+    ]
+
+
+def test_exit_codes_and_signals_are_the_tasks_own(someone: Contained):
+    script = "for end in true 'exit 7' 'kill -9 $$' 'kill -TERM $$'; do srun $I sh -c \"$end\"; echo $?; done"
+    assert someone.lines(script) == ["0", "7", "137", "143"]
+
+
+def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contained):
+    """Each writes a file of its own and waits for the other's, in /dev/shm and in the container itself."""
+    meet = "touch $1.$SLURM_LOCALID; until test -e $1.0 && test -e $1.1; do sleep 0.02; done; echo met"
+    both = f"srun -N1 -n2 $I sh -c '{meet}' sh $1; rm -f $1.0 $1.1"
+    for place in (f"/dev/shm/dalsegno-test-{os.getpid()}", "/etc/here"):
+        answer = someone.sh(both, place)
+        assert answer.out.split() == ["met", "met"], answer
+
+
+def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone: Contained):
+    home = someone.cli.home
+    (home / "tmp/text.sqsh").write_text("no image")
+    (home / "tmp/cut.sqsh").write_bytes(someone.image.read_bytes()[:9000])
+    for name, why in {
+        "missing.sqsh": "No such file or directory",
+        "text.sqsh": "is no squashfs file",
+        "cut.sqsh": "cut.sqsh: ",
+    }.items():
+        answer = someone.sh(f"srun -n2 -N1 --container-image={home}/tmp/{name} true")
+        ours = [line for line in answer.err.splitlines() if line.startswith("dalsegno: ")]
+        assert answer.code == 1 and len(ours) == 1, answer
+        assert ours[0].startswith("dalsegno: train-1: container: image ") and why in ours[0]
+    batch = someone.sh(f"cd {home}/tmp; sbatch -W -o bad.out --container-image=./missing.sqsh --wrap true; cat bad.out")
+    assert "missing.sqsh: No such file or directory" in batch.out
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], 10)
+
+
+def test_what_is_cancelled_leaves_nothing(someone: Contained):
+    mark = f"98{os.getpid()}"
+    job = someone.lines(f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\"")[0]
+    eventually(lambda: len(processes("sleep", mark)) == 4, 15, 0.02)
+    assert containers(someone) > 0
+    someone.lines(f"scancel {job}")
+    eventually(lambda: not processes("sleep", mark) and not someone.lines("squeue -h"), 20)
+    eventually(lambda: (containers(someone), loops(someone.image)) == (0, 0), 5)
+
+
+def test_files_of_the_image_gain_nobody_rights(someone: Contained):
+    uid = someone.uid
+    out = someone.lines("srun $I sh -c 'grep \" / \" /proc/self/mounts; cat /bad-device 2>&1; /root/busybox id -u'")
+    assert "nosuid" in out[0] and "nodev" in out[0]
+    assert "ermission denied" in out[1] or "No such file" in out[1]  # unpacked without root, there is no device at all
+    assert out[2] == uid
+
+
+# Options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
+def test_options_do_what_they_say(someone: Contained):
+    shared = someone.cli.home / "tmp"
+    steps: Sequence[tuple[str, str]] = [
+        ("--container-workdir=/etc pwd", "/etc"),
+        ("sh -c 'echo $LANG'", "image"),
+        ("--container-env=LANG sh -c 'echo $LANG'", "job"),
+        ("--container-remap-root id -u", "0"),
+        ("--container-entrypoint echo after", "entry after"),
+        ("--container-readonly sh -c 'touch /new 2>/dev/null || echo refused'", "refused"),
+        ("--container-writable sh -c 'touch /etc/new && echo done'", "done"),
+        (f"--container-mounts={shared}:/mnt/a/b sh -c 'touch /mnt/a/b/from-inside && echo done'", "done"),
+        (
+            f"--container-mounts={shared}:/mnt:ro sh -c 'touch /mnt/x 2>/dev/null || ls /mnt/from-inside'",
+            "/mnt/from-inside",
+        ),
+        ("--container-mount-home sh -c 'test -e ~/from-home && echo there'", "there"),
+        ("sh -c 'test -e ~/from-home || echo not there'", "not there"),
+    ]
+    home = "cd ~ 2>/dev/null && touch from-home" if someone.user else f"export HOME={shared}; touch ~/from-home"
+    script = "\n".join(f"srun $I {words} | tr '\\n' ' '; echo" for words, _ in steps)
+    seen = [line.strip() for line in someone.lines(f"{home}; export LANG=job\n{script}")]
+    expected = [out for _, out in steps]
+    if not someone.user:  # nobody's home, as the machine has it, is not there
+        seen[9] = expected[9]
+    assert seen == expected
+
+
+def test_mounts_are_opened_in_the_users_name(ada: Contained):
+    secret = ada.cli.home / "clusters/one/secret"
+    answer = ada.sh(f"srun $I --container-mounts={secret}/munge.key:/key cat /key")
+    assert answer.code == 1 and "cannot mount" in answer.err and "Permission denied" in answer.err
+    (ada.cli.home / "hidden.sqsh").write_bytes(ada.image.read_bytes())
+    (ada.cli.home / "hidden.sqsh").chmod(0o600)
+    answer = ada.sh(f"srun --container-image={ada.cli.home}/hidden.sqsh true")
+    assert answer.code == 1 and "hidden.sqsh: Permission denied" in answer.err
+
+
+@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
+def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Contained):
+    first = "srun -w train-1 $I --container-name=mine touch /kept; srun -w train-1 --container-name=mine ls /kept"
+    assert someone.lines(first) == ["/kept"]
+    at_once = """srun -w train-1 --container-name=mine sh -c 'until test -e /second; do sleep 0.05; done; echo seen' &
+        until srun -w train-1 --container-name=mine:exec touch /second 2>/dev/null; do sleep 0.1; done; wait"""
+    assert someone.lines(at_once) == ["seen"]
+    for name, why in {
+        "mine:create": "already",
+        "mine:exec": "no container mine runs",
+        "other": "there is no container",
+    }.items():
+        answer = someone.sh(f"srun -w train-1 --container-name={name} true")
+        assert answer.code == 1 and why in answer.err
+    if someone.user:  # root has no container of that name
+        assert (
+            "there is no container mine"
+            in Contained(someone.cli, someone.image).sh("srun --container-name=mine true").err
+        )
+
+
+@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
+def test_a_saved_container_is_an_image_again(someone: Contained):
+    saved = someone.cli.home / "tmp/saved.sqsh"
+    assert someone.lines(
+        f"srun $I --container-save={saved} touch /etc/more; srun --container-image={saved} sh -c 'ls /etc/more; pwd'"
+    ) == ["/etc/more", "/workspace"]
+
+
+def test_sbatch_salloc_and_a_folder_as_image(ada: Contained):
+    home = ada.cli.home
+    script = home / "tmp/job.sh"
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH --container-image={ada.image}\n#SBATCH -o {home}/tmp/job.out\necho $FROM_IMAGE $1\n"
+    )
+    assert ada.lines(f"sbatch -W {script} word >/dev/null; cat {home}/tmp/job.out") == ["as it says word"]
+    assert ada.lines("salloc -N1 $I srun sh -c 'echo $FROM_IMAGE' 2>/dev/null") == ["as it says"]
+    assert ada.lines("PYXIS_CONTAINER_IMAGE=${I#*=} srun sh -c 'echo $FROM_IMAGE'") == ["as it says"]
+    folder = ada.sh(
+        f"srun --auto-resume=1 --container-image={home}/tree sh -c 'echo $FROM_IMAGE $DALSEGNO_AUTO_RESUME'"
+    )
+    assert folder.out == "as it says 1\n" and "not on clusters with Pyxis" in folder.err
+    refused = ada.sh("srun $I --container-mounts=a:b true")
+    assert refused.code != 0 and "write /PATH or ./PATH" in refused.err
+
+
+# What is left -------------------------------------------------------------------------------------------------
+
+
+def processes(*words: str) -> list[int]:
+    return [process.pid for process in find(lambda pid: tuple(arguments(pid)[-len(words) :]) == words)]
+
+
+def containers(someone: Contained) -> int:
+    """Processes that see a container's root, and squashfuse's."""
+
+    def inside(pid: int) -> bool:
+        try:
+            return "upperdir=/tmp/rw/upper" in Path(f"/proc/{pid}/mounts").read_text()
+        except OSError:
+            return False
+
+    return len(find(inside)) + len(find(lambda pid: "squashfuse_ll" in "".join(arguments(pid)[:1])))
+
+
+def loops(image: Path) -> int:
+    def backing(path: Path) -> str:
+        try:
+            return path.read_text()
+        except OSError:  # let go of while we looked
+            return ""
+
+    return sum(str(image) in backing(path) for path in Path("/sys/block").glob("loop*/loop/backing_file"))

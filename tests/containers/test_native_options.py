@@ -1,0 +1,122 @@
+"""The plugin's option parser, compiled alone and called from here; then under random words and AddressSanitizer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.native import FLAGS, header_version, source_folder
+from dalsegno.containers.native import check_compiler as check
+from dalsegno.errors import DalsegnoError
+
+FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S", "2"))
+WHY_LENGTH = 512
+Check = Callable[[str, str], str]
+
+
+def compiled(target: Path, *words: str) -> Path:
+    subprocess.run(["gcc", *FLAGS, *words, "-o", str(target)], cwd=source_folder(), check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def refusal(tmp_path_factory: pytest.TempPathFactory) -> Check:
+    """What is said of an option's value; nothing if it is fine."""
+    folder = tmp_path_factory.mktemp("native")
+    library = ctypes.CDLL(str(compiled(folder / "options.so", "-fPIC", "-shared", "options.c")))
+    names = re.findall(r"^ +OPTION_(\w+),", (source_folder() / "options.h").read_text(), re.MULTILINE)
+
+    def refusal(option: str, value: str) -> str:
+        why = ctypes.create_string_buffer(WHY_LENGTH)
+        rc = library.check_option(names.index(option), value.encode(), why)
+        return why.value.decode() if rc else ""
+
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("IMAGE", "/fsx/pytorch.sqsh"),
+        ("IMAGE", "./with a blank.sqsh"),
+        ("IMAGE", "me@nvcr.io#nvidia/pytorch:24.01-py3"),
+        ("MOUNTS", "/fsx:/fsx"),
+        ("MOUNTS", "/fsx"),
+        ("MOUNTS", "./here:/there:ro,/a:/b:ro+noexec"),
+        ("MOUNTS", "/a:/b:rw+rbind+x-create=dir"),
+        ("ENV", "PATH,LANG,_X1"),
+        ("NAME", "mine"),
+        ("NAME", "mine-2.0_x:no_exec"),
+        ("WORKDIR", "/workspace"),
+        ("SAVE", "after.sqsh"),
+        ("AUTO_RESUME", "1"),
+    ],
+)
+def test_what_pyxis_takes_is_taken(refusal: Check, option: str, value: str):
+    assert refusal(option, value) == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("IMAGE", "", "empty"),
+        ("IMAGE", "nvcr.io#a b", "blank"),
+        ("MOUNTS", "", "one side is empty"),
+        ("MOUNTS", "/a:", "one side is empty"),
+        ("MOUNTS", "fsx:/fsx", "write /PATH or ./PATH"),
+        ("MOUNTS", "/a:b", "no absolute path"),
+        ("MOUNTS", "/a:/b:ro:more", "at most two colons"),
+        ("MOUNTS", "/a:/b:wild", "knows no flag `wild`"),
+        ("MOUNTS", ",".join(["/a"] * 65), "more than 64"),
+        ("ENV", "A=1", "no name of an environment variable"),
+        ("ENV", "A,,B", "no name of an environment variable"),
+        ("ENV", ",".join(["A"] * 129), "more than 128"),
+        ("NAME", "", "1 to 64"),
+        ("NAME", "x" * 65, "1 to 64"),
+        ("NAME", "../up", "letters, digits"),
+        ("NAME", "mine:later", "auto, create, exec or no_exec"),
+        ("WORKDIR", "relative", "no absolute path"),
+        ("SAVE", "", "empty"),
+        ("AUTO_RESUME", "yes", "0 or 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words(refusal: Check, option: str, value: str, why: str):
+    assert why in refusal(option, value)
+
+
+def test_a_refusal_fits_its_line_however_long_the_word(refusal: Check):
+    assert 0 < len(refusal("MOUNTS", "x" * 100_000)) < WHY_LENGTH
+
+
+def test_random_words_do_no_harm(tmp_path: Path):
+    """The long form: DALSEGNO_FUZZ_S=600."""
+    sanitize = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
+    program = compiled(tmp_path / "fuzz", *sanitize, "fuzz.c", "options.c")
+    done = subprocess.run([program, str(FUZZ_S), str(os.getpid())], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+# Compiling ----------------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_read_from_slurms_header():
+    assert header_version("#define SLURM_VERSION_NUMBER 0x160508\n") == "22.5.8"
+
+
+def test_headers_that_are_missing_are_named_with_their_package(tmp_path: Path):
+    with pytest.raises(DalsegnoError, match="libslurm-dev") as caught:
+        check("slurm-wlm 22.05.8", tmp_path / "slurm_version.h")
+    assert "./dalsegno setup" in caught.value.hint
+
+
+def test_headers_of_another_slurm_are_refused(tmp_path: Path):
+    (tmp_path / "slurm_version.h").write_text("#define SLURM_VERSION_NUMBER 0x180b05\n")
+    with pytest.raises(DalsegnoError, match=r"headers are of 24\.11\.5, and Slurm itself is 22\.05\.8"):
+        check("slurm-wlm 22.05.8", tmp_path / "slurm_version.h")
