@@ -91,7 +91,7 @@ def _here(context: str, form: str) -> None:
 
 
 def _look(context: str) -> tuple[str, list[Finding]]:
-    from dalsegno.health.cache import cache_folder, keep, read_kept
+    from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
     from dalsegno.health.here import machine_here, settings_here
@@ -102,7 +102,7 @@ def _look(context: str) -> tuple[str, list[Finding]]:
     node = machine.expected.node
     if context != Context.PROLOG.value:
         return node, examine(CHECKS, Context(context), machine, settings)
-    kept = cache_folder() / f"{node}.json"
+    kept = cache_file(node)
     lasting = {check.name for check in CHECKS if check.lasts}
     known = {check: each for check, each in read_kept(kept, machine.now()).items() if check in lasting}
     findings = examine(CHECKS, Context.PROLOG, machine, settings, within_s=PROLOG_S, known=known)

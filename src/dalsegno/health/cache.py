@@ -6,6 +6,7 @@ Only what passed is kept: a node that was mended is seen so at once. The folder 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
@@ -20,10 +21,16 @@ from dalsegno.system.files import write_atomic
 KEPT_S = 60.0
 
 
-def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
+def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
+    """Nodes of several clusters on one machine may have one name."""
+    mark = hashlib.blake2b(f"{node} {env.get('SLURM_CONF', '')}".encode(), digest_size=8).hexdigest()
+    return _folder(env) / f"{mark}.json"
+
+
+def _folder(env: Mapping[str, str]) -> Path:
     if os.geteuid() == 0:
         return Path("/run/dalsegno-health")
-    return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-health-{os.geteuid()}") / "dalsegno-health"
+    return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-{os.geteuid()}") / "health"
 
 
 def read_kept(path: Path, now: float) -> dict[str, Finding]:

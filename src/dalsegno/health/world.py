@@ -22,6 +22,7 @@ from dalsegno.system.kmsg import KernelLog
 from dalsegno.system.machine import program
 from dalsegno.system.patience import Patient
 from dalsegno.system.processes import Completed
+from dalsegno.system.timekeeping import greatest_error_s
 
 NVML_TIMEOUT_S = 6.0
 SAME_LOOK_S = 0.3
@@ -57,6 +58,10 @@ class World(Protocol):
 
     def kernel_records(self) -> list[str]:
         """The kernel's log since the last look, in the form of /dev/kmsg."""
+        ...
+
+    def clock_error_s(self) -> float:
+        """By how much the kernel's clock may be off."""
         ...
 
     def nvml(self) -> Gpus:
@@ -109,6 +114,12 @@ class Machine:
             return self._log.new_records()
         except OSError as error:
             raise NoAnswer(f"/dev/kmsg: {error.strerror or error}") from error
+
+    def clock_error_s(self) -> float:
+        try:
+            return greatest_error_s()
+        except (OSError, AttributeError) as error:
+            raise NoAnswer(f"adjtimex: {error}") from error
 
     def nvml(self) -> Gpus:
         """Several checks of one look share an answer."""
@@ -164,6 +175,9 @@ class FolderWorld:
 
     def kernel_records(self) -> list[str]:
         return self.read("/dev/kmsg").splitlines()
+
+    def clock_error_s(self) -> float:
+        return float(self.read("/clock_error_s"))
 
     def nvml(self) -> Gpus:
         return None

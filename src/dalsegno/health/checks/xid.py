@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -30,10 +31,15 @@ def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Re
     if not found:
         return passed("no Xid in the kernel's log")
     remedy, event = max(found, key=lambda each: list(Remedy).index(each[0]))
-    text = f"Xid {event.xid} on {event.gpu}: {event.text or meaning(event.xid)} ({meaning(event.xid)})"
+    text = f"Xid {event.xid} on {event.gpu}: {_words(event)}"
     if remedy is Remedy.NONE:
         return passed(f"{len(recent)} Xids that were programs' own faults, the last: {text}")
     return warned(text, str(event.xid)) if remedy is Remedy.WATCH else failed(text, remedy, str(event.xid))
+
+
+def _words(event: Event) -> str:
+    """The driver's, without whose process it was; ours where it says nothing."""
+    return re.sub(r"^(pid=[^,]*,\s*|name=[^,]*,\s*)+", "", event.text) or meaning(event.xid)
 
 
 def _of_gpu(seen: list[Event], repeats: float, a100: bool) -> tuple[Remedy, Event]:

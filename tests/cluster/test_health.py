@@ -1,0 +1,88 @@
+"""The checks under real Slurm, without our controller: as its prolog and HealthCheckProgram, as the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.telemetry import read_telemetry, with_gpu, write_telemetry
+from tests.cluster.conftest import Cli, at_home, eventually, taken_down
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
+
+PAGE = Path(__file__).parents[2] / "docs" / "health.md"
+CLUSTER = """
+name: one
+target: local
+partitions:
+  - {{name: train, nodes: 3, gpus: 2, gpu_type: h100, cpus: 2, memory: 1G}}
+slurm:
+  accounting: false
+  extra: {{Prolog: {home}/health-prolog, HealthCheckProgram: {home}/health-check, HealthCheckInterval: 2,
+           HealthCheckNodeState: ANY}}
+health: {{mode: off}}
+"""
+
+
+def write_script(cli: Cli, name: str) -> None:
+    """As on the page, but for where our command and this cluster's files are; they say where a node's telemetry is."""
+    found = re.search(rf"cat > {name} <<'END'\n(.*?)^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    root = cli.home / "clusters/one"
+    first, _, rest = found[1].replace("/usr/local/bin/dalsegno", f"{root}/bin/dalsegno").partition("\n")
+    told = f"export SLURM_CONF={root}/etc/slurm.conf DALSEGNO_TELEMETRY={root}/hosts/$SLURMD_NODENAME/telemetry.json"
+    (cli.home / name).write_text(f"{first}\n{told}\n{rest}")
+    (cli.home / name).chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def cli(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        write_script(cli, "health-prolog")
+        write_script(cli, "health-check")
+        cli.ok("up", cli.file(CLUSTER.format(home=cli.home)))
+        yield cli
+
+
+def reason(cli: Cli, node: str) -> str:
+    found = re.search(r"Reason=(.*?)( \[|$)", cli.ok("shell", "--", "scontrol", "show", "node", node), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def test_a_node_is_asked_by_its_name(cli: Cli) -> None:
+    told = json.loads(cli.ok("health", "--node", "train-3", "--json", "-x", "validation"))
+    assert told["node"] == "train-3"
+    assert {each["verdict"] for each in told["findings"]} == {"passed"}
+    assert {"gpu-ecc", "slurmd", "munge", "file-systems"} <= {each["check"] for each in told["findings"]}
+    answer = cli.run("health", "--node", "trian-3")
+    assert answer.code == 2 and "did you mean `train-3`?" in answer.err
+
+
+def test_what_is_really_broken_is_found_on_a_simulated_node_too(cli: Cli) -> None:
+    """A mount that hangs, a disk that is full, munge and slurmd that are dead."""
+    for fault in ("fs-hang", "disk-full", "munge-dead", "slurmd-dead"):
+        cli.ok("inject", fault, "train-3")
+    answer = cli.run("health", "--node", "train-3", "--json")
+    failed = {each["check"] for each in json.loads(answer.out)["findings"] if each["verdict"] == "failed"}
+    assert answer.code == 1 and failed == {"file-systems", "disk", "munge", "slurmd"}
+    cli.ok("inject", "--clear", "train-3")
+
+
+def test_slurms_own_health_check_drains_a_node_and_says_why(cli: Cli) -> None:
+    cli.ok("inject", "nvlink", "train-2")
+    eventually(lambda: reason(cli, "train-2").startswith("dalsegno:reset:nvlink[down] 17 of 18 NVLinks are up"))
+
+
+def test_as_a_prolog_it_keeps_jobs_off_a_node_that_is_not_free(cli: Cli) -> None:
+    """Of what only a node without jobs must not have, Slurm's health check beside them says nothing."""
+    assert cli.ok("shell", "--", "srun", "-w", "train-1", "--gpus=1", "hostname").strip() == "train-1"
+    told = cli.home / "clusters/one/hosts/train-1/telemetry.json"
+    write_telemetry(told, with_gpu(read_telemetry(told), 0, memory_used_mib=4000))
+    job = cli.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "--gpus=1", "--wrap", "hostname").strip()
+    eventually(lambda: reason(cli, "train-1") == "Prolog error")
+    assert "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job)
