@@ -15,9 +15,7 @@ from dalsegno.health.words import Reply, reply_message
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.probes import Place
-from dalsegno.recovery.roster import SLURMD_PORT, Roster
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeState
+from dalsegno.recovery.roster import Roster
 from dalsegno.train.frames import MAX_BYTES, pack
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
 
@@ -35,7 +33,9 @@ class Linked(Scene):
         super().__init__()
 
     def begin(self, stranger_s: float = 3.0, port: int = 0) -> None:
-        self.link = NodeLink(self.selector, self.folder, self.log.append, self.changed.append)
+        self.link = NodeLink(
+            self.selector, self.folder, self.folder / "none.conf", self.log.append, self.changed.append, roster_s=0.1
+        )
         self.port = self.link.open("127.0.0.1", port)
         self.agents = self.link._agents
 
@@ -83,28 +83,31 @@ def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> N
 # Who may call
 
 
-def test_who_has_a_secret_may_call_and_slurm_says_where_it_is(tmp_path: Path):
-    (tmp_path / "gpu-1").write_text("x" * 32)
-    (tmp_path / ".gpu-1.tmp").write_text("x" * 32)
-    roster = Roster(tmp_path)
+def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Path):
+    secrets, conf = tmp_path / "secrets", tmp_path / "slurm.conf"
+    assert Roster(secrets, conf).places() == {}
+    secrets.mkdir()
+    (secrets / "gpu-1").write_text("x" * 32)
+    (secrets / ".gpu-1.tmp").write_text("x" * 32)
+    roster = Roster(secrets, conf)
     assert roster.places() == {"gpu-1": Place("")}
-    idle = NodeState.IDLE
-    roster.learn([NodeInfo("gpu-1", idle, address="10.0.0.7"), NodeInfo("gpu-2", idle, address="10.0.0.8")])
-    assert roster.places() == {"gpu-1": Place("10.0.0.7", SLURMD_PORT)}
-    roster.learn([NodeInfo("gpu-1", idle, address="a-name", port=17001)])
-    assert roster.places() == {"gpu-1": Place("", 17001)}
+    conf.write_text("NodeName=gpu-[1-2] NodeAddr=10.0.0.[7-8]\n")
+    assert roster.places() == {"gpu-1": Place("10.0.0.7", 6818)}
+    conf.write_text("SlurmdPort=7000\nNodeName=DEFAULT CPUs=4\nNodeName=gpu-[1-2] NodeAddr=a-name\n")
+    assert roster.places() == {"gpu-1": Place("", 7000)}
+    conf.write_text("NodeName=gpu-1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001\n")
+    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001)}
+    conf.unlink()
+    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001)}, "what it said last"
     assert roster.secret_of("gpu-1") == b"x" * 32
     assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
-    assert Roster(tmp_path / "none").places() == {}
 
 
 def test_a_node_that_is_added_later_may_call_and_one_that_is_removed_may_not(linked: Linked):
     agent = linked.agent("gpu-1")
     (linked.folder / "gpu-1").unlink()
-    linked.link.learn([])
     assert agent.cut_off() and set(linked.link.views()) == {"gpu-2"}
     (linked.folder / "gpu-1").write_bytes(secret_of("gpu-1") or b"")
-    linked.link.learn([])
     linked.until(lambda: "gpu-1" in linked.link.views())
     assert linked.agent("gpu-1").welcomed
 

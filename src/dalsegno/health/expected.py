@@ -50,6 +50,28 @@ def expected_of(node: str, slurm_conf: str) -> Expected:
     return common
 
 
+def slurmd_places(slurm_conf: str) -> dict[str, tuple[str, int]]:
+    """Where the slurmd of each node answers: an address or a name, and a port."""
+    lines = [_pairs(line) for line in _logical_lines(slurm_conf)]
+    usual = next((pairs["slurmdport"] for pairs in reversed(lines) if "slurmdport" in pairs), "6818")
+    found, defaults = dict[str, tuple[str, int]](), dict[str, str]()
+    for pairs in lines:
+        if pairs.get("nodename", "").upper() == "DEFAULT":
+            defaults |= pairs
+        else:
+            found |= _places_of_line({**defaults, **pairs}, usual) if "nodename" in pairs else {}
+    return found
+
+
+def _places_of_line(pairs: dict[str, str], usual: str) -> dict[str, tuple[str, int]]:
+    names = _expand(pairs["nodename"])
+    addresses = _expand(pairs.get("nodeaddr") or pairs.get("nodehostname") or "") or names
+    ports = [int(port) for port in _expand(pairs.get("port") or usual) if port.isdigit()] or [0]
+    return {
+        name: (addresses[min(at, len(addresses) - 1)], ports[min(at, len(ports) - 1)]) for at, name in enumerate(names)
+    }
+
+
 def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: str) -> Expected:
     found = _GPU.search(pairs.get("gres", ""))
     address = _nth(pairs.get("nodeaddr") or pairs.get("nodehostname") or common.node, at)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.health.here import slurm_conf
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.door import Door
@@ -55,7 +56,7 @@ class Controller:
         self.selector = selectors.DefaultSelector()
         self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
-        self.nodes = NodeLink(self.selector, folder / SECRETS, say)
+        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say)
         self.door = Door(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
 

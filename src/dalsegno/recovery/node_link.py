@@ -24,7 +24,6 @@ from dalsegno.recovery.agents import Agents, Say
 from dalsegno.recovery.facts import Validation
 from dalsegno.recovery.pairing import Outcome, pair_test
 from dalsegno.recovery.roster import Roster
-from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.train.frames import Message
 
 ROSTER_S = 2.0  # how often the roster is looked at
@@ -41,11 +40,14 @@ class NodeLink:
         self,
         selector: selectors.BaseSelector,
         secrets: Path,
+        slurm_conf: Path,
         say: Say,
         changed: Callable[[str], None] = lambda node: None,
         settings: Message | None = None,
+        roster_s: float = ROSTER_S,
     ) -> None:
-        self._roster = Roster(secrets)
+        self._roster_s = roster_s
+        self._roster = Roster(secrets, slurm_conf)
         self._agents = Agents(selector, self._roster.secret_of, say, changed)
         self._say, self._settings = say, settings or {}
         self._to_open: tuple[str, int] | None = None
@@ -73,7 +75,7 @@ class NodeLink:
             self._to_open = None
         except DalsegnoError as error:
             if self._to_open is None:
-                self._say(f"{error.what}; tried again every {ROSTER_S:g} s. {error.hint}")
+                self._say(f"{error.what}; tried again every {self._roster_s:g} s. {error.hint}")
             self._to_open = (host, port)
 
     def close(self) -> None:
@@ -86,20 +88,12 @@ class NodeLink:
         """See to what is due; returns when the next thing is (monotonic)."""
         now = time.monotonic()
         if now >= self._look_at:
-            self._look_at = now + ROSTER_S
+            self._look_at = now + self._roster_s
             self._expect()
             if self._to_open is not None:
                 self.open_when_possible(*self._to_open)
         due = self._agents.wake()
         return self._look_at if due is None else min(due, self._look_at)
-
-    def learn(self, nodes: list[NodeInfo], slurmd_port: int = 0) -> None:
-        """What Slurm says of its nodes' places."""
-        if slurmd_port:
-            self._roster.learn(nodes, slurmd_port)
-        else:
-            self._roster.learn(nodes)
-        self._look_at = 0.0
 
     def _expect(self) -> None:
         places = self._roster.places()

@@ -1,0 +1,98 @@
+"""Node agents on real virtual hosts: all are known, and what befalls one is seen at once and told apart."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.client import ask
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import arguments, descendants
+from dalsegno.train.frames import Message
+from tests.cluster.conftest import Cli, at_home, eventually, taken_down
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 3, gpus: 2, gpu_type: h100, cpus: 4, memory: 2G, default: true}
+slurm: {accounting: false}
+health: {mode: observe}
+"""
+
+
+@pytest.fixture(scope="module")
+def three(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        eventually(lambda: all(view(cli, f"train-{n}")["checks"] for n in (1, 2, 3)))
+        yield cli
+
+
+def view(cli: Cli, node: str) -> Message:
+    views = ask(cli.home / "clusters/one/run/controller.sock", {"agents": True}, 5)["agents"]
+    found: Message = next(each for each in views if each["node"] == node)
+    return found
+
+
+def is_now(cli: Cli, node: str, presence: str) -> bool:
+    return bool(view(cli, node)["presence"] == presence)
+
+
+@pytest.mark.alone
+def test_a_power_cut_is_known_within_a_second_and_a_half_and_the_next_boot_is_another(three: Cli):
+    host = host_process(three.home / "clusters/one/hosts/train-2")
+    assert host is not None and is_now(three, "train-2", "connected")
+    before = view(three, "train-2")["boot"]
+    cut = three.start("inject", "power-off", "train-2")
+    eventually(lambda: not host.alive(), every_s=0.002)
+    at = time.time()
+    eventually(lambda: is_now(three, "train-2", "gone"), every_s=0.02)
+    cut.wait()
+    lost = view(three, "train-2")
+    assert lost["since"] - at <= 1.5
+    assert (lost["host"], lost["slurmd"]) == (False, False), "by two witnesses"
+    assert all(is_now(three, node, "connected") for node in ("train-1", "train-3"))
+    three.ok("up", str(three.home / "cluster.yaml"))
+    eventually(lambda: is_now(three, "train-2", "connected"))
+    assert view(three, "train-2")["boot"] != before
+
+
+def test_a_dead_agent_is_not_a_dead_node_and_is_started_again(three: Cli):
+    host = host_process(three.home / "clusters/one/hosts/train-3")
+    assert host is not None
+    (agent, *_) = [pid for pid in descendants(host.pid) if "node-agent" in arguments(pid)]
+    three.ok("inject", "agent-dead", "train-3")
+    eventually(lambda: is_now(three, "train-3", "agent dead"))
+    assert view(three, "train-3")["host"] is True and not os.path.exists(f"/proc/{agent}")
+    three.ok("inject", "--clear", "train-3")
+    eventually(lambda: is_now(three, "train-3", "connected"))
+
+
+def test_a_broken_gpu_is_told_of_within_two_seconds(three: Cli):
+    three.ok("inject", "xid", "79", "train-1")
+    at = time.time()
+    eventually(lambda: any(each[:2] == ["xid", "failed"] for each in view(three, "train-1")["findings"]), every_s=0.05)
+    assert time.time() - at <= 3.0  # two, and what the command itself takes to end
+    three.ok("inject", "--clear", "train-1")
+    eventually(lambda: not any(each[0] == "xid" for each in view(three, "train-1")["findings"]))
+
+
+def test_agents_find_a_controller_that_was_started_again(three: Cli):
+    head = host_process(three.home / "clusters/one/hosts/head")
+    assert head is not None
+    (controller,) = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
+    os.kill(controller, 9)
+    eventually(lambda: _answers(three) and all(is_now(three, f"train-{n}", "connected") for n in (1, 2, 3)))
+
+
+def _answers(cli: Cli) -> bool:
+    try:
+        return bool(view(cli, "train-1"))
+    except (DalsegnoError, StopIteration):  # it is on its way up
+        return False
