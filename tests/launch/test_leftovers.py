@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.agent.leftovers import sweep
+from dalsegno.launch.agent.leftovers import sweep, sweep_long_gone
 from dalsegno.launch.agent.streaming import LogStream
 
 
@@ -39,6 +41,20 @@ def test_all_of_the_same_run_on_the_same_node_is_ended_and_nothing_else(left: Le
     assert sorted(sweep(left.run, "n1")) == sorted(process.pid for process in ours)
     assert [process.wait(5) for process in ours] == [-9, -9]
     assert [process.poll() for process in others] == [None] * 3
+
+
+def test_memory_of_runs_that_nothing_lives_of_goes_after_a_day(left: Left, tmp_path: Path):
+    """Not that of one which lives, nor what is no run's, nor of others."""
+    left.leave(f"{left.run}.living", "n1")
+    uid = os.getuid()
+    names = [f"dalsegno.{uid}.{left.run}.{rest}" for rest in ("gone.0.1", "gone.3.copy0", "gone.safe", "living.0.0")]
+    names += [f"dalsegno.{uid + 1}.{left.run}.gone.0.1", f"dalsegno.{uid}.alone.77.0.0", "dalsegno-else"]
+    for name in names:
+        (tmp_path / name).touch()
+    now = time.time()
+    assert sweep_long_gone(now, tmp_path) == []
+    assert sweep_long_gone(now + 25 * 3600, tmp_path) == [f"{left.run}.gone"]
+    assert sorted(os.listdir(tmp_path)) == sorted(names[3:])
 
 
 def test_where_nothing_was_left_nothing_is_done(left: Left):

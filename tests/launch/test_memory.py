@@ -18,7 +18,11 @@ def held(rank: int, step: int, generation: int = 3, shared: bool = True, **more:
 
 
 def resume(memory: Memory, group: Group = TWO) -> Any:
-    return memory.start(group, group.agents[0], 0.0)["resume"]
+    """All that any of its nodes is told."""
+    told = [memory.start(group, agent, 0.0)["resume"] for agent in group.agents]
+    if told[0] is None:
+        return None
+    return {**told[0], **{part: {r: at for each in told for r, at in each[part].items()} for part in ("own", "of")}}
 
 
 def safe(memory: Memory, group: Group = TWO) -> Safe:

@@ -71,6 +71,7 @@ all_saved = st.builds(
     st.dictionaries(st.sampled_from(["n1", "n2"]), st.floats(0, 2e9)),
     st.integers(0, 9),
     st.none() | st.floats(0, 2e9),
+    st.integers(0, 99),
 )
 
 

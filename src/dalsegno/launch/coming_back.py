@@ -25,6 +25,7 @@ class Successor(Doer, Protocol):
 
     lost_nodes: int
     started: float | None
+    granted: int
 
 
 async def find_saved(
@@ -47,7 +48,7 @@ async def find_saved(
 
 async def go_on(of: Successor, saved: Saved) -> None:
     """Agents find us by themselves; those that do not are lost."""
-    of.run, of.lost_nodes, of.started = saved.run, saved.lost_nodes, saved.started
+    of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
     of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
     of.journal("came back", host=socket.gethostname(), pid=os.getpid())
     if await of.staff.adopt(saved.jobs):

@@ -113,6 +113,7 @@ class Coordinator:
 
     def agent_came(self, peer: Peer) -> None:
         if self.end is not None:  # late: the others have gone already
+            self.memory.left.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
         self.staff.agent_came(peer.name)
@@ -176,7 +177,9 @@ class Coordinator:
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
         """Who is cut off cannot ask. A saver may finish what its generation began, until a later one has committed."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
-        self.granted = asked.generation if ok else self.granted
+        if ok and asked.generation > self.granted:
+            self.granted = asked.generation
+            self.keep()  # a successor must not let an earlier one commit
         why = "" if ok else f"generation {asked.generation} is over"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
@@ -284,6 +287,7 @@ class Coordinator:
             silent=dict(self.staff.silent),
             lost_nodes=self.lost_nodes,
             started=self.started,
+            granted=self.granted,
         )
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
             write_saved(self.folder.state, saved)

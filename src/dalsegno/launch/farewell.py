@@ -10,17 +10,20 @@ from typing import Protocol
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Finish
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.memory import Memory
 from dalsegno.launch.telling import Teller, Told
 from dalsegno.train.contract import TERMINATED
 from dalsegno.train.frames import Message
 
 FAREWELL_S = 3.0
+CALLED_S = 10.0  # until an agent has started that has only to sweep its node
 
 
 class Departing(Told, Protocol):
     """A coordinator that ends."""
 
     agents: Agents
+    memory: Memory
     told: Teller
     folder: RunFolder
     resting: bool  # it ends, and the run does not
@@ -32,8 +35,9 @@ class Departing(Told, Protocol):
 async def say_farewell(of: Departing, end: Finish) -> int:
     """Nothing of the run is left when this returns, unless it only rests."""
     of.agents.send_all({"end": _end_message(end), "finish": end.code})
-    until = time.monotonic() + FAREWELL_S
-    while of.agents.peers and time.monotonic() < until:
+    called = set() if of.resting else of.staff.call_back(of.memory.left)
+    until = time.monotonic() + (CALLED_S if called else FAREWELL_S)
+    while (of.agents.peers or called & of.memory.left) and time.monotonic() < until:
         await asyncio.sleep(0.01)
     if not of.resting:
         await of.staff.dismiss(None if end.code == TERMINATED else end.code)

@@ -43,6 +43,7 @@ class Saved:
     silent: Mapping[str, float] = field(default_factory=dict)  # nodes taken to be dead, and since when
     lost_nodes: int = 0
     started: float | None = None
+    granted: int = 0  # the newest generation that was allowed to commit
 
 
 def write_saved(path: Path, saved: Saved) -> None:
@@ -72,6 +73,7 @@ def _from_json(raw: Any, fresh: Run) -> Saved:
         silent={str(node): float(at) for node, at in raw["silent"].items()},
         lost_nodes=int(raw["lost_nodes"]),
         started=raw["started"],
+        granted=int(raw.get("granted", 0)),
     )
 
 

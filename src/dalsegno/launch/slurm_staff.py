@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
@@ -310,6 +310,15 @@ class SlurmStaff:
         if not self._jobs.jobs:
             self.begin(NEXT)
         self.boss.keep()
+
+    def call_back(self, nodes: Collection[str]) -> set[str]:
+        called: set[str] = set()
+        for job in [job for job in self._jobs.jobs if job.asking is None]:
+            bare = self._jobs.unstaffed(job, self.boss.present, {*self.silent, *self.excluded})
+            bare = [node for node in bare if node in nodes]
+            self._jobs.staff(job, bare)
+            called.update(bare)
+        return called
 
     async def dismiss(self, code: int | None = None) -> None:
         await self._jobs.give_back(self._jobs.jobs, code)

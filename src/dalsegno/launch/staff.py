@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Protocol
 
 from dalsegno.launch.events import Event
@@ -104,6 +104,10 @@ class Staff(Protocol):
         """Nothing runs any more: give the nodes back."""
         ...
 
+    def call_back(self, nodes: Collection[str]) -> set[str]:
+        """At the end, an agent on each of these that has none and lives: it leaves nothing there. Says on which."""
+        ...
+
     async def dismiss(self, code: int | None = None) -> None:
         """The run is over: nothing of ours may stay in Slurm. It is told this exit code, or None: cancelled."""
         ...
@@ -159,6 +163,9 @@ class NoStaff:
     def leaving(self, job: int) -> None: ...
 
     async def move(self) -> None: ...
+
+    def call_back(self, nodes: Collection[str]) -> set[str]:
+        return set()
 
     async def dismiss(self, code: int | None = None) -> None: ...
 

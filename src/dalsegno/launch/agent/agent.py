@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
-from dalsegno.launch.agent.leftovers import sweep
+from dalsegno.launch.agent.leftovers import sweep, sweep_long_gone
 from dalsegno.launch.agent.link import Link
 from dalsegno.launch.agent.orders import read_address, read_setup, read_start
 from dalsegno.launch.agent.reach import reached
@@ -87,6 +87,7 @@ class Agent:
         """Until the run is over, or the coordinator has been gone for too long."""
         adopt_orphans()
         sweep(self.run, self.node)
+        sweep_long_gone()
         self._catch_signals()
         while self.exit_code is None:
             if self.link.sock is None:

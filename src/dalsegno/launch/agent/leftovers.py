@@ -1,4 +1,4 @@
-"""What an earlier agent of the same run left on this node when it was killed: processes, and folders of logs."""
+"""What agents that were killed left on this node: processes and logs of the same run, memory of runs long gone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
+import time
+from pathlib import Path
 
 from dalsegno.launch.agent.procs import environment, own_processes
 from dalsegno.launch.agent.streaming import left_folders
 from dalsegno.train.contract import RUN
+from dalsegno.train.memory import names
+
+LONG_GONE_S = 24 * 3600.0
 
 
 def sweep(run: str, node: str) -> list[int]:
@@ -25,3 +30,17 @@ def sweep(run: str, node: str) -> list[int]:
     for folder in left_folders(run, node):
         shutil.rmtree(folder, ignore_errors=True)
     return left
+
+
+def sweep_long_gone(now: float | None = None, folder: Path = names.FOLDER) -> list[str]:
+    """Snapshots of this user's runs of which nothing was written for a day, and nothing runs here; the runs' ids.
+
+    A run sweeps its nodes when it ends, but for those that it had lost by then.
+    """
+    before = (time.time() if now is None else now) - LONG_GONE_S
+    old = [run for run in names.forgotten(before, folder) if not run.startswith("alone.")]
+    alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
+    gone = [run for run in old if run.encode() not in alive]
+    for run in gone:
+        names.sweep(run, folder)
+    return gone

@@ -83,6 +83,17 @@ def sweep_rank(run: str, rank: int, folder: Path = FOLDER) -> int:
     return _remove([folder / str(slot) for slot in slots_of(run, folder) if slot.rank == rank and not slot.copy])
 
 
+def forgotten(before: float, folder: Path = FOLDER, uid: int | None = None) -> list[str]:
+    """Runs of which no file was written since that time (seconds since 1970)."""
+    uid, newest = os.getuid() if uid is None else uid, dict[str, float]()
+    for name in _listed(folder):
+        found = _SLOT.fullmatch(name) or _SAFE.fullmatch(name)
+        if found and found[1] == str(uid) and _RUN.fullmatch(found[2]):
+            with contextlib.suppress(FileNotFoundError):
+                newest[found[2]] = max(newest.get(found[2], 0.0), (folder / name).stat().st_mtime)
+    return sorted(run for run, at in newest.items() if at < before)
+
+
 def _remove(paths: list[Path]) -> int:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

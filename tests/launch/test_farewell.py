@@ -1,0 +1,84 @@
+"""A run leaves nothing in the memory of nodes whose agents were killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from dalsegno.launch.events import Finish
+from dalsegno.launch.farewell import say_farewell
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.memory import Memory
+from dalsegno.launch.snapshots import Held
+from dalsegno.launch.staff import NoStaff
+
+
+class Nodes(NoStaff):
+    """Agents come when they are called, and say hello a moment later."""
+
+    def __init__(self, memory: Memory, alive: Collection[str]) -> None:
+        super().__init__()
+        self.memory, self.alive, self.called = memory, alive, set[str]()
+        self.swept_before_dismissed: set[str] = set()
+
+    def call_back(self, nodes: Collection[str]) -> set[str]:
+        self.called = set(nodes) & set(self.alive)
+        for node in self.called:
+            asyncio.get_running_loop().call_later(0.05, self.memory.left.discard, node)
+        return self.called
+
+    async def dismiss(self, code: int | None = None) -> None:
+        self.swept_before_dismissed = self.called - self.memory.left
+
+
+class Ending:
+    """As much of a coordinator as says farewell."""
+
+    def __init__(self, folder: Path, alive: Collection[str], resting: bool = False) -> None:
+        self.memory, self.folder, self.resting, self.said_farewell = Memory(), RunFolder(folder), resting, False
+        self.staff, self.agents, self.told = Nodes(self.memory, alive), self, self
+        self.peers: dict[str, object] = {}
+        for node in ("a", "b", "c"):
+            self.memory.heard(node, [Held(0, 1, 1, 3)])
+
+    def send_all(self, message: Any) -> None: ...
+
+    def keep(self) -> None: ...
+
+    def rests(self, of: Any, why: str) -> None: ...
+
+    def ended(self, of: Any, end: Finish) -> None: ...
+
+
+def farewell(ending: Any) -> None:
+    asyncio.run(say_farewell(ending, Finish(0)))
+
+
+def test_an_agent_is_called_back_to_sweep_where_one_was_killed(tmp_path: Path) -> None:
+    ending = Ending(tmp_path, alive=["a", "b"])
+    ending.memory.lost("b")
+    ending.memory.lost("c")
+    farewell(ending)
+    assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
+
+
+def test_nobody_is_called_where_all_have_swept_or_the_run_only_rests(tmp_path: Path) -> None:
+    for resting in (False, True):
+        ending = Ending(tmp_path, alive=["a", "b", "c"], resting=resting)
+        if resting:
+            ending.memory.lost("a")
+        farewell(ending)
+        assert ending.staff.called == set()
+
+
+def test_a_node_that_held_nothing_or_whose_agent_came_back_is_not_left() -> None:
+    memory = Memory()
+    memory.heard("a", [])
+    memory.heard("b", [Held(0, 1, 1, 3)])
+    for node in ("a", "b"):
+        memory.lost(node)
+    assert memory.left == {"b"}
+    memory.heard("b", [])
+    assert memory.left == set()
