@@ -63,7 +63,7 @@ def test_auto_never_costs_more_than_a_hundredth(step_s: float, stall_s: float) -
 
 
 def test_four_failures_a_day_and_saves_of_ten_seconds_ask_for_ten_minutes() -> None:
-    wanted = suggest_interval_s(save_s=10, failures=4, over_s=DAY_S)
+    wanted = suggest_interval_s(10, failures=4, over_s=DAY_S)
     assert wanted and 600 < wanted < 660
 
 
@@ -79,3 +79,8 @@ def test_a_suggestion_is_positive_and_grows_with_the_time_between_failures(
 ) -> None:
     often, seldom = suggest_interval_s(save_s, failures + 1, over_s), suggest_interval_s(save_s, failures, over_s)
     assert often and seldom and 0 < often <= seldom * (1 + 1e-9)
+
+
+def test_no_interval_is_shorter_than_a_save_takes() -> None:
+    assert suggest_interval_s(1.0, failures=1, over_s=3600.0) == pytest.approx(84.2, abs=0.5)
+    assert suggest_interval_s(1.0, failures=1, over_s=3600.0, save_s=600.0) == 600.0

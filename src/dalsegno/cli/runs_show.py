@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dalsegno.launch.goodput import Goodput
     from dalsegno.launch.progress import Progress
 
-_OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves")
+_OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s")
 
 
 @click.command("show")
@@ -59,9 +59,10 @@ def lines_of(progress: Progress) -> Iterator[str]:
     yield _times(progress.account)
     skipped = f", {figures['skipped']:.0f} skipped" if figures.get("skipped") else ""
     stall = f", {figures['stall_s']:.3g} s each" if figures.get("stall_s") is not None else ""
+    save = f", {figures['save_s']:.3g} s each" if figures.get("save_s") else ""
     yield (
         f"snapshots  {figures.get('snapshots', 0):.0f} of this generation in memory{stall}{skipped};"
-        f" {figures.get('saves', 0):.0f} saved to disk"
+        f" {figures.get('saves', 0):.0f} saved to disk{save}"
     )
     suggestion = _suggestion(progress)
     if suggestion:
@@ -83,7 +84,8 @@ def _suggestion(progress: Progress) -> str:
     from dalsegno.train.interval import suggest_interval_s
 
     account, total = progress.account, sum(progress.account.spent.values())
-    best_s = suggest_interval_s(progress.figures.get("stall_s") or 0.0, account.failures, total)
+    stall_s, save_s = (progress.figures.get(name) or 0.0 for name in ("stall_s", "save_s"))
+    best_s = suggest_interval_s(stall_s, account.failures, total, save_s)
     if best_s is None:
         return ""
     times = f"{account.failures} failure{'s' if account.failures > 1 else ''} in {clock(total)}"

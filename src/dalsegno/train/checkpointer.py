@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import itertools
 import os
 import signal
 import sys
 import time
-import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn, Union
-
-import torch
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
@@ -24,25 +19,25 @@ from dalsegno.train.clock import Clock
 from dalsegno.train.disk.names import numbered
 from dalsegno.train.disk.opening import Visitor, open_folder
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.exact import fix_layout
+from dalsegno.train.exact import fix_layouts
 from dalsegno.train.interval import Never, parse_interval
 from dalsegno.train.keeping import Keeping
 from dalsegno.train.memory.names import sweep_rank
 from dalsegno.train.objects import Objects
 from dalsegno.train.own import Own
 from dalsegno.train.pace import READ_S, Leader, due, soon
+from dalsegno.train.ranks import named, stand
 from dalsegno.train.request import Terms
 from dalsegno.train.resuming import Resumed, from_disk, from_memory
 from dalsegno.train.signals import Wish
 from dalsegno.train.state import State, take
 from dalsegno.train.telling import Teller
-from dalsegno.train.where import Where, find_where
+from dalsegno.train.turns import take_turn
 
 GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # of this process
-_at_work: weakref.WeakValueDictionary[Path, Checkpointer] = weakref.WeakValueDictionary()  # in a loop, by folder
 
 
 class Checkpointer:
@@ -78,13 +73,13 @@ class Checkpointer:
         self._agent = find_agent() if self._number == 0 else None
         # Without an agent nobody would find a snapshot again.
         self.memory_every = parse_interval(memory_every, "memory_every") if self._agent else Never()
-        self._where = _found_where()
+        self._where = stand()
         self._board = open_board(self._where.rank, self._where.world)
-        named = bool(self._where.run)
-        self._where = _named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
-        _fix_layouts(objects, self._warn)
+        has_name = bool(self._where.run)
+        self._where = named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
+        fix_layouts(objects.values(), self._warn)
         self._objects, self._own = Objects(objects), Own(data)
-        self._open_folder(named)
+        self._open_folder(has_name)
         self.resumed = self._resume()
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
@@ -112,7 +107,7 @@ class Checkpointer:
                     raise CheckpointError(f"step {number} was not reported", hint=f"call done({number}) at its end")
             self._finish()
         finally:
-            self._end()
+            self.end()
 
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the passes over the data that are not finished. They come from the place in the data."""
@@ -127,7 +122,7 @@ class Checkpointer:
                 place.finish(epoch)
             self._finish()
         finally:
-            self._end()
+            self.end()
 
     def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
         """A step is done: everything that has to happen between two steps happens here."""
@@ -155,12 +150,12 @@ class Checkpointer:
 
     # Before the first step
 
-    def _open_folder(self, named: bool) -> None:
+    def _open_folder(self, has_name: bool) -> None:
         where = self._where
         if where.rank != 0:
             return
         aside = open_folder(
-            self.folder, Visitor(where.run, named, where.generation, self._number, where.fresh), self._warn
+            self.folder, Visitor(where.run, has_name, where.generation, self._number, where.fresh), self._warn
         )
         if aside is not None:
             self._say(f"starting anew; the checkpoints that were there are now in {aside}")
@@ -196,7 +191,7 @@ class Checkpointer:
             raise CheckpointError(
                 "this Checkpointer's loop is over", hint="make another one: it goes on from the last save"
             )
-        _take_turns(self)
+        take_turn(self.folder, self)
         self._own.give()
         self._wish.listen(self._signals)
         self._clock.begin(time.monotonic())
@@ -241,7 +236,7 @@ class Checkpointer:
     def _stop(self) -> NoReturn:
         """All ranks stop after the same step. The exit code tells whoever launched us to go on later."""
         saved = self._all_saved(self._grace_s)
-        self._end()
+        self.end()
         if saved:
             self._say(f"saved step {self.step}, stopping")
         else:
@@ -263,9 +258,11 @@ class Checkpointer:
         self._teller.tell_end(self.step)
         ours = self._save_step == self.step and self._keeping.wait(self.step, timeout_s)
         ends = self._board.gather(f"ended{attempt}", [self.step, ours])
+        self._teller.tell_end(self.step)  # with that save
         return all(end == [self.step, True] for end in ends)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The loop is over, as it is by itself after its last step."""
         if self._ended:
             return
         self._ended = True
@@ -286,35 +283,3 @@ class Checkpointer:
 
     def _warn(self, text: str) -> None:
         print(f"dalsegno: warning (rank {self._where.rank}): {text}", file=sys.stderr, flush=True)
-
-
-def _found_where() -> Where:
-    where, group = find_where(), torch.distributed
-    if group.is_available() and group.is_initialized():
-        where = dataclasses.replace(where, rank=group.get_rank(), world=group.get_world_size())
-    elif where.world > 1:
-        raise CheckpointError(
-            f"this is one of {where.world} ranks, but they do not know each other yet",
-            hint="call torch.distributed.init_process_group before Checkpointer",
-        )
-    return where
-
-
-def _take_turns(newcomer: Checkpointer) -> None:
-    """Two at once would take each other's checkpoints for their own. A cell that failed, and is run again, leaves its
-    loop open: the newer one goes on."""
-    older = _at_work.get(newcomer.folder)
-    if older is not None:
-        older._end()
-    _at_work[newcomer.folder] = newcomer
-
-
-def _named(where: Where, name: str) -> Where:
-    """A run that nobody named goes by the process of its first rank."""
-    return where if where.run else dataclasses.replace(where, run=name)
-
-
-def _fix_layouts(objects: dict[str, Any], warn: Any) -> None:
-    models = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
-    if not all([fix_layout(model) for model in models]):
-        warn("this torch does not let DDP's buckets be fixed: a resumed run may differ in the last bits")

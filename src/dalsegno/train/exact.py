@@ -7,6 +7,7 @@ slightly other weights. We have DDP lay them out before the first iteration, in 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,3 +23,10 @@ def fix_layout(model: torch.nn.Module) -> bool:
     reducer._push_all_rebuilt_params()
     reducer._rebuild_buckets()
     return True
+
+
+def fix_layouts(objects: Iterable[Any], warn: Callable[[str], None]) -> None:
+    """Of all models among them."""
+    models = [each for each in objects if isinstance(each, torch.nn.Module)]
+    if not all([fix_layout(model) for model in models]):
+        warn("this torch does not let DDP's buckets be fixed: a resumed run may differ in the last bits")

@@ -70,18 +70,22 @@ def auto_steps(measured: Measured) -> int:
     return max(1, math.ceil(measured.stall_s / (STALL_SHARE * measured.step_s)))
 
 
-def suggest_interval_s(save_s: float, failures: int, over_s: float) -> float | None:
+def suggest_interval_s(stall_s: float, failures: int, over_s: float, save_s: float = 0.0) -> float | None:
     """The interval that loses least time to saving and to failures together, after Young and Daly.
 
-    None without a failure or a cost to reckon with. `save_s`: what a save costs training, not what it takes meanwhile.
+    None without a failure or a cost to reckon with. `stall_s`: what a save costs the training. `save_s`: what it takes
+    beside the training; the next one cannot begin before that.
     """
-    if failures <= 0 or over_s <= 0 or save_s <= 0:
+    if failures <= 0 or over_s <= 0 or stall_s <= 0:
         return None
-    between_s = over_s / failures
-    if save_s >= 2 * between_s:
+    return max(save_s, _daly(stall_s, over_s / failures))
+
+
+def _daly(stall_s: float, between_s: float) -> float:
+    if stall_s >= 2 * between_s:
         return between_s
-    part = save_s / (2 * between_s)
-    return math.sqrt(2 * save_s * between_s) * (1 + math.sqrt(part) / 3 + part / 9) - save_s
+    part = stall_s / (2 * between_s)
+    return math.sqrt(2 * stall_s * between_s) * (1 + math.sqrt(part) / 3 + part / 9) - stall_s
 
 
 def _choices(auto: bool) -> str:

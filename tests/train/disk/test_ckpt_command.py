@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from dalsegno.cli.ckpt import command  # noqa: E402
 from dalsegno.cli.ckpt_words import _age, _size  # noqa: E402
 from dalsegno.errors import DalsegnoError  # noqa: E402
+from dalsegno.train.disk.lock import lock_folder  # noqa: E402
 from tests.train.disk.states import filled, save  # noqa: E402
 from tests.train.disk.test_round_trip import same, trained  # noqa: E402
 
@@ -170,6 +171,32 @@ def test_what_cannot_be_converted_is_refused(two: Path) -> None:
     torch.save([1, 2], two / "list.pt")
     assert "holds a list" in refused("convert", two / "list.pt", two / "new")
     assert not (two / "new").exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_in_our_words(two: Path) -> None:
+    assert "the folder has vanished" in refused("convert", two, two / "nowhere" / "plain.pt")
+    (two / ".plain.pt.new").write_text("of one who was killed")
+    assert ckpt("convert", two, two / "plain.pt").exit_code == 0
+    assert not (two / ".plain.pt.new").exists()
+
+
+def test_a_file_of_an_older_torch_is_read_and_half_a_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert ckpt("convert", tmp_path / "old.pt", tmp_path / "new").exit_code == 0
+    for name, use_zip in (("old.pt", False), ("new.pt", True)):
+        torch.save({"w": torch.ones(2000)}, tmp_path / name, _use_new_zipfile_serialization=use_zip)
+        data = (tmp_path / name).read_bytes()
+        for length in (0, 10, len(data) // 2, len(data) - 10):
+            (tmp_path / name).write_bytes(data[:length])
+            assert "is no file of torch.save" in refused("convert", tmp_path / name, tmp_path / "other")
+
+
+def test_nothing_is_put_into_a_folder_that_a_run_is_writing_to(two: Path) -> None:
+    torch.save({"w": torch.ones(2)}, two / "plain.pt")
+    lock = lock_folder(two, "a-run", print)
+    assert "is in use by a-run" in refused("convert", two / "plain.pt", two)
+    lock.release()
+    assert ckpt("convert", two / "plain.pt", two).exit_code == 0
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(two: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.files import sync_folder, told
 from dalsegno.train.disk.load import Found
+from dalsegno.train.disk.lock import lock_folder
+from dalsegno.train.disk.stream import ChecksummedFile
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import put_together, take
 
 NOTE = "dalsegno"  # the entry of a plain file that keeps the step
+_NO_PICKLE = ("Unsupported operand", "invalid load key", "truncated")  # what unpicklers say of anything else
 _OWN = "what each rank had of its own: random numbers, its place in the data"
 
 
@@ -27,28 +31,40 @@ def to_torch_file(found: Found, target: Path) -> list[str]:
         nested = put_together(found.shell, _tensors(found))
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{found.path} holds objects of your own classes: {error}", "set PYTHONPATH") from error
-    _write_beside(target, lambda path: torch.save({**nested, NOTE: {"step": found.step}}, path))
+    _write_beside(target, lambda path: _torch_save({**nested, NOTE: {"step": found.step}}, path))
     return [_OWN]
+
+
+def _torch_save(value: object, path: Path) -> None:
+    """torch answers a full disk with an error of its own, which tells nothing."""
+    with ChecksummedFile(path) as file:
+        torch.save(value, file)
+        file.finish()
 
 
 def to_safetensors(found: Found, target: Path) -> list[str]:
     """All tensors by name. Gives what was not kept."""
     save_file = _safetensors().save_file
+    from safetensors import SafetensorError
+
     tensors, about = _tensors(found), {"format": "pt", "step": str(found.step)}
-    _write_beside(target, lambda path: save_file(tensors, path, metadata=about))
+    try:
+        _write_beside(target, lambda path: save_file(tensors, path, metadata=about))
+    except SafetensorError as error:
+        raise CheckpointError(f"cannot write {target}: {error}", hint="is there room for it?") from error
     values = [key for key in found.values if not key.startswith(f"{NOTE}.")]
     return [*([f"{len(values)} values that are no tensors: {_few(values)}"] if values else []), _OWN]
 
 
 def from_torch_file(source: Path, folder: Path, step: int | None, under: str, trust: bool) -> Path:
     """A checkpoint of what torch.load reads from the file."""
-    try:
-        nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=True)
-    except pickle.UnpicklingError as error:
-        hint = "--trust loads it all the same, and runs whatever code is in it"
-        raise CheckpointError(f"{source} holds more than tensors and plain values", hint) from error
-    except RuntimeError as error:
-        raise CheckpointError(f"{source} is no file of torch.save: {str(error).splitlines()[0]}") from error
+    try:  # an older torch.save wrote files that cannot be mapped
+        nested = torch.load(source, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(source))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        if isinstance(error, pickle.UnpicklingError) and not any(words in str(error) for words in _NO_PICKLE):
+            hint = "--trust loads it all the same, and runs whatever code is in it"
+            raise CheckpointError(f"{source} holds more than tensors and plain values", hint) from error
+        raise CheckpointError(f"{source} is no file of torch.save", hint="is it whole?") from error
     if not isinstance(nested, Mapping):
         raise CheckpointError(f"{source} holds a {type(nested).__name__}", hint="it must be a dict of state dicts")
     note = nested.get(NOTE, {})
@@ -75,8 +91,12 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
     with told("cannot write to", folder):
         os.makedirs(folder, exist_ok=True)
     run, generation = f"convert-{os.getpid()}", 1
-    write_share(folder, take(nested, None, step, 0, 1), run, generation)
-    return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)
+    lock = lock_folder(folder, run, lambda words: None)  # a commit clears away what others have half written
+    try:
+        write_share(folder, take(nested, None, step, 0, 1), run, generation)
+        return commit(folder, step, 1, run, generation, grant=lambda: True, keep=10**9)
+    finally:
+        lock.release()
 
 
 def _tensors(found: Found) -> dict[str, torch.Tensor]:
@@ -90,6 +110,7 @@ def _write_beside(target: Path, write: Any) -> None:
     beside = target.with_name(f".{target.name}.new")
     try:
         with told("cannot write", target):
+            beside.unlink(missing_ok=True)  # of one who was killed
             write(beside)
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())
