@@ -78,6 +78,11 @@ makes_local_cluster() { # the command line's arguments
     esac
 }
 
+plays_with_torch() { # the command line's arguments: the demo trains, unless another scene is asked for
+    [ "${1-}" = demo ] || return 1
+    case " $* " in *" -h "* | *" --help "* | *researchers*) return 1 ;; esac
+}
+
 names_remote_target() { # true when the first argument that is a file is a cluster file for another target
     local file line remote='^target:[[:space:]"'\'']*(ssh|parallelcluster|hyperpod|oci)([^a-z]|$)'
     for file; do

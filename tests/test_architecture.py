@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "targets.base",
         "targets.faults",
     ),  # faults by lot, and the report of what came of them
-    "demo": UP_TO_3,  # the scenario that `dalsegno demo` plays
+    "demo": (*UP_TO_3, "drill", "targets.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "cli": (*UP_TO_7, "cluster"),
     "__init__": (),

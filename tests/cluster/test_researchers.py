@@ -1,4 +1,4 @@
-"""Three researchers share four GPUs: the scene that `dalsegno demo` plays, on the shared cluster and by itself.
+"""Three researchers share four GPUs: a scene of `dalsegno demo`, on the shared cluster and by itself.
 
 Slurm works fair share out once a minute: both are played at once, so that this minute is waited for once.
 """
@@ -20,8 +20,9 @@ pytestmark = pytest.mark.waits
 def demo(cache: Path) -> Iterator[subprocess.Popen[str]]:
     """Without virtual hosts and users: as one who may not make namespaces would see it."""
     with taken_down(at_home(cache)) as cli:
+        powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
         process = subprocess.Popen(
-            ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *cli.argv("demo")],
+            [*powerless, *cli.argv("demo", "--scene", "researchers")],
             env={**cli.env, "PYTHONIOENCODING": "ascii"}, cwd=cli.home, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,109 +11,82 @@ from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from dalsegno.demo.researchers import Lab, Outcome
+    from dalsegno.cluster import Place
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
+
+SCENES = ("survival", "researchers")
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards.")
-def command(keep: bool) -> None:
-    """Bring a real Slurm cluster up on this machine, let three researchers share its GPUs, and take it down again."""
+@click.option("--scene", type=click.Choice(SCENES), default="survival", show_default=True, help="What is played.")
+@click.option("--report", type=click.Path(dir_okay=False), help="survival: the page. Default: dalsegno-demo.html here.")
+def command(keep: bool, scene: str, report: str | None) -> None:
+    """Bring a real Slurm cluster up on this machine, play a scene on it, and take it down again.
+
+    \b
+    survival     a small GPT trains on four nodes; one loses power, a GPU of another falls off the bus
+    researchers  three people share four GPUs: priorities, accounting, fair share (needs no PyTorch)
+    """
     from importlib import resources
 
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec import parse_spec, resolve
 
-    text = resources.files("dalsegno.demo").joinpath("cluster.yaml").read_text()
-    cluster = resolve(parse_spec(text, "demo/cluster.yaml"))
+    text = resources.files("dalsegno.demo").joinpath(f"{scene}.yaml").read_text()
+    cluster = resolve(parse_spec(text, f"demo/{scene}.yaml"))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
     may_change(place)
-    with place.lock(), interruptible():
+    with interruptible():
         try:
-            _play(target, cluster)
+            _play(scene, target, cluster, place, report)
         finally:
             if not keep:
-                _take_down(target)
+                _take_down(target, place)
     if keep:
         name = cluster.name
         out.talk(
-            f"the cluster stays: try `dalsegno status -c {name}`, `dalsegno shell -c {name}`, `dalsegno down {name}`"
+            f"the cluster stays: try `dalsegno status -M {name}`, `dalsegno shell -M {name}`, `dalsegno down {name}`"
         )
 
 
-def _play(target: LocalTarget, cluster: Cluster) -> None:
-    from dalsegno.demo import researchers
+def _play(scene: str, target: LocalTarget, cluster: Cluster, place: Place, report: str | None) -> None:
+    if scene == "researchers":
+        from dalsegno.cli import demo_researchers
 
-    _bring_up(target, cluster)
-    out.heading("Three researchers, four GPUs")
-    outcome = researchers.play(_lab(target), out.step)
-    _show(outcome)
+        _bring_up(target, cluster, place)
+        demo_researchers.play(target)
+        return
+    from dalsegno.cli import demo_survival
+
+    demo_survival.check_python()
+    _bring_up(target, cluster, place)
+    demo_survival.play(place, report)
 
 
-def _bring_up(target: LocalTarget, cluster: Cluster) -> None:
+def _bring_up(target: LocalTarget, cluster: Cluster, place: Place) -> None:
+    from dalsegno.cli.demo_researchers import for_one_user
     from dalsegno.targets.local.placement import LOOPBACK
 
     out.heading("A cluster from one file")
-    plan = target.plan(cluster)
-    if plan.placement.hosts == LOOPBACK:
-        plan = target.plan(_for_one_user(cluster, target.machine.user))
-    started = time.monotonic()
-    for line in plan.sentences():
-        out.step(line)
-    with out.progress() as say:
-        target.apply(plan, say)
+    with place.lock():
+        plan = target.plan(cluster)
+        if plan.placement.hosts == LOOPBACK and cluster.users:
+            plan = target.plan(for_one_user(cluster, target.machine.user))
+        started = time.monotonic()
+        for line in plan.sentences():
+            out.step(line)
+        with out.progress() as say:
+            target.apply(plan, say)
     out.step(f"up after {time.monotonic() - started:.1f} s")
     out.data("$ sinfo")
     out.data(target.ask("sinfo"))
 
 
-def _for_one_user(cluster: Cluster, user: str) -> Cluster:
-    """Without virtual hosts there are no users but ours: it plays all three, each with an account of its own."""
-    accounts = tuple(account.name for account in cluster.accounts)
-    return replace(
-        cluster, users=(replace(cluster.users[0], name=user, accounts=accounts, default_account=accounts[0]),)
-    )
-
-
-def _lab(target: LocalTarget) -> Lab:
-    from dalsegno.demo.researchers import Lab
-
-    virtual = target.status().facts["hosts"] == "virtual"
-    return Lab(target.slurm, target.slurm_as if virtual else lambda who: target.slurm)
-
-
-def _show(outcome: Outcome) -> None:
-    from dalsegno.demo.researchers import HEAVY, LIGHT
-    from dalsegno.demo.timeline import Bar, draw
-
-    jobs = sorted(outcome.jobs.values(), key=lambda job: (job.started_at or 0, -job.priority))
-    bars = [
-        Bar(
-            job.name,
-            f"{job.gpus} GPU{'s' * (job.gpus > 1)}, {job.qos}",
-            job.submitted_at or 0,
-            job.started_at or 0,
-            job.ends_at or 0,
-        )
-        for job in jobs
-    ]
-    plain = "utf" not in (sys.stdout.encoding or "").lower()
-    out.data("\n" + (draw(bars, solid="#", dotted=".") if plain else draw(bars)))
-    out.data(f"dee was refused: {outcome.refusal}\n")
-    out.data("what accounting tells:")
-    rows = [
-        [str(job.id), job.name, job.user, job.qos, str(job.gpus), f"{job.elapsed_s} s", job.state.name] for job in jobs
-    ]
-    out.table(["JOB", "NAME", "USER", "QOS", "GPUS", "TIME", "STATE"], rows)
-    out.data(
-        f"\nfair share: the next job of {HEAVY} has priority {outcome.priorities[HEAVY]}, that of {LIGHT}, "
-        f"who used less, {outcome.priorities[LIGHT]}"
-    )
-
-
-def _take_down(target: LocalTarget) -> None:
+def _take_down(target: LocalTarget, place: Place) -> None:
     started = time.monotonic()
-    target.destroy(lambda text: None)
+    with place.lock():
+        target.destroy(lambda text: None)
     out.talk(f"\nthe cluster is down after {time.monotonic() - started:.1f} s; nothing of it is left")

@@ -38,7 +38,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",
     "down": "Take the cluster down and remove all of it.",
     "schema": "Print the cluster file's JSON schema for editors.",
-    "demo": "See it all on this machine: a cluster, three researchers, four GPUs.",
+    "demo": "See it all on this machine: training that survives what breaks.",
 }
 
 

@@ -1,0 +1,31 @@
+"""The scene of a training that survives: which faults, and what others take for the same. Data."""
+
+from __future__ import annotations
+
+from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.story import Drill
+from dalsegno.drill.words import seconds
+from dalsegno.targets.faults import Options
+
+SEED = 1
+LOTS = (
+    Lot(Kind("power-off"), after_steps=40, node=2),
+    Lot(Kind("xid", Options(code=79)), after_steps=120, node=1),
+)
+
+# Measured by benchmarks/restart.py on two cores, four virtual hosts, the same cluster and Python; docs/performance.md.
+OTHERS = (
+    ("torchrun, elastic, its defaults", "never within 120 s"),
+    ("torchrun in a Slurm job that is queued again", "never within 180 s"),
+)
+NOTES = (
+    "the others: measured once by benchmarks/restart.py on two cores, see docs/performance.md",
+    "the hosts are virtual: a replaced one boots in a second, a real one in minutes, so that time is not compared",
+)
+
+
+def beside(drill: Drill) -> list[list[str]]:
+    """Our own time, as it was just measured, above what others take."""
+    cut = next((each for each in drill.recoveries if each.blow.fault == "power-off"), None)
+    ours = seconds(cut.resumed_s) if cut else "not played"
+    return [["dalsegno run, with a spare (just now)", ours], *map(list, OTHERS)]
