@@ -28,7 +28,7 @@ def test_every_fault_has_a_line_and_what_was_not_seen_is_said():
 def test_the_end_says_what_it_all_came_to():
     assert sentences(DRILL) == [
         "the run survived 3 faults; 1 of 4 steps were done again",
-        "goodput 90% of 100 s (productive 90.0 s, lost 10.0 s)",
+        "goodput 90% of the run's 100 s (productive 90.0 s, lost 10.0 s)",
         "training went on after 1.2 s (median), 2.0 s at the most",
         "the weights are those of an undisturbed run, bit for bit",
     ]

@@ -71,7 +71,7 @@ class View:
             out.step(f"{self._clock()}  {mark.node or 'the run'}: {mark.text}")
         step = training.newest()
         pause_s = 0.2 if self._live else SAY_EVERY_S
-        if step is None or time.monotonic() - self._said < pause_s:
+        if step is None or training.over() or time.monotonic() - self._said < pause_s:
             return
         self._said = time.monotonic()
         nodes = ", ".join(training.members()) or "none at the moment"

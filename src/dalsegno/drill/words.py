@@ -55,7 +55,7 @@ def _outcome(drill: Drill) -> str:
 
 def _time(drill: Drill) -> str:
     spent = [f"{kind} {drill.goodput[kind]:.1f} s" for kind in drill.goodput if drill.goodput[kind] >= 0.05]
-    return f"goodput {drill.share:.0%} of {drill.ended - drill.started:.0f} s ({', '.join(spent)})"
+    return f"goodput {drill.share:.0%} of the run's {sum(drill.goodput.values()):.0f} s ({', '.join(spent)})"
 
 
 def as_json(drill: Drill) -> dict[str, Any]:
