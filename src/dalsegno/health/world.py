@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,10 +50,6 @@ class World(Protocol):
         ...
 
     def has(self, program: str) -> bool: ...
-
-    def connects(self, address: str, port: int, timeout_s: float) -> bool:
-        """Whether somebody takes a connection there."""
-        ...
 
     def kernel_records(self) -> list[str]:
         """The kernel's log since the last look, in the form of /dev/kmsg."""
@@ -102,13 +97,6 @@ class Machine:
     def has(self, name: str) -> bool:
         return program(name) is not None
 
-    def connects(self, address: str, port: int, timeout_s: float) -> bool:
-        try:
-            socket.create_connection((address, port), timeout_s).close()
-        except OSError:
-            return False
-        return True
-
     def kernel_records(self) -> list[str]:
         try:
             return self._log.new_records()
@@ -136,7 +124,7 @@ class Machine:
 
 class FolderWorld:
     """A node played from a folder. A command's file is named by its first words, with `.exit2` after them if it fails
-    so; `.hangs` makes it late. `connects` names whom one can connect to, `env` is the environment, `now` the time."""
+    so; `.hangs` makes it late. `env` is the environment, `now` the time."""
 
     def __init__(self, folder: Path, expected: Expected, seen: Seen | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or Seen()
@@ -169,9 +157,6 @@ class FolderWorld:
 
     def has(self, program: str) -> bool:
         return any(name.split(" ")[0].split(".")[0] == program for name in self.names("/commands"))
-
-    def connects(self, address: str, port: int, timeout_s: float) -> bool:
-        return f"{address}:{port}" in self._lines("connects")
 
     def kernel_records(self) -> list[str]:
         return self.read("/dev/kmsg").splitlines()

@@ -21,7 +21,7 @@ from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.person import check_folder, check_may_ask
 from dalsegno.recovery.records import Record, Records
-from dalsegno.system.files import locked, make_folder
+from dalsegno.system.files import allow_many_files, locked, make_folder
 from dalsegno.train.frames import Message
 
 # Below the cluster's state folder.
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     try:
         make_folder(folder / "controller", 0o700)
+        allow_many_files()
         with locked(folder / LOCK, "this cluster's controller"):
             controller = Controller(folder, own_launcher(), os.environ, say)
             if arguments[1:2] == ["--agents"]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from dalsegno.recovery.presence import PROBE_S
 
 QUIET_PORT = 9  # where nobody listens
+TRIES = 3  # of one probe, each with fresh packets: on a bad line some are lost
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
@@ -35,7 +36,7 @@ class _Probe:
     node: str
     place: Place
     began: float
-    second: bool = False  # try: a first packet may have been lost
+    tries: int = 1
     host: bool | None = None
     slurmd: bool | None = None
     wants_slurmd: bool = False
@@ -67,7 +68,7 @@ class Probes:
             if now >= probe.began + PROBE_S:
                 self._last_look(probe)
                 self._end(probe)
-            elif not probe.second and now >= probe.began + PROBE_S / 2:
+            elif now >= _next(probe):
                 self._try_again(probe)
         return min(map(_next, self._under_way.values()), default=None)
 
@@ -78,7 +79,7 @@ class Probes:
             self._hang_up(probe)
 
     def _try_again(self, probe: _Probe) -> None:
-        probe.second = True
+        probe.tries += 1
         if probe.host is not True:
             self._dial(probe, QUIET_PORT)
         if probe.slurmd is not True and probe.place.slurmd_port and (probe.wants_slurmd or probe.host is not True):
@@ -166,4 +167,4 @@ def _take(probe: _Probe, code: int, slurmd: bool) -> None:
 
 
 def _next(probe: _Probe) -> float:
-    return probe.began + (PROBE_S if probe.second else PROBE_S / 2)
+    return probe.began + (PROBE_S if probe.tries >= TRIES else probe.tries * PROBE_S / TRIES)
