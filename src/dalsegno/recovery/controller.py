@@ -21,7 +21,8 @@ from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.person import check_folder, check_may_ask
 from dalsegno.recovery.records import Record, Records
-from dalsegno.system.files import allow_many_files, locked, make_folder
+from dalsegno.system.children import allow_many_files
+from dalsegno.system.files import locked, make_folder
 from dalsegno.train.frames import Message
 
 # Below the cluster's state folder.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,20 @@ class Child:
             self.fd = -1
 
 
+_USUAL_FILES = 0  # how many files this process could have open before it asked for more; 0: it did not
+
+
+def allow_many_files(most: int = 1 << 16) -> None:
+    """As many open files and connections as this process may have. Those that it starts get what is usual: Slurm would
+    pass it on to every task."""
+    global _USUAL_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft < wanted:
+        _USUAL_FILES = soft
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def start(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -82,6 +97,11 @@ def start(
         os.close(source)
         if target is not None:
             os.close(target)
+    if _USUAL_FILES:
+        with contextlib.suppress(OSError):  # it has ended already
+            resource.prlimit(
+                popen.pid, resource.RLIMIT_NOFILE, (_USUAL_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            )
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
 
 

@@ -182,16 +182,6 @@ def _open_up(path: Path) -> None:
                     os.chmod(each, 0o700)
 
 
-def allow_many_files(most: int = 1 << 16) -> None:
-    """As many open files and connections as this process may have."""
-    import resource  # not on Windows
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 @contextlib.contextmanager
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
     """Hold a lock file, alone or with others that share it. A holder who stays is an error, a dead one does not

@@ -1,0 +1,25 @@
+"""A process that needs many open files does not hand that on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import os, resource, sys, time
+from pathlib import Path
+from dalsegno.system.children import allow_many_files, start
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2000))
+allow_many_files()
+child = start(["sleep", "100"], os.environ)
+lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()
+told = [line.split()[3:5] for line in lines if "open files" in line]
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), *told[0])
+child.kill()
+"""
+
+
+def test_many_files_are_for_us_and_the_usual_ones_for_those_we_start():
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["2000", "2000", "300", "2000"], done.stderr
