@@ -11,6 +11,7 @@ import time
 from collections.abc import Container, Sequence
 from typing import Protocol
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dalsegno.train.memory.cuda import Copier
@@ -105,6 +106,8 @@ class Mover:
 
     def _before_step(self, *ignored: object) -> None:
         """An optimizer is about to change what is being copied."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return  # a graph is being recorded: nothing changes yet, and nothing may be waited for
         began = time.monotonic()
         if self._copier is not None:
             self._copier.before_change()

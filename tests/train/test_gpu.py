@@ -1,0 +1,108 @@
+"""On a GPU: snapshots hold their step, whether the optimizer announces its steps or a CUDA graph replays them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU here", allow_module_level=True)
+
+from dalsegno.train.keeping import Keeping  # noqa: E402
+from dalsegno.train.memory.names import FOLDER, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from dalsegno.train.objects import Objects  # noqa: E402
+from dalsegno.train.request import Terms  # noqa: E402
+from dalsegno.train.state import State, take  # noqa: E402
+
+RUN = f"test-gpu.{os.getpid()}"
+WIDTH = 8192  # 256 MiB of weights: their copy takes longer than a step
+
+
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+        self.opt = torch.optim.Adam(self.model.parameters(), lr=0.1, capturable=True)
+        self.inputs = torch.randn(8, WIDTH, device="cuda")
+        self.objects = Objects({"model": self.model, "optimizer": self.opt})
+
+    def step(self) -> None:
+        self.opt.zero_grad(set_to_none=False)
+        self.model(self.inputs).square().mean().backward()
+        self.opt.step()
+
+    def captured(self) -> Callable[[], None]:
+        """The same step, replayed by a graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        return lambda: graph.replay()
+
+    def state(self, step: int) -> State:
+        return take(self.objects.nested(), own=None, step=step, rank=0, world=1)
+
+    def values(self) -> dict[str, Any]:
+        return {piece.key: piece.tensor.cpu().clone() for piece in self.state(0).pieces}
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
+    kept = Keeping(Terms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=said.append)
+    yield kept
+    kept.close()
+    sweep(RUN)
+
+
+def held() -> dict[int, dict[str, Any]]:
+    found = [open_snapshot(FOLDER / str(name)) for name in slots_of(RUN)]
+    states = [state_of(each) for each in found if each is not None]
+    return {state.step: {piece.key: piece.tensor.clone() for piece in state.pieces} for state in states}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in one if not torch.equal(one[key], other[key])]
+
+
+def torn(training: Training, keeping: Keeping, step: Callable[[], None], steps: range) -> dict[int, list[str]]:
+    """Trains on while each snapshot is copied; what is in memory and not as it was."""
+    wrong = {}
+    for number in steps:
+        torch.cuda.synchronize()
+        before = training.values()
+        keeping.keep(training.state(number), training.objects.steady(), save=False)
+        step()
+        keeping.step_done()
+        keeping.settle(wait=True)
+        wrong.update({at: keys for at, kept in held().items() if at == number and (keys := differing(before, kept))})
+    return wrong
+
+
+def test_steps_that_are_announced_are_waited_for(keeping: Keeping, said: list[str]) -> None:
+    training = Training()
+    training.step()
+    keeping.step_done()
+    assert torn(training, keeping, training.step, range(1, 6)) == {}
+    assert sorted(held()) == [3, 4, 5] and said == []
+
+
+def test_no_snapshot_is_torn_by_the_steps_of_a_graph(keeping: Keeping, said: list[str]) -> None:
+    """The first one is begun after a step that was announced, as those before the capture are."""
+    training = Training()
+    for _ in range(3):
+        training.step()
+        keeping.step_done()
+    replay = training.captured()
+    assert torn(training, keeping, replay, range(1, 6)) == {}
+    assert sorted(held()) == [3, 4, 5]
+    assert [words for words in said if "CUDA graph" in words] == said and len(said) == 1
