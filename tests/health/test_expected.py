@@ -25,9 +25,27 @@ NodeName=cpu-1 Gres=craynetwork:4
 def test_a_node_of_a_line_for_many() -> None:
     controllers = ("head", "spare")
     assert expected_of("gpu-2", SMALL) == Expected(
-        "gpu-2", 8, "h100", 1000, ("10.0.0.12", 7002), "/run/m.sock", controllers
+        "gpu-2", True, 8, "h100", 1000, ("10.0.0.12", 7002), "/run/m.sock", controllers
     )
-    assert expected_of("cpu-1", SMALL) == Expected("cpu-1", 0, "", 1000, ("cpu-1", 7000), "/run/m.sock", controllers)
+    assert expected_of("cpu-1", SMALL) == Expected(
+        "cpu-1", True, 0, "", 1000, ("cpu-1", 7000), "/run/m.sock", controllers
+    )
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "kind"),
+    [
+        ("gpu:8", 8, ""),
+        ("gpu:h100:8,nvme:2", 8, "h100"),
+        ("gpu:a100:4,gpu:v100:2", 6, ""),
+        ("gpu:1g.10gb:14", None, ""),  # parts of GPUs: how many GPUs they are of, Slurm does not say
+        ("craygpu:4,shard:h100:32", 0, ""),
+        ("gpu:h100:8(S:0-1)", 8, "h100"),
+    ],
+)
+def test_how_many_gpus(gres: str, gpus: int | None, kind: str) -> None:
+    found = expected_of("gpu-1", f"NodeName=gpu-1 Gres={gres}")
+    assert (found.gpus, found.gpu_type, found.named) == (gpus, kind, True)
 
 
 def test_a_file_of_ours() -> None:

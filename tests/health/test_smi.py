@@ -24,7 +24,7 @@ H200 = GpuFacts(
     0, FIRST, "1650000000000", "NVIDIA H200",
     temperature_c=36, slowdown_c=89, clock_mhz=345, max_clock_mhz=1980, throttle=(), utilization_percent=0,
     ecc_corrected=0, ecc_uncorrected=0, remap_pending=False, remap_failed=False, remapped_rows=0,
-    pcie_width=16, pcie_max_width=16, memory_total_mib=143771, memory_used_mib=0, processes=(),
+    pcie_width=16, pcie_max_width=16, memory_total_mib=143771, memory_used_mib=0, processes=(), divided=False,
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_links() -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> FolderWorld:
     """A real machine with an H200 and no NVML."""
-    for place, text in {"vendor": "0x10de\n", "class": "0x030200\n"}.items():
+    for place, text in {"vendor": "0x10de\n", "class": "0x030200\n", "uevent": "DRIVER=nvidia\n"}.items():
         (tmp_path / "sys/bus/pci/devices/0000:00:06.0").mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys/bus/pci/devices/0000:00:06.0" / place).write_text(text)
     (tmp_path / "commands").mkdir()
@@ -116,6 +116,11 @@ def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: Folder
     count = [check for check in CHECKS if check.name == "gpu-count"]
     (found,) = examine(count, Context.IDLE, machine, {})
     assert (found.result.verdict, found.result.text) == (Verdict.FAILED, "1 of 2 GPUs are there")
+
+
+def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_missed(machine: FolderWorld) -> None:
+    (machine.folder / "sys/bus/pci/devices/0000:00:06.0/uevent").write_text("DRIVER=vfio-pci\n")
+    assert examine([check for check in CHECKS if check.name == "gpu-count"], Context.IDLE, machine, {}) == []
 
 
 def test_a_driver_that_is_not_there_is_unknown(machine: FolderWorld) -> None:

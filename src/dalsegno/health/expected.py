@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dalsegno.hostlist import HostlistError, expand
 
 _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
-_GPU = re.compile(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)")
+_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9][\w.-]*))??:(\d+)(?=$|,|\()")
+_SLICE = re.compile(r"\d+g\.|mig", re.IGNORECASE)  # parts of GPUs, of which there are more than GPUs
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,13 @@ class Expected:
     """None where nobody says."""
 
     node: str
+    named: bool = False  # Slurm's file has a line for this node
     gpus: int | None = None
     gpu_type: str = ""
     memory_mib: int | None = None
     slurmd: tuple[str, int] | None = None  # where it answers
     munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
     controllers: tuple[str, ...] = ()
-
-    @property
-    def named(self) -> bool:
-        """Slurm's file has a line for this node."""
-        return self.gpus is not None
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:
@@ -73,18 +70,28 @@ def _places_of_line(pairs: dict[str, str], usual: str) -> dict[str, tuple[str, i
 
 
 def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: str) -> Expected:
-    found = _GPU.search(pairs.get("gres", ""))
+    gpus, gpu_type = _gpus(pairs.get("gres", ""))
     address = _nth(pairs.get("nodeaddr") or pairs.get("nodehostname") or common.node, at)
     port = _nth(pairs.get("port") or default_port, at)
     return Expected(
         common.node,
-        gpus=int(found[2]) if found else 0,
-        gpu_type=(found[1] or "") if found else "",
+        named=True,
+        gpus=gpus,
+        gpu_type=gpu_type,
         memory_mib=int(pairs["realmemory"]) if pairs.get("realmemory", "").isdigit() else None,
         slurmd=(address, int(port)) if port.isdigit() else None,
         munge=common.munge,
         controllers=common.controllers,
     )
+
+
+def _gpus(gres: str) -> tuple[int | None, str]:
+    """How many, and of which type if they are all of one; of parts of GPUs nobody can tell."""
+    found = _GPU.findall(gres)
+    types = {kind for kind, _ in found}
+    if any(_SLICE.search(kind) for kind in types):
+        return None, ""
+    return sum(int(count) for _, count in found), types.pop() if len(types) == 1 else ""
 
 
 def _nth(listed: str, at: int) -> str:

@@ -50,6 +50,7 @@ class GpuFacts:
     memory_total_mib: int | None = None
     memory_used_mib: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
+    divided: bool | None = None  # into parts (MIG), which keep some memory for themselves
 
 
 @dataclass(frozen=True)

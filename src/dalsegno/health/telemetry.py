@@ -137,6 +137,7 @@ def _healthy_gpu(body: str, index: int, model: str, links: int, memory_mib: int)
         memory_total_mib=memory_mib,
         memory_used_mib=0,
         processes=(),
+        divided=False,
     )
 
 

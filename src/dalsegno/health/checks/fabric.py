@@ -11,9 +11,11 @@ def judge_ports(found: Ports, *, count: float = 0) -> Result:
     """`count` is how many should be up; without it, as many as there were."""
     up = [port for port in found.ports if port.state == "ACTIVE"]
     down = [port for port in found.ports if port.state != "ACTIVE"]
-    wanted = int(max(count, found.expected, 1))
+    wanted, names = int(max(count, found.expected)), ", ".join(f"{port.name} is {port.state}" for port in down[:4])
+    if not wanted and not up:
+        return warned(f"no port is up, and none was before: {names}")
     if len(up) < wanted:
-        names = ", ".join(f"{port.name} is {port.state}" for port in down[:4]) or "the others are gone"
+        names = names or "the others are gone"
         return failed(f"{len(up)} of {wanted} ports are up: {names}", Remedy.REBOOT)
     return passed(f"{len(up)} ports are up")
 

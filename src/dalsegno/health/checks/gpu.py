@@ -113,10 +113,11 @@ def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result
     if not gpus:
         return passed("the job has no GPU")
     told = telling(gpus, "memory_used_mib", "how much of its memory is in use")
+    whole = [gpu for gpu in told if not gpu.divided]
     if bad := [gpu for gpu in told if gpu.processes]:
         pids = ", ".join(str(process.pid) for gpu in bad for process in gpu.processes or ())
         return failed(f"processes are left on {which(bad)}: {pids}", Remedy.REBOOT, "processes")
-    if full := [gpu for gpu in told if (gpu.memory_used_mib or 0) > used_mib]:
+    if full := [gpu for gpu in whole if (gpu.memory_used_mib or 0) > used_mib]:
         return failed(f"{full[0].memory_used_mib} MiB are in use on idle {which(full)}", Remedy.REBOOT, "memory")
     return passed("no GPU has anything left on it")
 

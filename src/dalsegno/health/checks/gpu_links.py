@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from dalsegno.health.readers.simulated import ask_telemetry
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
 
+_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
 SWITCHED_FROM = 8  # so many GPUs with NVLink are joined by switches, which need the fabric manager
 
 
@@ -37,10 +39,12 @@ def ask_links(world: World) -> Links:
 
 
 def _links_each(world: World) -> int:
-    """By the type in Slurm's file; without one, by what any GPU here has."""
-    if world.expected.gpu_type:
+    """By the type in Slurm's file. Without one, or for a card in a PCIe slot, whose bridges vary: by what its
+    neighbours have."""
+    gpus = ask_gpus(world)
+    if world.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
         return nvlinks_of(world.expected.gpu_type)
-    return max((gpu.nvlinks or 0 for gpu in ask_gpus(world)), default=0)
+    return max((gpu.nvlinks or 0 for gpu in gpus), default=0)
 
 
 def ask_fabric_manager(world: World) -> str:

@@ -79,7 +79,10 @@ def judge_disk(df: str, *, warn_percent: float = 85, fail_percent: float = 95) -
 
 
 def judge_inodes(df: str, *, fail_percent: float = 95) -> Result:
-    mount, used = max(_column(df, 2), key=lambda each: each[1])
+    counted = _column(df, 2)
+    if not counted:
+        return passed("no file system here runs out of inodes")
+    mount, used = max(counted, key=lambda each: each[1])
     if used >= fail_percent:
         return failed(f"{mount} has used {used} % of its inodes", Remedy.DRAIN)
     return passed(f"at most {used} % of inodes are used")
@@ -88,13 +91,12 @@ def judge_inodes(df: str, *, fail_percent: float = 95) -> Result:
 def _column(df: str, number: int) -> list[tuple[str, int]]:
     """Mounts with a share from `df`; `-` where a file system has no inodes to count."""
     rows = [line.rsplit(None, 2) for line in df.splitlines()[1:] if line.strip()]
-    found = [(row[0], int(row[number].rstrip("%"))) for row in rows if row[number] != "-"]
-    if not found:
+    if not rows:
         raise ValueError("df shows no file system")
-    return found
+    return [(row[0], int(row[number].rstrip("%"))) for row in rows if row[number] != "-"]
 
 
-def judge_memory(memory: Memory, *, warn_share: float = 1.0, fail_share: float = 0.5) -> Result:
+def judge_memory(memory: Memory, *, warn_share: float = 0.9, fail_share: float = 0.5) -> Result:
     """What an idle node has free, beside what Slurm promises its jobs."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", memory.meminfo, re.MULTILINE)
     if not found:

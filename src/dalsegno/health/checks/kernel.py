@@ -23,17 +23,16 @@ def _sign(name: str, words: str, remedy: Remedy) -> Sign:
 
 
 SIGNS = (
-    _sign(
-        "machine-check", r"\[Hardware Error\].*(Uncorrected|[Ff]atal)|Uncorrected hardware memory error", Remedy.REPLACE
-    ),
-    _sign("lockup", r"soft lockup|hard LOCKUP", Remedy.REBOOT),
-    _sign("hung-task", r"blocked for more than \d+ seconds", Remedy.REBOOT),
-    _sign(
-        "file-system", r"EXT4-fs error|XFS .*(Corruption|Shutting down)|Remounting filesystem read-only", Remedy.REPLACE
-    ),
-    _sign("disk", r"I/O error, dev (nvme|sd|vd)\w+|nvme\w*: .*controller is down", Remedy.REPLACE),
+    _sign("machine-check", r"Machine Check Exception|\[Hardware Error\]: event severity: fatal", Remedy.REPLACE),
+    _sign("memory", r"Uncorrected hardware memory error|\[Hardware Error\].*Uncorrected", Remedy.REPLACE),
+    _sign("lockup", r"hard LOCKUP", Remedy.REBOOT),
+    _sign("file-system", r"EXT4-fs error|XFS .*(Corruption|Shutting down)|Remounting .* read-only", Remedy.REBOOT),
     _sign("pcie", r"AER: .*(Uncorrected \(Fatal\)|Fatal error)", Remedy.REBOOT),
     _sign("driver", r"NVRM: .*RmInitAdapter failed|NVRM: GPU .* is lost", Remedy.REBOOT),
+    _sign("disk", r"I/O error, dev (nvme|sd|vd)\w+|nvme\w*: .*controller is down", Remedy.DRAIN),
+    # Both come of a slow file server or a busy neighbour too; `stuck` knows which processes never went on.
+    _sign("hung-task", r"blocked for more than \d+ seconds", Remedy.WATCH),
+    _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
 )
 ALLOWED = (
     re.compile(r"thermal|throttl", re.IGNORECASE),  # a check of its own
@@ -52,7 +51,8 @@ def judge_kernel_log(said: KernelSaid, *, window_s: float = 3600) -> Result:
     recent = [line for line in said.lines if line.at > said.now - window_s]
     for sign in SIGNS:
         if line := next((line for line in reversed(recent) if sign.words.search(line.text)), None):
-            return failed(line.text, sign.remedy, sign.name)
+            watch = sign.remedy is Remedy.WATCH
+            return warned(line.text, sign.name) if watch else failed(line.text, sign.remedy, sign.name)
     strange = [line for line in recent if line.level <= CRITICAL and not _is_allowed(line.text)]
     if strange:
         return warned(f"{len(strange)} critical lines, the last: {strange[-1].text}", "critical")

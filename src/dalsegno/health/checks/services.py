@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
@@ -19,6 +20,7 @@ SHARED = re.compile(
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 FS_TIMEOUT_S = 2.0
+MOST_ASKED = 32
 MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
 
 
@@ -62,11 +64,13 @@ def ask_munge(world: World) -> str:
 
 def ask_shared(world: World) -> Mapping[str, str]:
     """Every shared file system that is mounted or should be: whether it answers, or what it says."""
-    mounted = [target for target, kind in _mounts(world.read("/proc/self/mounts")) if SHARED.fullmatch(kind)]
-    wanted = [target for target, kind in _mounts(_fstab(world)) if SHARED.fullmatch(kind)]
+    mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
+    mounted = [mount.target for mount in mounts]
+    wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
     found = {target: "is not mounted" for target in wanted if target not in mounted}
     hanging = 0
-    for target in dict.fromkeys(mounted):
+    once = {mount.source: mount.target for mount in reversed(mounts)}  # one may be mounted in many places
+    for target in list(once.values())[:MOST_ASKED]:
         if hanging < MOST_HANGING:
             found[target] = _stat(world, target)
             hanging += found[target].startswith("does not answer")
@@ -89,10 +93,23 @@ def _fstab(world: World) -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
 
 
-def _mounts(text: str) -> list[tuple[str, str]]:
-    """Targets and kinds from /proc/mounts or fstab; blanks in a name are written `\\040`."""
+class Mount(NamedTuple):
+    source: str
+    target: str
+    kind: str
+    options: str
+
+
+def _mounts(text: str) -> list[Mount]:
+    """Of /proc/mounts or fstab; blanks in a name are written `\\040`."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
-    return [(row[1].replace("\\040", " "), row[2]) for row in rows]
+    return [Mount(row[0], row[1].replace("\\040", " "), row[2], row[3]) for row in rows]
+
+
+def _is_shared(mount: Mount) -> bool:
+    """A user's own mount is the user's affair: nobody may have a node drained by one that hangs."""
+    users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
+    return SHARED.fullmatch(mount.kind) is not None and not users
 
 
 def ask_containers(world: World) -> tuple[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dalsegno.errors import NotThere
+from dalsegno.hardware import find_gpu
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.readers.simulated import ask_telemetry
 from dalsegno.health.readers.smi import read_smi
@@ -35,9 +37,17 @@ class Heat:
 def has_gpus(world: World) -> bool:
     """Whether there should be some."""
     if world.expected.gpus is not None:
-        return world.expected.gpus > 0
+        return world.expected.gpus > 0 and _is_nvidias(world.expected.gpu_type)
     told = ask_telemetry(world)
     return bool(told.gpus) if told else gpus_on_bus(world) > 0
+
+
+def _is_nvidias(gpu_type: str) -> bool:
+    """One that the catalog does not know may be."""
+    try:
+        return find_gpu(gpu_type).product.startswith("NVIDIA") if gpu_type else True
+    except NotThere:
+        return True
 
 
 def ask_gpus(world: World) -> tuple[GpuFacts, ...]:
@@ -77,4 +87,6 @@ def gpus_on_bus(world: World) -> int:
 
 
 def _is_gpu(world: World, device: str) -> bool:
-    return world.read(f"{device}/vendor").strip() == NVIDIA and world.read(f"{device}/class").startswith(DISPLAY_OR_3D)
+    if world.read(f"{device}/vendor").strip() != NVIDIA or not world.read(f"{device}/class").startswith(DISPLAY_OR_3D):
+        return False
+    return "DRIVER=vfio-pci" not in world.read(f"{device}/uevent").splitlines()  # given to a virtual machine

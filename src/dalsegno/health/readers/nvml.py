@@ -98,6 +98,7 @@ def _gpu(nvml: Any, index: int) -> GpuFacts:
         memory_total_mib=memory.total // MIB if memory else None,
         memory_used_mib=memory.used // MIB if memory else None,
         processes=ask("nvmlDeviceGetComputeRunningProcesses", wanted=_processes),
+        divided=ask("nvmlDeviceGetMigMode", wanted=lambda modes: modes[0] == 1),
     )
 
 

@@ -64,6 +64,7 @@ def _gpu(number: int, gpu: ElementTree.Element) -> GpuFacts:
         memory_total_mib=_whole(gpu, "fb_memory_usage/total"),
         memory_used_mib=_whole(gpu, "fb_memory_usage/used"),
         processes=tuple(_process(each) for each in gpu.iterfind("processes/process_info")),
+        divided={"Enabled": True, "Disabled": False}.get(_text(gpu, "mig_mode/current_mig") or ""),
     )
 
 
