@@ -13,13 +13,14 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, read_telemetry
-from dalsegno.system.hosts import host_process
+from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.system.procfs import arguments, descendants, end, find, marked
+from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.room_client import MachineRoom
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, eventually, leftovers, taken_down
-from tests.cluster.test_up_down import idle_nodes, small
+from tests.cluster.test_up_down import idle_nodes
 
 LISTEN = """
 import socket, time
@@ -77,7 +78,8 @@ target: local
 partitions:
   - {name: train, nodes: 2, cpus: 2, memory: 2G, gpus: 2, gpu_type: h100}
 slurm: {accounting: false}
-"""
+health: {mode: observe}
+"""  # what is broken here is not to be mended behind our backs
 
 
 @pytest.fixture(scope="module")
@@ -191,10 +193,16 @@ def start_workers(cli: Cli) -> None:
 
 
 def test_on_loopback_ports_workers_can_be_killed_and_hosts_cannot(cli: Cli):
-    cli.ok("up", cli.file(small(2) + "local: {hosts: loopback}\n"))
+    cli.ok("up", cli.file(FILE + "local: {hosts: loopback}\n"))
     for fault in ("power-off", "net-cut"):
         answer = cli.run("inject", fault, "train-2")
         assert answer.code == 1 and "is a process on this machine, not a host" in answer.err
+    room = MachineRoom(folder(cli).root)
+    mark, before = room.boot_id("train-2"), telemetry(cli, "train-2").gpus[0].uuid
+    cli.ok("inject", "slurmd-dead", "train-2")
+    room.replace("train-2")
+    assert room.boot_id("train-2") != mark and telemetry(cli, "train-2").gpus[0].uuid != before
+    eventually(lambda: idle_nodes(cli) == 2)
     start_workers(cli)
     eventually(lambda: cli.run("inject", "worker-kill", "train-2", "--rank", "6").code == 0)
     eventually(lambda: json.loads(cli.ok("inject", "worker-kill", "train-2", "--json"))["rank"] == 4)
@@ -296,13 +304,20 @@ def test_files_that_are_full_silent_or_dead_on_one_node_alone(two: Cli):
     eventually(lambda: in_host(two, "train-2", *look).code == 0, timeout_s=5)
 
 
-def test_a_daemon_that_is_killed_stays_dead_until_it_is_cleared(two: Cli):
-    two.ok("inject", "slurmd-dead", "train-2")
-    assert not reaches(two, "train-2")
-    answer = two.run("inject", "slurmd-dead", "train-2")
-    assert answer.code == 1 and "slurmd does not run on train-2" in answer.err
+def test_daemons_that_are_killed_stay_dead_until_they_are_cleared(two: Cli):
+    """The agent too, which its host would start again."""
+    for fault, daemon in (("agent-dead", "node-agent"), ("slurmd-dead", "slurmd")):
+        two.ok("inject", fault, "train-2")
+        assert not runs(two, "train-2", daemon)
+        answer = two.run("inject", fault, "train-2")
+        assert answer.code == 1 and f"{daemon} does not run on train-2" in answer.err
+    assert not reaches(two, "train-2") and not runs(two, "train-2", "node-agent")
     two.ok("inject", "--clear")
-    eventually(lambda: reaches(two, "train-2"))
+    eventually(lambda: reaches(two, "train-2") and runs(two, "train-2", "node-agent"))
+
+
+def runs(cli: Cli, node: str, daemon: str) -> bool:
+    return service_facts(folder(cli).host(node))[daemon].running
 
 
 def test_gpus_that_go_wrong(two: Cli):
@@ -320,12 +335,48 @@ def test_gpus_that_go_wrong(two: Cli):
     assert two.ok(*list_gpus) == before
 
 
+# What is injected -> the check that finds it.
+FOUND = {
+    ("xid", Options(code=48)): "xid",
+    ("ecc", Options()): "gpu-ecc",
+    ("gpu-hot", Options()): "gpu-temperature",
+    ("slow-gpu", Options()): "gpu-clocks",
+    ("nvlink", Options()): "nvlink",
+    ("gpu-lost", Options(gpu=1)): "gpu-count",
+    ("link-down", Options()): "fabric-ports",
+    ("link-flap", Options(count=3)): "fabric-flaps",
+    ("disk-full", Options()): "disk",
+    ("fs-hang", Options()): "file-systems",
+    ("munge-dead", Options()): "munge",
+    ("clock-skew", Options()): "clock",
+    ("slurmd-dead", Options()): "slurmd",
+}
+
+
+def test_what_is_injected_is_what_health_finds(two: Cli):
+    """All at once; one by one they would take a minute."""
+    health = ("health", "--node", "train-2", "--json")
+    assert failed_checks(two.run(*health)) == set()
+    target = LocalTarget(two.home / "clusters/one", two.home / "cache")
+    for fault, options in FOUND:
+        target.inject(FAULTS[fault], "train-2", options)
+    assert failed_checks(two.run(*health)) >= set(FOUND.values())
+    two.ok("up")
+    eventually(lambda: failed_checks(two.run(*health)) == set())
+
+
+def failed_checks(answer: Answer) -> set[str]:
+    return {each["check"] for each in json.loads(answer.out)["findings"] if each["verdict"] == "failed"}
+
+
 # The machine room --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.alone
 def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
     room = MachineRoom(folder(two).root)
+    script = f"from {MachineRoom.__module__} import *; print(MachineRoom(Path('{folder(two).root}')).is_on('train-2'))"
+    assert in_host(two, "head", sys.executable, "-c", script).out == "True\n", "where the controller is"
     two.ok("inject", "gpu-lost", "train-2")
     two.ok("inject", "slow-gpu", "train-2")
     two.ok("inject", "slurmd-dead", "train-2")
