@@ -33,6 +33,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "ckpt": "List, verify and convert checkpoints.",
     "health": "Check this machine, or a node: GPUs, fabric, host, services.",
     "why": "What happened to a node, a run or a job, and what to do.",
+    "image": "Import, list and remove container images.",
     "inject": "Break a node or a worker on purpose.",
     "drill": "A game day: train, break things, report what each fault cost.",
     "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",

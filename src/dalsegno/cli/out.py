@@ -72,6 +72,11 @@ def progress() -> Iterator[Say]:
             click.echo(ERASE, nl=False, err=True)
 
 
+def replace_line(text: str) -> None:
+    """Write over the line that a terminal shows."""
+    click.echo(f"{ERASE}{text}", nl=False, err=True)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as they need to be, as sinfo and squeue print them."""
     widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]

@@ -118,7 +118,7 @@ class Importer:
 
     def _open(self, name: ImageName, scratch: Path) -> Source:
         if name.kind is Kind.REGISTRY:
-            wallet = Wallet(self.env, Path(os.path.expanduser("~")), self.runner)
+            wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
             return FromRegistry(name, Registry(name, Http(), wallet, plain_http=self.plain_http), self.store)
         if name.kind is Kind.OCI:
             return FromLayout(name)

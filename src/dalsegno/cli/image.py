@@ -1,0 +1,245 @@
+"""`dalsegno image`: container images as .sqsh files, imported, made, listed and removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dalsegno.cli import image_words, out
+from dalsegno.cli.image_progress import Bar
+from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.options import json_option
+from dalsegno.errors import DalsegnoError, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.containers.store import Store, Stored
+
+COMPRESSIONS = ("lz4", "zstd", "gzip")
+output_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write this file, and keep none here."
+)
+force_option = click.option("-f", "--force", is_flag=True, help="Write over FILE.")
+compression_option = click.option(
+    "--compression", type=click.Choice(COMPRESSIONS), default="lz4", show_default=True,
+    help="lz4 is the quickest to make and to read, zstd a quarter smaller.",
+)  # fmt: skip
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Tell nothing while it works.")
+
+
+@click.group()
+def command() -> None:
+    """Container images as .sqsh files, as Enroot and Pyxis have them.
+
+    They are kept in $DALSEGNO_IMAGES, or in `images` in Dal Segno's home.
+    """
+
+
+@command.command("import")
+@click.argument("source")
+@output_option
+@force_option
+@click.option("-a", "--arch", default="", help="For another kind of machine: `arm64`, `x86_64`.")
+@compression_option
+@click.option("--plain-http", is_flag=True, help="The registry has no TLS; whoever listens may change what comes.")
+@click.option("--own", is_flag=True, help="Import it ourselves where Enroot is installed too.")
+@quiet_option
+def import_(
+    source: str, output: Path | None, force: bool, arch: str, compression: str, plain_http: bool, own: bool, quiet: bool
+) -> None:
+    """Make a .sqsh of SOURCE and print where it is. `enroot import`'s arguments are understood.
+
+    \b
+    dalsegno image import ubuntu:24.04
+    dalsegno image import nvcr.io#nvidia/pytorch:24.01-py3 -o /fsx/pytorch.sqsh
+    dalsegno image import oci:LAYOUT:TAG | docker-archive:FILE | dockerd://IMAGE | podman://IMAGE
+    """
+    from dalsegno.containers import parse_name
+    from dalsegno.containers.importing import Importer
+    from dalsegno.containers.manifest import architecture
+    from dalsegno.system.machine import program
+
+    name = parse_name(source)
+    allow = plain_http or os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
+    enroot = "" if own else program("enroot") or ""
+    with _bar(quiet) as bar:
+        importer = Importer(
+            _store(), bar, arch=architecture(arch), compression=compression, plain_http=allow, enroot=enroot
+        )
+        if output is not None:
+            importer.to_file(name, output, force=force)
+        path = output if output is not None else importer.to_store(name).path
+    out.data(str(path))
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@output_option
+@force_option
+@compression_option
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable that programs in it have.")
+@click.option("--workdir", default="", help="Where programs in it start.")
+@click.option("--cmd", default="", help="What runs in it if nothing else is named.")
+@quiet_option
+def build(
+    folder: Path, output: Path | None, force: bool, compression: str, env: tuple[str, ...], workdir: str, cmd: str,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Make a .sqsh of FOLDER, which holds a root file system."""
+    import shlex
+
+    from dalsegno.containers.building import Builder
+    from dalsegno.containers.manifest import Config
+
+    for each in env:
+        if not each.partition("=")[0].isidentifier() or "=" not in each or "\n" in each:
+            raise UsageError(f"{each!r} is no variable", hint="write `--env NAME=VALUE`")
+    if workdir and (not workdir.startswith("/") or ".." in workdir.split("/") or not workdir.isprintable()):
+        raise UsageError(f"{workdir!r} cannot be the working directory", hint="write a path that begins with `/`")
+    with _bar(quiet) as bar:
+        config = Config(env=env, workdir=workdir, cmd=tuple(shlex.split(cmd)))
+        made = Builder(_store(), bar, compression).of_folder(folder, config, output, force)
+    out.data(str(made if isinstance(made, Path) else made.path))
+
+
+@command.command("from-venv")
+@click.argument("path", type=click.Path(path_type=Path))
+@output_option
+@force_option
+@compression_option
+@click.option("--add", multiple=True, type=click.Path(path_type=Path), help="A folder that it shall hold too.")
+@quiet_option
+def from_venv(
+    path: Path, output: Path | None, force: bool, compression: str, add: tuple[Path, ...], quiet: bool
+) -> None:
+    """Make a .sqsh of the Python environment at PATH: with its Python and libraries, and little else."""
+    from dalsegno.containers import venv
+    from dalsegno.containers.building import Builder
+    from dalsegno.system.processes import LocalRunner
+
+    runner, extra = LocalRunner(), [Path(os.path.abspath(each)) for each in add]
+    with _bar(quiet) as bar:
+        bar.stage(f"looking through {path}")
+        python = venv.ask(Path(os.path.abspath(path)), runner)
+        for each in python.outside:
+            if each not in extra:
+                bar.warn(f"{each} is on its path but not in it, and is left out; `--add {each}` takes it along")
+        layer = venv.layer_of_venv(python, extra, runner)
+        builder = Builder(_store(), bar, compression)
+        made = builder.build(layer, venv.config_of(python), str(python.prefix), output, force)
+    out.data(str(made if isinstance(made, Path) else made.path))
+
+
+@command.command()
+@json_option
+def ls(json_: bool) -> None:
+    """List the images that are kept here, the newest first."""
+    found = _store().all()
+    if json_:
+        out.as_json([image_words.as_json(each) for each in found])
+    elif not found:
+        out.talk("no images yet; `dalsegno image import ubuntu:24.04` brings one")
+    else:
+        out.table(image_words.HEADERS, [row for each in found for row in image_words.rows(each)])
+
+
+@command.command()
+@click.argument("image")
+@json_option
+def show(image: str, json_: bool) -> None:
+    """Show what is known of IMAGE: a name, the first digits of a digest, or a .sqsh file."""
+    if image.endswith(".sqsh") and Path(image).is_file():
+        _show_file(Path(image), json_)
+        return
+    found = _store().find(image)
+    if json_:
+        out.as_json(image_words.as_json(found))
+    else:
+        out.data("\n".join(image_words.lines(found)))
+
+
+def _show_file(path: Path, json_: bool) -> None:
+    from dalsegno.containers.inside import look_inside
+    from dalsegno.system.processes import LocalRunner
+
+    inside = look_inside(path, LocalRunner())
+    if json_:
+        out.as_json(image_words.inside_as_json(str(path), inside))
+    else:
+        out.data("\n".join(image_words.inside_lines(str(path), inside)))
+
+
+@command.command()
+@click.argument("images", nargs=-1, required=True)
+def rm(images: tuple[str, ...]) -> None:
+    """Remove IMAGES. Jobs that have one mounted keep it; its layers go with the next `gc`."""
+    store = _store()
+    for found in [store.find(each) for each in images]:
+        store.remove(found)
+        out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
+
+
+@command.command()
+@click.option("--layers", is_flag=True, help="Remove all layers: the next import fetches them again.")
+@json_option
+def gc(layers: bool, json_: bool) -> None:
+    """Remove what no name leads to: images whose tag has moved on, layers of no image, what was cut short."""
+    swept = _store().sweep(layers)
+    if json_:
+        out.as_json({"files": swept.files, "size": swept.size})
+    else:
+        out.talk(f"removed {swept.files} files, {image_words.size(swept.size)}")
+
+
+@command.command()
+@click.argument("images", nargs=-1)
+@json_option
+def verify(images: tuple[str, ...], json_: bool) -> None:
+    """Read every byte of IMAGES, or of all. Exits 1 if one is not what was imported."""
+    store = _store()
+    found = [store.find(each) for each in images] if images else store.all()
+    with _bar(quiet=json_) as bar:
+        verdicts = [(each, _verdict(each, bar)) for each in found]
+    if json_:
+        out.as_json([{**image_words.as_json(each), "fault": fault} for each, fault in verdicts])
+    else:
+        for each, fault in verdicts:
+            out.data(f"{each.names[0] if each.names else each.record.hex[:12]}: {fault or 'whole'}")
+    if any(fault for _, fault in verdicts):
+        raise SystemExit(1)
+
+
+def _verdict(stored: Stored, bar: Bar) -> str:
+    from dalsegno.containers.importing import sha256_of
+
+    bar.stage(f"reading {stored.path.name}", stored.record.size)
+    try:
+        return (
+            "" if sha256_of(stored.path, bar.advance) == stored.record.sha256 else "damaged; remove and import it again"
+        )
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _store() -> Store:
+    from dalsegno.cluster import home
+    from dalsegno.containers.store import Store
+
+    named = os.environ.get("DALSEGNO_IMAGES")
+    return Store(Path(named).absolute() if named else home() / "images")
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Bar]:
+    bar = Bar(quiet)
+    try:
+        with interruptible():
+            yield bar
+    except OSError as error:
+        raise DalsegnoError(f"{error.strerror or error}: {error.filename}", hint="look at that path") from error
+    finally:
+        bar.close()

@@ -1,0 +1,31 @@
+"""What an image file says of itself, whoever made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.containers.metadata import parse_environment, parse_workdir
+from dalsegno.errors import DalsegnoError
+from dalsegno.system.machine import program
+from dalsegno.system.processes import Runner
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a program in it would find."""
+
+    env: dict[str, str]
+    workdir: str
+    rc: str
+
+
+def look_inside(path: Path, runner: Runner) -> Inside:
+    """Read the files that Enroot and we put into an image; those it lacks are empty."""
+    tool = program("unsquashfs")
+    if tool is None:
+        raise DalsegnoError("`unsquashfs` is not on this machine", hint="install squashfs-tools")
+    runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
+    environment = runner.run([tool, "-cat", str(path), "etc/environment"]).stdout
+    rc = runner.run([tool, "-cat", str(path), "etc/rc"]).stdout
+    return Inside(parse_environment(environment), parse_workdir(rc), rc)
