@@ -15,11 +15,13 @@ LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:s
 
 # What container jobs need beside that: our Slurm plugin is compiled, images are made and unpacked. A path is a file.
 CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/spank.h:libslurm-dev
-    mksquashfs:squashfs-tools squashfuse_ll:squashfuse"
+    sqfstar:squashfs-tools squashfuse_ll:squashfuse zstd:zstd"
 
-# What ./test needs beside that: it compiles an MPI program and runs it, and makes an image of one program. Headers are no programs to look for, so they
-# come with the compiler that wants them.
-SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static"
+# What ./test needs beside that: it compiles an MPI program and runs it, makes an image of one program, and has a
+# registry with images that other tools made. Headers are no programs to look for, so they come with the compiler
+# that wants them.
+SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 

@@ -158,7 +158,7 @@ def test_without_root_and_without_packages_it_says_exactly_what_to_install(clone
 @NOT_LINUX
 def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: Path):
     (clone / "cluster.yaml").write_text(LOCAL_FILE + "containers: {enabled: true}\n")
-    more = "gcc libc6-dev libslurm-dev squashfs-tools squashfuse"
+    more = "gcc libc6-dev libslurm-dev squashfs-tools squashfuse zstd"
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
     for words, packages in {"core": PACKAGES, "core containers": f"{PACKAGES} {more}"}.items():
         assert bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout == f"{packages}\n"
@@ -190,7 +190,8 @@ def test_only_the_suite_needs_an_mpi(clone: Path, tmp_path: Path):
     for program in DAEMONS:
         (tmp_path / program).symlink_to("/bin/true")
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    for who, packages in {"core": "", "dev": "gcc openmpi-bin libopenmpi-dev libc6-dev busybox-static"}.items():
+    images = "busybox-static docker-registry skopeo umoci openssl"
+    for who, packages in {"core": "", "dev": f"gcc openmpi-bin libopenmpi-dev libc6-dev {images}"}.items():
         assert bash(clone, f'MISSING=; need_local_packages {who}; echo "$MISSING"', **env).stdout == f"{packages}\n"
 
 

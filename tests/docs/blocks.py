@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DALSEGNO = re.compile(r"(?:\./)?dalsegno (\w+)")
 
 # Commands that need no cluster, and leave none.
-CHEAP = {"init", "validate", "schema", "ckpt"}
+CHEAP = {"init", "validate", "schema", "ckpt", "image"}
 # Lines that no test can run, and why.
 NOT_RUN = {
     "./dalsegno demo": "tests/cluster plays the same scene",

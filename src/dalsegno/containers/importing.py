@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.containers import metadata
@@ -45,7 +45,7 @@ class Importer:
 
     def to_store(self, name: ImageName) -> Stored:
         """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time."""
-        name = _absolute(name)
+        name = name.absolute()
         asked = 0.0 if name.digest else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
@@ -60,7 +60,7 @@ class Importer:
 
     def to_file(self, name: ImageName, target: Path, *, force: bool = False) -> None:
         """The image in a file of the user's choice; whole, or not there."""
-        name, target = _absolute(name), Path(os.path.abspath(target))
+        name, target = name.absolute(), Path(os.path.abspath(target))
         with self.store.in_use(), self._turn(str(target), str(target)):
             if target.exists() and not force:
                 raise UsageError(f"{target} is there already", hint="name another file, or give `--force`")
@@ -160,8 +160,3 @@ def sha256_of(path: Path, advance: Callable[[int], None] = lambda _: None) -> st
             digest.update(chunk)
             advance(len(chunk))
     return digest.hexdigest()
-
-
-def _absolute(name: ImageName) -> ImageName:
-    """One folder, one name, wherever the command is given."""
-    return replace(name, path=os.path.abspath(os.path.expanduser(name.path))) if name.path else name

@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware.closest import closest
@@ -62,6 +63,10 @@ class ImageName:
     def reference(self) -> str:
         """What a registry is asked for."""
         return self.digest or self.tag
+
+    def absolute(self) -> ImageName:
+        """One folder, one name, wherever it is written."""
+        return replace(self, path=os.path.abspath(os.path.expanduser(self.path))) if self.path else self
 
     def __str__(self) -> str:
         """In full, as it can be written again; not with the user, who is nobody else's matter."""

@@ -111,7 +111,7 @@ class Store:
         hits = [each for each in images if prefix and each.record.hex.startswith(prefix[1])]
         hits = hits or [each for each in images if str(each.path) == text]
         with contextlib.suppress(UsageError):
-            wanted = str(parse_name(text))
+            wanted = str(parse_name(text).absolute())
             hits = hits or [each for each in images if wanted in each.names or text in each.names]
         if len({each.record.digest for each in hits}) > 1:
             raise UsageError(f"`{text}` is the beginning of {len(hits)} images' digests", hint="write more of it")
