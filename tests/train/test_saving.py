@@ -48,3 +48,10 @@ def test_nobody_waits_for_a_saver_that_has_died() -> None:
     saver.ask(Request(TERMS, 50, "slot-50"))
     its.close()
     assert saver.wait(50, 1800).why == "the saver has died"
+
+
+def test_a_saver_that_has_died_is_told_with_the_step_it_was_asked_for() -> None:
+    saver, its = saver_and_its_end()
+    saver.ask(Request(TERMS, 50, "slot-50"))
+    its.close()
+    assert [(result.step, result.why) for result in saver.results(10)] == [(50, "the saver has died")]

@@ -34,12 +34,14 @@ class Saver:
         self._sock: socket.socket | None = None
         self._buffer = b""
         self.started = False
+        self._step = -1  # asked for last
         self.busy: set[str] = set()  # slots it was asked to read and has not answered for
 
     def ask(self, request: Request) -> None:
         if self._sock is None:
             self._sock = self._from_agent() or _start()
             self.started = True
+        self._step = request.step
         self.busy = {request.slot}  # a request that waits is replaced by a newer one
         with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
             self._sock.sendall(render(request))
@@ -91,7 +93,7 @@ class Saver:
     def _lost(self) -> list[Result]:
         lost, self.busy = self.busy, set()
         self.close()
-        return [Result(-1, slot, 0.0, "the saver has died") for slot in lost]
+        return [Result(self._step, slot, 0.0, "the saver has died") for slot in lost]
 
 
 def _start() -> socket.socket:

@@ -33,14 +33,17 @@ class Node:
         self.all_kept: list[list[Message]] = []
         self._slots: dict[tuple[int, int], Slots] = {}
 
-    def start(self) -> None:
+    def start(self, listener: socket.socket | None = None) -> None:
+        """`listener`: the port its agent has opened for it, and others know already."""
+        port = (listener or listen()).detach()
         name = f"dalsegno-test-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("\0" + name)
-            listener.listen(1)
-            listener.settimeout(WAIT_S)
-            self.pid = fork(lambda: _be_keeper(name, self.folder))
-            self._sock, _ = listener.accept()
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind("\0" + name)
+            door.listen(1)
+            door.settimeout(WAIT_S)
+            self.pid = fork(lambda: _be_keeper(name, port, self.folder))
+            self._sock, _ = door.accept()
+        os.close(port)
         self._reader, self.kept, self.all_kept, self.port = Reader(), [], [], 0
         self.until(lambda: self.port)
 
@@ -133,6 +136,7 @@ class Node:
             slots.close()
 
 
-def _be_keeper(name: str, folder: Path) -> None:
-    os.closerange(3, 1024)  # what the test has open: a connection is closed only when nobody holds it any more
-    serve(name, listen(), folder, nice=0)
+def _be_keeper(name: str, port: int, folder: Path) -> None:
+    os.closerange(3, port)  # what the test has open: a connection is closed only when nobody holds it any more
+    os.closerange(port + 1, 1024)
+    serve(name, socket.socket(fileno=port), folder, nice=0)

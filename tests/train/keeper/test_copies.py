@@ -35,7 +35,7 @@ def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
     one.until(one.sent)
     assert one.kept == [
         {"rank": 3, "step": 7, "generation": 1, "world": 8, "copy": False, "own": True, "shared": True,
-         "sharded": True, "summed": True, "sent": True}
+         "sharded": False, "summed": True, "sent": True}
     ]  # fmt: skip
     other.until(lambda: other.kept)
     assert other.kept == [{**one.kept[0], "copy": True, "shared": False, "sent": False}]

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from dalsegno.train.frames import Message
+from dalsegno.train.keeper.fetching import Turns
+from dalsegno.train.keeper.listening import listen
 from dalsegno.train.memory.checksum import Verdict, verify
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.state import State
@@ -87,6 +89,35 @@ def test_what_nobody_has_is_told_and_nothing_is_left(node: NewNode) -> None:
         assert not answer["ok"] and "not there any more" in answer["why"]
     assert "nobody is known to hold it" in third.fetch(0, 5)["why"]
     assert os.listdir(third.folder) == []
+
+
+def test_a_holder_whose_keeper_is_only_just_starting_is_waited_for(node: NewNode) -> None:
+    """Its agent has come back, and has opened the port."""
+    one, third, port = node("one"), node("third"), listen()
+    for each in (one, third):
+        each.keep()
+    one.commit(filled(5))
+    one.until(lambda: one.kept)
+    one.kill()
+    address = ["127.0.0.1", port.getsockname()[1]]
+    what = {"number": 7, "rank": 0, "generation": 1, "step": 5}
+    third.order({"fetch": {**what, "own": [address], "shared": [address]}})
+    third.listen(0.2)
+    one.start(port)
+    one.keep()
+    answer = third.until(lambda: next((heard for heard in third.heard if heard.get("fetched") == 7), None))
+    assert answer["ok"] and same(loaded(answer), filled(5))
+
+
+def test_who_does_not_answer_is_asked_again_for_a_while_and_who_refuses_only_once_more() -> None:
+    slow, dead = ("slow", 1), ("dead", 1)
+    turns = Turns([slow, dead], began=0.0)
+    asked = []
+    for second in range(100):
+        if turns.waiting:
+            asked.append(turns.next())
+            turns.failed(asked[-1], slow=asked[-1] == slow, now=float(second))
+    assert asked.count(dead) == 2 and 20 < asked.count(slow) < 60
 
 
 def test_what_several_ranks_need_is_fetched_once(node: NewNode) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from dalsegno.train.keeper.plan import OWN, SHARED, find_own, find_shared
 from dalsegno.train.keeper.wire import Stranger, dial
 
 _ROUNDS = 2  # a holder whose connection broke may be there again
+_SLOW_S = 40.0  # one that does not answer may be about to: its keeper is forked when torch has been imported
 
 
 class Fetching:
@@ -56,12 +59,16 @@ class Fetching:
         if keep is None:
             raise CheckpointError("nobody has said whose snapshots these are")
         path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
-        arriving, why = Arriving(path, wanted), ["nobody is known to hold it"] if not holders else []
-        for holder in list(holders) * _ROUNDS:
-            failed = _take(arriving, holder, keep)
-            if not failed:
+        arriving, why = Arriving(path, wanted), [] if holders else ["nobody is known to hold it"]
+        turns = Turns(holders, time.monotonic())
+        while turns.waiting:
+            holder = turns.next()
+            try:
+                _take(arriving, holder, keep)
                 return path
-            why.append(f"{holder[0]}:{holder[1]}: {failed}")
+            except _FAILURES as error:
+                why.append(f"{holder[0]}:{holder[1]}: {error or type(error).__name__}")
+                turns.failed(holder, isinstance(error, socket.timeout), time.monotonic())
         arriving.give_up()
         raise CheckpointError(f"{_words(wanted)} could not be fetched: {'; '.join(why)}")
 
@@ -71,14 +78,28 @@ class Fetching:
             return self._turns.setdefault(key, threading.Lock())
 
 
-def _take(arriving: Arriving, holder: Address, keep: Keep) -> str:
-    """Why it did not work."""
-    try:
-        with dial(holder, keep.run, keep.secret) as sock:
-            arriving.take_from(sock)
-    except (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError) as error:
-        return str(error) or type(error).__name__
-    return ""
+class Turns:
+    """Whom to ask next, and whom not again."""
+
+    def __init__(self, holders: Sequence[Address], began: float) -> None:
+        self.waiting, self._began = list(holders), began
+        self._tries = dict.fromkeys(holders, 0)
+
+    def next(self) -> Address:
+        return self.waiting.pop(0)
+
+    def failed(self, holder: Address, slow: bool, now: float) -> None:
+        self._tries[holder] += 1
+        if self._tries[holder] < _ROUNDS or (slow and now - self._began < _SLOW_S):
+            self.waiting.append(holder)
+
+
+_FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
+
+
+def _take(arriving: Arriving, holder: Address, keep: Keep) -> None:
+    with dial(holder, keep.run, keep.secret) as sock:
+        arriving.take_from(sock)
 
 
 def _words(wanted: Wanted) -> str:
