@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -58,6 +57,8 @@ _USUAL_FILES = 0  # how many files this process could have open before it asked 
 def allow_many_files(most: int = 1 << 16) -> None:
     """As many open files and connections as this process may have. Those that it starts get what is usual: Slurm would
     pass it on to every task."""
+    import resource  # not on Windows
+
     global _USUAL_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
@@ -97,12 +98,17 @@ def start(
         os.close(source)
         if target is not None:
             os.close(target)
-    if _USUAL_FILES:
-        with contextlib.suppress(OSError):  # it has ended already
-            resource.prlimit(
-                popen.pid, resource.RLIMIT_NOFILE, (_USUAL_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-            )
+    _give_usual_files(popen.pid)
     return Child(Process(popen.pid, start_ticks(popen.pid) or 0), os.pidfd_open(popen.pid), popen)
+
+
+def _give_usual_files(pid: int) -> None:
+    if _USUAL_FILES:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError):  # it has ended already
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_USUAL_FILES, most))
 
 
 def _cannot_start(program: str, error: OSError) -> DalsegnoError:
