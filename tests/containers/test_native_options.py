@@ -26,10 +26,16 @@ def compiled(target: Path, *words: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def refusal(tmp_path_factory: pytest.TempPathFactory) -> Check:
-    """What is said of an option's value; nothing if it is fine."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("native")
     library = ctypes.CDLL(str(compiled(folder / "options.so", "-fPIC", "-shared", "options.c")))
+    library.parse_rc_workdir.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture(scope="module")
+def refusal(library: ctypes.CDLL) -> Check:
+    """What is said of an option's value; nothing if it is fine."""
     names = re.findall(r"^ +OPTION_(\w+),", (source_folder() / "options.h").read_text(), re.MULTILINE)
 
     def refusal(option: str, value: str) -> str:
@@ -92,6 +98,20 @@ def test_what_cannot_be_meant_is_refused_in_words(refusal: Check, option: str, v
 
 def test_a_refusal_fits_its_line_however_long_the_word(refusal: Check):
     assert 0 < len(refusal("MOUNTS", "x" * 100_000)) < WHY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("rc", "folder"),
+    [
+        (b'mkdir -p "/w"\ncd "/w" && unset OLDPWD || exit 1\n', b"/w"),
+        (b'cd "/a \\$b \\"c\\"" && x\n', b'/a $b "c"'),
+        (b"cd /plain && x", b"/plain"),
+        (b"cd relative", None),
+        (b"exec sh", None),
+    ],
+)
+def test_the_working_folder_is_read_from_an_images_rc(library: ctypes.CDLL, rc: bytes, folder: bytes | None):
+    assert library.parse_rc_workdir(ctypes.create_string_buffer(rc)) == folder
 
 
 def test_random_words_do_no_harm(tmp_path: Path):

@@ -18,7 +18,18 @@ PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
 PARTS = {
     PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "options.c"),
-    HELPER: ("-fPIE", "-pie", "build.c", "save.c", "image.c", "kept.c", "places.c", "spaces.c", "options.c"),
+    HELPER: (
+        "-fPIE",
+        "-pie",
+        "build.c",
+        "save.c",
+        "image.c",
+        "import.c",
+        "kept.c",
+        "places.c",
+        "spaces.c",
+        "options.c",
+    ),
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")
 HINT = "`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends gcc libc6-dev libslurm-dev"

@@ -144,7 +144,7 @@ static void read_word(const char *word) {
         const char *name, **to;
     } texts[] = {{"image", &request.image}, {"mounts", &request.mounts}, {"name", &request.name},
                  {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
-                 {"cache", &request.cache}, {"save", &request.save}};
+                 {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is(word, texts[i].name, &value)) {
             *texts[i].to = value;
@@ -158,6 +158,8 @@ static void read_word(const char *word) {
         read_groups(value);
     else if (is(word, "site", &value) && request.site_count < SITE_MAX)
         request.site[request.site_count++] = value;
+    else if (is(word, "env", &value) && request.variable_count < VARIABLES_MAX)
+        request.variables[request.variable_count++] = value;
     else if (is(word, "readonly", &value))
         request.readonly = *value == '1';
     else if (is(word, "remap_root", &value))
@@ -216,8 +218,9 @@ static void make_scratch(struct kept *kept) {
 
 static void mount_overlay(void) {
     char options[256];
-    snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work%s", SCRATCH, SCRATCH,
-             SCRATCH, privileged ? "" : ",userxattr");
+    /* nofollow: an image may hold what an overlay takes for its own notes of where a folder was moved from. */
+    snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work,%s", SCRATCH, SCRATCH,
+             SCRATCH, privileged ? "redirect_dir=nofollow,metacopy=off" : "userxattr");
     if (mount("overlay", SCRATCH "/root", "overlay", MS_NOSUID | MS_NODEV, options) != 0)
         fail("the kernel refused an overlay: %s", strerror(errno));
 }
@@ -309,6 +312,8 @@ int main(int argc, char *argv[]) {
         save_root(4, 5);
     look_up_user();
     privileged = geteuid() == 0 && !(request.as_user && request.uid != 0);
+    if (request.image && !image_is_path(request.image))
+        import_image();
     request.data = request.name ? own_folder(request.data, privileged ? "" : ".own", !privileged) : NULL;
     request.cache = privileged ? NULL : own_folder(request.cache, "", true);
     if (!privileged && geteuid() == 0)

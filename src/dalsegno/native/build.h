@@ -8,11 +8,14 @@
 
 #include "options.h"
 
-enum { ANSWER_FD = 3, GROUPS_MAX = 256, SITE_MAX = 16 };
+enum { ANSWER_FD = 3, GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
     const char *image, *mounts, *name, *home, *script, *user, *data, *cache, *save;
+    const char *import;                   /* the program that makes a file of an image's name */
+    const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
+    size_t variable_count;
     const char *site[SITE_MAX]; /* paths that the cluster shows in every container */
     size_t site_count;
     uid_t uid;
@@ -33,6 +36,9 @@ void write_text(int folder, const char *path, const char *text);
 int run_program(const char *const argv[], int folder);
 void send_answer(int to, const char *text, const int *fds, int count);
 int receive_answer(int from, char *text, size_t size, int *fds, int count);
+
+/* import.c: an image that is a name becomes one that is a path */
+void import_image(void);
 
 /* image.c: what the container's root is made of */
 struct image {

@@ -216,23 +216,28 @@ size_t parse_environment(char *line, char **value) {
     line[length] = '=';
     if (!good)
         return 0;
-    char *text = line + length + 1;
-    size_t end = strlen(text);
-    if (end >= 2 && (text[0] == '"' || text[0] == '\'') && text[end - 1] == text[0]) {
-        text[end - 1] = '\0';
-        text++;
-    }
-    *value = text;
+    *value = line + length + 1;
     return length;
+}
+
+/* Between double quotes a backslash stands before each letter that a shell would take for more than itself. */
+static void unquote(char *text) {
+    char *to = text;
+    for (; *text && *text != '"'; text++) {
+        if (*text == '\\' && text[1])
+            text++;
+        *to++ = *text;
+    }
+    *to = '\0';
 }
 
 char *parse_rc_workdir(char *text) {
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         if (strncmp(line, "cd ", 3) != 0)
             continue;
-        char *path = line + 3, quote = *path;
-        if (quote == '"' || quote == '\'')
-            path[1 + strcspn(path + 1, (char[]){quote, 0})] = '\0', path++;
+        char *path = line + 3;
+        if (*path == '"')
+            unquote(++path);
         else
             path[strcspn(path, " ;&")] = '\0';
         return *path == '/' ? path : NULL;

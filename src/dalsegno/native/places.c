@@ -24,7 +24,7 @@ struct place {
 static struct place places[PLACES_MAX];
 static size_t place_count;
 static struct mounts mounts;
-static char passwd_line[512], group_line[256];
+static char passwd_line[512], group_line[256], home[PATH_MAX];
 
 /* ---- sources, opened before anything hides them */
 
@@ -152,6 +152,8 @@ void look_up_user(void) {
     const struct passwd *user = getpwuid(request.uid);
     const struct group *group = getgrgid(request.gid);
     if (user)
+        snprintf(home, sizeof home, "%s", user->pw_dir);
+    if (user)
         snprintf(passwd_line, sizeof passwd_line, "%s:x:%u:%u::%s:/bin/sh\n", user->pw_name, request.uid, request.gid,
                  user->pw_dir);
     if (group)
@@ -201,7 +203,7 @@ void fill_root(const char *path, const char *scratch) {
     if (folder >= 0)
         close(folder);
     umask(mask);
-    folder = *passwd_line && !request.home ? make_folder(root, getpwuid(request.uid)->pw_dir, 0755) : -1;
+    folder = *home && !request.home ? make_folder(root, home, 0755) : -1;
     if (folder >= 0)
         close(folder);
     as_root();

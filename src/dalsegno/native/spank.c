@@ -48,6 +48,10 @@ static void read_site(int count, char *words[]) {
             site.data = words[i] + 5;
         else if (strncmp(words[i], "cache=", 6) == 0)
             site.cache = words[i] + 6;
+        else if (strncmp(words[i], "import=", 7) == 0)
+            site.import = words[i] + 7;
+        else if (strncmp(words[i], "images=", 7) == 0)
+            site.images = words[i] + 7;
         else if (strncmp(words[i], "show=", 5) == 0 && site.shown_count < SHOWN_MAX)
             site.shown[site.shown_count++] = words[i] + 5;
         else if (strcmp(words[i], "squashfs=user") == 0)

@@ -87,6 +87,23 @@ static void read_node_name(spank_t spank, char *name, size_t size) {
     slurm_hostlist_destroy(hosts);
 }
 
+/* What an import may need of the job's environment: whose credentials, which proxy. */
+static void add_import(spank_t spank, const struct site *site, struct words *words) {
+    static const char *const names[] = {"HOME",       "XDG_CONFIG_HOME",   "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
+                                        "http_proxy", "https_proxy",       "no_proxy",        "HTTP_PROXY",
+                                        "HTTPS_PROXY", "NO_PROXY",         "SSL_CERT_FILE",   "DALSEGNO_HOME",
+                                        "DALSEGNO_IMAGES", "ENROOT_CONFIG_PATH", "ENROOT_ALLOW_HTTP"};
+    char value[4096];
+    if (site->import)
+        add(words, "import=%s", site->import);
+    add(words, "env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    if (site->images && spank_getenv(spank, "DALSEGNO_IMAGES", value, sizeof value) != ESPANK_SUCCESS)
+        add(words, "env=DALSEGNO_IMAGES=%s", site->images);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (spank_getenv(spank, names[i], value, sizeof value) == ESPANK_SUCCESS)
+            add(words, "env=%s=%s", names[i], value);
+}
+
 static void add_site(spank_t spank, const struct site *site, struct words *words) {
     char node[256] = "";
     if (site->data) {
@@ -160,16 +177,13 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     char text[WHY_LENGTH * 2];
     int fds[3] = {-1, -1, -1};
     const char *image = given[OPTION_IMAGE];
-    if (image && !image_is_path(image)) {
-        snprintf(container->error, sizeof container->error,
-                 "image %s is no path: import it with `dalsegno image import`, then name the .sqsh file", image);
-        return;
-    }
     add(&words, "dalsegno-container");
     add_user(spank, &words);
     add_site(spank, site, &words);
     if (image)
         add(&words, "image=%s", image);
+    if (image && !image_is_path(image))
+        add_import(spank, site, &words);
     if (given[OPTION_MOUNTS])
         add(&words, "mounts=%s", given[OPTION_MOUNTS]);
     if (given[OPTION_NAME])

@@ -29,18 +29,24 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         proctrack="cgroup" if machine.freezer and not loopback else "linuxproc",
         cgroups=Cgroups(plugin="cgroup/v1" if machine.freezer else ""),
         overrides=True,
-        spank=container_plugin(folder, placement, machine) if cluster.containers.enabled else None,
+        spank=container_plugin(cluster, folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
     )
 
 
-def container_plugin(folder: Folder, placement: Placement, machine: Machine) -> Spank:
+def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Spank:
     """What containers keep is each node's own, in its host's folder; what had to be unpacked, all nodes share. Real
     GPUs are in /dev, which every container has; the simulated ones are shown beside it."""
     built = folder.native / build_key(machine.slurm_version)
-    arguments = (f"data={folder.host('%n') / 'containers'}", f"cache={folder.unpacked}")
-    shown = (f"show={folder.devices}",) if placement.gpus_simulated else ()
-    return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), (*arguments, *shown))
+    told = {
+        "data": str(folder.host("%n") / "containers"),
+        "cache": str(folder.unpacked),
+        "import": str(folder.bin / "dalsegno"),
+        "images": cluster.containers.folder,
+        "show": str(folder.devices) if placement.gpus_simulated else "",
+    }
+    arguments = tuple(f"{name}={value}" for name, value in told.items() if value)
+    return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), arguments)
 
 
 def slurm_paths(folder: Folder) -> Paths:

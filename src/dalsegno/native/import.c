@@ -1,0 +1,72 @@
+/* The name of an image becomes the path of a file: a program of the cluster's is asked, as the user. It answers with the
+ * path; it is the one that knows registries, and that sees to it that many who ask at once fetch once. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "build.h"
+
+enum { SAID_MAX = 8192 };
+
+static _Noreturn void become_program(int out, int err) {
+    char *words[] = {(char *)request.import, "image", "import", "--quiet", "--", (char *)request.image, NULL};
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (geteuid() == 0 && request.uid != 0)
+        become_user();
+    int null = open("/dev/null", O_RDONLY);
+    dup2(null, 0);
+    dup2(out, 1);
+    dup2(err, 2);
+    request.variables[request.variable_count] = NULL;
+    execve(request.import, words, (char *const *)request.variables);
+    dprintf(2, "error: %s: %s\n", request.import, strerror(errno));
+    _exit(127);
+}
+
+/* What was written into a file that has no name. */
+static char *said(int file) {
+    char *text = calloc(SAID_MAX + 1, 1);
+    if (!text || pread(file, text, SAID_MAX, 0) < 0)
+        fail("the import's answer cannot be read");
+    return text;
+}
+
+/* The line that says what is wrong, with what to do about it. */
+static _Noreturn void tell(char *text) {
+    const char *error = "the import said nothing", *hint = "";
+    for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
+        if (strncmp(line, "error: ", 7) == 0)
+            error = line + 7;
+        else if (strncmp(line, "hint: ", 6) == 0)
+            hint = line + 6;
+    }
+    fail("image %s: %s%s%s", request.image, error, *hint ? "; " : "", hint);
+}
+
+void import_image(void) {
+    int out = memfd_create("path", MFD_CLOEXEC), err = memfd_create("errors", MFD_CLOEXEC);
+    int status = 0;
+    if (!request.import)
+        fail("image %s is no path, and this cluster imports none: `dalsegno image import` makes a .sqsh of it",
+             request.image);
+    if (out < 0 || err < 0)
+        fail("no place for the import's answer: %s", strerror(errno));
+    pid_t child = fork();
+    if (child == 0)
+        become_program(out, err);
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        fail("the import cannot be started: %s", strerror(errno));
+    char *path = said(out);
+    path[strcspn(path, "\n")] = '\0';
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || path[0] != '/')
+        tell(said(err));
+    request.image = path;
+}
