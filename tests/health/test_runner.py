@@ -119,6 +119,20 @@ def test_each_check_runs_when_its_time_has_come(world: FolderWorld, tmp_path: Pa
     assert often.due(Context.CONTINUOUS) and not often.due(Context.CONTINUOUS) and often.due(Context.IDLE)
 
 
+def test_a_failure_that_may_pass_by_itself_counts_when_it_has_lasted(world: FolderWorld, tmp_path: Path) -> None:
+    patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
+    checkup = Checkup([patient], world, {})
+
+    def seen(now: float, load: float) -> str:
+        (tmp_path / "now").write_text(str(now))
+        (tmp_path / "proc/loadavg").write_text(f"{load}")
+        return " ".join(each.result.verdict.value for each in checkup.due(Context.CONTINUOUS))
+
+    assert [seen(now, 9) for now in (0, 1, 4.9, 5, 6)] == ["warned", "warned", "warned", "failed", ""]
+    assert [seen(15, 1), seen(25, 9), seen(26, 1), seen(36, 9)] == ["passed", "warned", "passed", "warned"]
+    assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # who looks but once cannot wait
+
+
 def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:
     def judge_loudly(text: str) -> Result:
         return failed("\x1b[31m" + "é\n" * 2000, Remedy.DRAIN, "a\tb")

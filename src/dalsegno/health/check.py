@@ -43,6 +43,7 @@ class Check:
     contexts: frozenset[Context] = ALWAYS
     every_s: float = 30.0
     applies: Callable[[World], bool] = always
+    settle_s: float = 0.0  # a failure that may pass by itself counts, to those who watch, when it has lasted so long
     lasts: bool = True  # what passed a moment ago need not be asked again before the next job
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dalsegno.health.check import Check, Context
 from dalsegno.health.report import LONGEST, Finding
-from dalsegno.health.result import Result, unknown
+from dalsegno.health.result import Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, capped, enabled, every_s, thresholds
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
@@ -24,6 +25,7 @@ class Checkup:
     def __init__(self, checks: Sequence[Check], world: World, settings: Settings) -> None:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
+        self._failing: dict[str, float] = {}  # since when
 
     def names(self, context: Context) -> list[str]:
         """All checks that are asked here."""
@@ -40,14 +42,29 @@ class Checkup:
             if check.name not in without and self._is_due(check, context, now):
                 self._last[context, check.name] = now
                 yield check.name
-                yield _finding(check, answers, self.world, self.settings)
+                yield self._settled(check, _finding(check, answers, self.world, self.settings), context)
 
     def all(self, context: Context) -> list[Finding]:
         return examine(self.checks, context, self.world, self.settings)
 
     def _is_due(self, check: Check, context: Context, now: float) -> bool:
+        """What fails but does not count yet is asked at every look."""
         last = self._last.get((context, check.name))
-        return last is None or not 0 <= now - last < every_s(check, self.settings)
+        if last is None or not 0 <= now - last < every_s(check, self.settings):
+            return True
+        return check.name in self._failing and last - self._failing[check.name] < check.settle_s
+
+    def _settled(self, check: Check, finding: Finding, context: Context) -> Finding:
+        """A slurmd that is restarted, a burst of heat: only a warning until it has lasted."""
+        result = finding.result
+        if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
+            self._failing.pop(check.name, None)
+            return finding
+        lasted_s = finding.at - self._failing.setdefault(check.name, finding.at)
+        if not 0 <= lasted_s < check.settle_s:
+            return finding
+        text = _line(f"{result.text} (counts when it has lasted {check.settle_s:g} s)")
+        return replace(finding, result=Result(Verdict.WARNED, text, Remedy.WATCH, result.code))
 
 
 def examine(

@@ -39,7 +39,15 @@ def judge_port_errors(found: Ports, *, most: float = 100) -> Result:
 
 
 FABRIC_CHECKS = (
-    Check("fabric-ports", "EFA and InfiniBand ports are up", ask_ports, judge_ports, every_s=1, applies=has_ports),
+    Check(
+        "fabric-ports",
+        "EFA and InfiniBand ports are up",
+        ask_ports,
+        judge_ports,
+        every_s=1,
+        applies=has_ports,
+        settle_s=3,
+    ),
     Check("fabric-flaps", "ports that go up and down", ask_ports, judge_flaps, every_s=5, applies=has_ports),
     Check(
         "fabric-errors", "errors that ports have counted", ask_ports, judge_port_errors, every_s=30, applies=has_ports

@@ -126,8 +126,10 @@ GPU_CHECKS = (
     Check("gpu-count", "all GPUs are there and answer", ask_gpu_count, judge_count, every_s=1, applies=has_gpus),
     Check("gpu-ecc", "memory errors since the last reset", ask_gpus, judge_ecc, every_s=1, applies=has_gpus),
     Check("gpu-rows", "rows of memory that are worn out", ask_gpus, judge_rows, every_s=10, applies=has_gpus),
-    Check("gpu-temperature", "margin to slowdown", ask_gpus, judge_temperature, every_s=1, applies=has_gpus),
+    Check(
+        "gpu-temperature", "margin to slowdown", ask_gpus, judge_temperature, every_s=1, applies=has_gpus, settle_s=5
+    ),
     Check("gpu-heating", "heating up", ask_heat, judge_heating, WATCHING, every_s=5, applies=has_gpus),
-    Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus),
+    Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus, settle_s=5),
     Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, has_gpus, lasts=False),
 )

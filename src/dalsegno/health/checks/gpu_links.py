@@ -99,7 +99,7 @@ GPU_LINK_CHECKS = (
     Check("pcie-width", "each GPU has all its lanes", ask_gpus, judge_pcie, every_s=30, applies=has_gpus),
     Check(
         "fabric-manager", "NVIDIA's, which joins the GPUs", ask_fabric_manager, judge_fabric_manager, every_s=30,
-        applies=is_switched,
+        applies=is_switched, settle_s=10,
     ),
     Check(
         "dcgm", "what DCGM says, where it is", ask_dcgm, judge_dcgm, QUIET, 300,

@@ -147,12 +147,12 @@ def judge_nvme(logs: dict[str, str]) -> Result:
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 
 HOST_CHECKS = (
-    Check("disk", "room on local disks", ask_disks, judge_disk, every_s=10),
-    Check("inodes", "room for more files", ask_disks, judge_inodes, every_s=10),
+    Check("disk", "room on local disks", ask_disks, judge_disk, every_s=10, settle_s=5),
+    Check("inodes", "room for more files", ask_disks, judge_inodes, every_s=10, settle_s=5),
     Check("memory", "memory for what Slurm promises", ask_memory, judge_memory, QUIET, 60),
     Check("stuck", "processes that hang in the kernel", ask_sleepers, judge_stuck, WATCHING, 30),
     Check("zombies", "processes that nobody buries", ask_sleepers, judge_zombies, WATCHING, 30),
-    Check("clock", "the right time", ask_clock, judge_clock, every_s=5),
+    Check("clock", "the right time", ask_clock, judge_clock, every_s=5, settle_s=5),
     Check(
         "nvme", "what disks say of themselves", ask_nvme, judge_nvme, QUIET, 300,
         applies=lambda world: world.has("nvme") and bool(world.names("/sys/class/nvme")),

@@ -10,6 +10,7 @@ from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
+from dalsegno.system.processes import Completed
 
 # slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
@@ -19,7 +20,7 @@ SHARED = re.compile(
     r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
-FS_TIMEOUT_S = 2.0
+PATIENCE_S = 1.25  # for one answer; a machine may be busy, so that each is asked for twice
 MOST_ASKED = 32
 MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
 
@@ -53,10 +54,10 @@ def ask_munge(world: World) -> str:
     """A credential, made and read; what unmunge, or the one that failed, says."""
     socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
     try:
-        made = world.run(("munge", "-n", *socket), timeout_s=2.0)
+        made = _twice(world, ("munge", "-n", *socket))
         if made.exit_code != 0:
             return made.stdout + made.stderr
-        read = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=2.0)
+        read = _twice(world, ("unmunge", *socket), made.stdout)
         return read.stdout + read.stderr
     except Late as error:
         return f"munge: Error: {error}"
@@ -77,11 +78,18 @@ def ask_shared(world: World) -> Mapping[str, str]:
     return found
 
 
+def _twice(world: World, argv: tuple[str, ...], stdin: str | None = None) -> Completed:
+    try:
+        return world.run(argv, stdin=stdin, timeout_s=PATIENCE_S)
+    except Late:
+        return world.run(argv, stdin=stdin, timeout_s=PATIENCE_S)
+
+
 def _stat(world: World, target: str) -> str:
     try:
-        done = world.run(("stat", "--file-system", "--format=%T", target), timeout_s=FS_TIMEOUT_S)
+        done = _twice(world, ("stat", "--file-system", "--format=%T", target))
     except Late:
-        return f"does not answer within {FS_TIMEOUT_S:g} s"
+        return f"does not answer within {PATIENCE_S:g} s"
     return ANSWERS if done.exit_code == 0 else (done.stderr.strip() or done.stdout.strip() or "cannot be read")
 
 
@@ -127,7 +135,7 @@ def ask_names(world: World) -> Mapping[str, str]:
 
 def _address(world: World, name: str) -> str:
     try:
-        done = world.run(("getent", "ahosts", name), timeout_s=2.0)
+        done = _twice(world, ("getent", "ahosts", name))
     except Late:
         return ""
     if done.exit_code not in (0, 2):
@@ -180,16 +188,16 @@ def judge_names(addresses: Mapping[str, str]) -> Result:
 SERVICE_CHECKS = (
     Check(
         "slurmd", "it answers", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
-        applies=lambda world: world.expected.named,
+        applies=lambda world: world.expected.named, settle_s=5,
     ),
     Check(
         "munge", "a credential, made and read", ask_munge, judge_munge, every_s=10,
-        applies=lambda world: world.expected.munge is not None,
+        applies=lambda world: world.expected.munge is not None, settle_s=5,
     ),
-    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10),
+    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10, settle_s=5),
     Check(
         "containers", "enroot can be used", ask_containers, judge_containers, every_s=60,
-        applies=lambda world: world.has("enroot"),
+        applies=lambda world: world.has("enroot"), settle_s=10,
     ),
-    Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30),
+    Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30, settle_s=10),
 )  # fmt: skip
