@@ -178,7 +178,7 @@ def sensible(layers: list[list[Entry]]) -> list[list[Entry]]:
     return kept
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.lists(WORDS, max_size=6), max_size=4))
 def test_merging_is_what_the_specification_says(words: list[list[tuple[str, str, str]]]):
     layers = sensible(

@@ -38,7 +38,7 @@ def in_chunks(data: bytes, size: int) -> Stream:
     return Stream(data[at : at + size] for at in range(0, len(data), size))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(MEMBERS, max_size=5), st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]), st.integers(1, 5000))
 def test_every_header_is_read_as_tarfile_reads_it(members: list[Member], tar_format: int, chunk: int):
     data = packed(members, tar_format)
@@ -61,7 +61,7 @@ ENTRIES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ENTRIES)
 def test_what_is_written_is_read_back_the_same(entry: Entry):
     data = tar_write.header(entry, entry.path, entry.link)
@@ -88,7 +88,7 @@ def test_a_layer_that_is_cut_short_is_damaged(length: int):
         list(read_entries(Stream([ONE[:length]])))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=20), st.integers(0, len(ONE) - 1))
 def test_any_damage_is_an_error_of_ours_or_no_damage(noise: bytes, at: int):
     data = ONE[:at] + noise + ONE[at + len(noise) :]

@@ -1,0 +1,72 @@
+"""Requests: what is sent on, and to whom."""
+
+from email.message import Message
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from dalsegno.containers.http_client import Http, Refused, Unreachable
+from dalsegno.containers.registry import Challenge, is_loopback, parse_challenge
+from tests.containers.registries import serving
+
+
+def handler(answer: str, seen: list[str | None]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization"))
+            if answer and self.path == "/":
+                self.send_response(307)
+                self.send_header("Location", answer)
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    return Handler
+
+
+def test_a_token_goes_along_to_the_same_host_and_to_no_other():
+    here: list[str | None] = []
+    elsewhere: list[str | None] = []
+    with serving(handler("", elsewhere)) as other, serving(handler(f"http://{other}/blob", here)) as first:
+        Http({}).get(f"http://{first}/", {"Authorization": "Bearer T"}).close()
+    assert (here, elsewhere) == (["Bearer T"], [None])
+    with serving(handler("/blob", here)) as first:
+        Http({}).get(f"http://{first}/", {"Authorization": "Bearer T"}).close()
+    assert here == ["Bearer T"] * 3
+
+
+def test_a_refusal_and_silence_are_told_apart():
+    class No(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(429)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(No) as address:
+        with pytest.raises(Refused, match="429 Too Many Requests") as caught:
+            Http({}).get(f"http://{address}/")
+        with pytest.raises(Unreachable, match="does not speak TLS") as spoken:
+            Http({}).get(f"https://{address}/")
+    assert caught.value.status == 429 and "--plain-http" in spoken.value.hint
+    with pytest.raises(Unreachable, match="no answer from"):
+        Http({}).get(f"http://{address}/")
+
+
+def test_a_challenge_is_read_and_a_token_is_preferred():
+    headers = Message()
+    headers["WWW-Authenticate"] = 'Basic realm="x"'
+    headers["WWW-Authenticate"] = 'Bearer realm="https://a/token",service="s, t",scope="repository:a/b:pull"'
+    assert parse_challenge(headers) == Challenge("bearer", "https://a/token", "s, t", "repository:a/b:pull")
+    assert parse_challenge(Message()) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "is_"),
+    [("localhost", True), ("localhost:5000", True), ("127.0.0.1:80", True), ("[::1]:5000", True), ("nvcr.io", False),
+     ("127.0.0.1.example", False), ("localhost.example:5000", False)],
+)  # fmt: skip
+def test_only_this_machine_may_go_without_encryption(host: str, is_: bool):
+    assert is_loopback(host) == is_

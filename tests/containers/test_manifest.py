@@ -1,0 +1,79 @@
+"""What registries say of an image, read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.manifest import (
+    Config,
+    Descriptor,
+    Index,
+    Manifest,
+    architecture,
+    choose,
+    parse_config,
+    parse_manifest,
+)
+from dalsegno.errors import NotThere, UsageError
+
+A, B = ("sha256:" + letter * 64 for letter in "ab")
+
+
+def test_a_manifest_names_its_configuration_and_its_layers_in_order():
+    value = {"schemaVersion": 2, "config": {"digest": A, "size": 1}, "layers": [{"digest": B, "size": 2}]}
+    assert parse_manifest(json.dumps(value).encode()) == Manifest(Descriptor(A, 1), (Descriptor(B, 2),))
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "sha256:abc", "md5:" + "a" * 32, "sha256:" + "A" * 64, "sha256:../../../etc/passwd" + "a" * 38, 7]
+)
+def test_a_digest_that_could_be_a_path_or_nothing_is_refused(digest: object):
+    value = {"config": {"digest": digest, "size": 1}, "layers": []}
+    with pytest.raises(DamagedImage, match="digest"):
+        parse_manifest(json.dumps(value).encode())
+
+
+def test_an_old_manifest_and_what_is_no_image_are_told():
+    for value, word in (
+        ({"schemaVersion": 1}, "2016"),
+        ({"schemaVersion": 2}, "no layers"),
+        ([], "read"),
+        (None, "read"),
+    ):
+        with pytest.raises(DamagedImage, match=word):
+            parse_manifest(json.dumps(value).encode())
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(
+    st.sampled_from(["config", "layers", "manifests", "digest", "size", "platform", "annotations", "rootfs", "Env"]), x
+), max_leaves=12))  # fmt: skip
+def test_any_json_is_read_or_is_damaged(value: object):
+    for parse in (parse_manifest, parse_config):
+        try:
+            parse(json.dumps(value).encode())
+        except DamagedImage as error:
+            assert error.hint
+
+
+def test_the_configuration_is_read_and_what_it_lacks_is_empty():
+    assert parse_config(b"{}") == Config()
+    value = {"architecture": "arm64", "config": {"Env": ["A=1"], "Cmd": None, "WorkingDir": "/w", "Labels": {"a": "b"}}}
+    assert parse_config(json.dumps(value).encode()) == Config("arm64", ("A=1",), workdir="/w", labels=(("a", "b"),))
+
+
+def test_machines_have_two_names():
+    assert (architecture("x86_64"), architecture("aarch64"), architecture("ARM64")) == ("amd64", "arm64", "arm64")
+    with pytest.raises(UsageError) as caught:
+        architecture("amd46")
+    assert caught.value.hint == "did you mean `amd64`?"
+
+
+def test_attestations_are_no_images():
+    index = Index((Descriptor(A, 1, "unknown", "unknown"), Descriptor(B, 1, "arm64", "linux")))
+    assert choose(index, "arm64", "x").digest == B
+    with pytest.raises(NotThere) as caught:
+        choose(index, "amd64", "x")
+    assert caught.value.hint == "it is there for arm64: give `--arch`"

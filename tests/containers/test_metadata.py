@@ -1,0 +1,61 @@
+"""What an image wants, written into it and read back."""
+
+import subprocess
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalsegno.containers.manifest import Config
+from dalsegno.containers.metadata import as_layer, files, parse_environment, parse_workdir
+
+
+def test_the_files_are_those_of_enroot():
+    config = Config(
+        env=("A=1", "B=two words", "BAD=two\nlines"), entrypoint=("/entry point", "-x"), cmd=("run", "it's"),
+        workdir="/w", volumes=("/data", "/no space"), labels=(("maker", "me"),),
+    )  # fmt: skip
+    made = files(config)
+    assert made["etc/environment"] == "A=1\nB=two words\n"
+    assert made["etc/fstab"] == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+    assert made["etc/rc"] == (
+        "# maker me\n\n"
+        'mkdir -p "/w" 2> /dev/null\n'
+        'cd "/w" && unset OLDPWD || exit 1\n\n'
+        "if [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi\n\n"
+        "if [ $# -gt 0 ]; then\n    exec '/entry point' -x \"$@\"\n"
+        "else\n    exec '/entry point' -x run 'it'\"'\"'s'\nfi\n"
+    )
+
+
+def test_an_image_that_names_no_program_has_a_shell():
+    assert "exec /bin/sh\n" in files(Config())["etc/rc"]
+    assert "exec /entry \n" in files(Config(entrypoint=("/entry",)))["etc/rc"]
+
+
+def test_the_layer_is_the_files_one_behind_the_other():
+    entries, content = as_layer(Config(env=("A=1",)))
+    texts = {entry.path: content[entry.offset : entry.offset + entry.size].decode() for entry in entries}
+    assert texts == files(Config(env=("A=1",)))
+
+
+FOLDERS = st.text(st.sampled_from("ab/ \"'$`\\(){};&|<>é*?~!#-."), max_size=20).map(lambda text: f"/{text}")
+
+
+@given(FOLDERS)
+def test_any_working_directory_is_read_back_and_runs_nothing(folder: str):
+    usable = ".." not in folder.split("/")
+    assert parse_workdir(files(Config(workdir=folder))["etc/rc"]) == (folder if usable else "/")
+
+
+def test_a_working_directory_is_no_command():
+    rc = files(Config(workdir='/$(echo no)"`echo no`', cmd=("pwd",)))["etc/rc"]
+    line = next(line for line in rc.splitlines() if line.startswith("cd"))
+    said = subprocess.run(
+        ["sh", "-c", line.replace("cd", "echo", 1).partition("&&")[0]], capture_output=True, text=True
+    )
+    assert said.stdout == '/$(echo no)"`echo no`\n'
+
+
+def test_the_environment_of_any_image_is_read():
+    assert parse_environment("A=1\n# B=2\nPATH=/a:/b\nnonsense\n1X=3\nC=\n") == {"A": "1", "PATH": "/a:/b", "C": ""}
+    assert parse_workdir("exec sh\n") == "/"

@@ -1,0 +1,255 @@
+"""Images come from a real registry: whole, once, and as who we are."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers import parse_name
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.importing import Importer
+from dalsegno.containers.store import Store
+from dalsegno.errors import DalsegnoError, NotThere
+from tests.containers.images import LOWER, UPPER, Layout, member, tree, unpack
+from tests.containers.registries import Meddler, Tokens, push, registry, serving
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).parents[2]
+ARCHES = ("amd64", "arm64")
+
+
+class Hub:
+    """A registry with a few images, and the layout that they were made in."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address, self.layout = folder, address, Layout(folder / "oci")
+        self.two = self.layout.image("two", [(LOWER, "gzip"), (UPPER, "zstd")])
+        self.many = self.layout.index("many", {each: [([member("arch", each.encode())], "gzip")] for each in ARCHES})
+        self.layout.image("v1", [(LOWER, "gzip"), ([member("version", b"1")], "gzip")])
+        self.layout.image("v2", [(LOWER, "gzip"), ([member("version", b"2")], "gzip")])
+        for tag in ("two", "many", "v1"):
+            push(self.layout.path, tag, address, f"team/app:{tag}")
+
+    def name(self, tag: str, address: str = "") -> str:
+        return f"{address or self.address}#team/app:{tag}"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    folder = tmp_path_factory.mktemp("registry")
+    with registry(folder) as address:
+        yield Hub(folder, address)
+
+
+@pytest.fixture
+def meddler(hub: Hub) -> Iterator[tuple[Meddler, str]]:
+    between = Meddler(hub.address)
+    with serving(between.handler()) as address:
+        yield between, address
+
+
+def importer(folder: Path, home: Path | None = None, arch: str = "amd64", **rest: bool) -> Importer:
+    env = {**os.environ, "HOME": str(home or folder)}
+    for name in ("DOCKER_CONFIG", "XDG_CONFIG_HOME", "ENROOT_CONFIG_PATH", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
+        env.pop(name, None)
+    return Importer(Store(folder / "store"), env=env, arch=arch, **rest)
+
+
+def imported(name: str, folder: Path, **rest: object) -> Path:
+    return importer(folder, **rest).to_store(parse_name(name)).path  # type: ignore[arg-type]
+
+
+def kept(folder: Path) -> list[str]:
+    """Finished images, and anything beside them."""
+    return sorted(path.name for path in (folder / "store/images").iterdir())
+
+
+def test_what_comes_from_a_registry_is_what_was_pushed(hub: Hub, tmp_path: Path):
+    path = imported(hub.name("two"), tmp_path)
+    assert path.name == f"{hub.two.partition(':')[2]}.lz4.sqsh"
+    straight = imported(f"oci:{hub.layout.path}:two", tmp_path / "other")
+    assert tree(unpack(path, tmp_path / "a")) == tree(unpack(straight, tmp_path / "b"))
+
+
+def test_an_index_gives_each_machine_its_own_and_a_digest_names_it_too(hub: Hub, tmp_path: Path):
+    arm = imported(hub.name("many"), tmp_path, arch="arm64")
+    assert (unpack(arm, tmp_path / "arm") / "arch").read_text() == "arm64"
+    by_digest = f"{hub.address}#team/app@{hub.many}"
+    assert imported(by_digest, tmp_path) == imported(hub.name("many"), tmp_path) != arm
+
+
+def test_a_tag_that_moves_on_is_seen_and_only_new_layers_come(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+    between, address = meddler
+    push(hub.layout.path, "v1", hub.address, "team/app:moving")
+    first = imported(hub.name("moving", address), tmp_path)
+    between.seen.clear()
+    assert imported(hub.name("moving", address), tmp_path) == first and between.blobs() == []
+    push(hub.layout.path, "v2", hub.address, "team/app:moving")
+    second = imported(hub.name("moving", address), tmp_path)
+    assert len(between.blobs()) == 2  # a configuration and a layer; the large one is here
+    assert first != second and first.exists()  # a job may have it mounted
+    assert (unpack(second, tmp_path / "out") / "version").read_text() == "2"
+    Store(tmp_path / "store").sweep()
+    assert not first.exists() and second.exists()
+
+
+def test_sixteen_who_ask_at_once_get_the_same_file_and_one_imports_it(
+    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
+):
+    between, address = meddler
+    with ThreadPoolExecutor(16) as pool:
+        paths = set(pool.map(lambda _: imported(hub.name("two", address), tmp_path), range(16)))
+    assert len(paths) == 1
+    assert len(between.blobs()) == len(set(between.blobs())) == 3
+    assert len([path for path, _ in between.seen if "/manifests/" in path]) == 1
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+    between, address = meddler
+    between.cut = 2
+    imported(hub.name("two", address), tmp_path)
+    ranges = [asked for path, asked in between.seen if "/blobs/" in path and asked]
+    assert len(ranges) == 2 and all(asked != "bytes=0-" for asked in ranges)
+
+
+def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+    between, address = meddler
+    imported(hub.name("two"), tmp_path / "once")
+    blob = max((tmp_path / "once/store/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    part = tmp_path / "store/blobs" / f"{blob.name}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(blob.read_bytes()[:5000])
+    imported(hub.name("two", address), tmp_path)
+    assert "bytes=5000-" in [asked for _, asked in between.seen]
+    part.with_suffix("").unlink()
+    part.write_bytes(b"x" * 5000)  # not of this blob
+    Store(tmp_path / "store").remove(Store(tmp_path / "store").all()[0])
+    with pytest.raises(DamagedImage, match="digest"):
+        imported(hub.name("two", address), tmp_path)
+    assert imported(hub.name("two", address), tmp_path).exists()  # the wrong part was removed
+
+
+def test_a_blob_with_a_wrong_digest_is_refused_and_leaves_nothing(
+    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
+):
+    between, address = meddler
+    between.meddle = lambda path, body: body[:-1] + b"x" if "/blobs/" in path and len(body) > 100_000 else body
+    with pytest.raises(DamagedImage, match="digest"):
+        imported(hub.name("two", address), tmp_path)
+    assert kept(tmp_path) == []
+    assert not [path for path in (tmp_path / "store/blobs").iterdir() if path.stat().st_size > 100_000]
+    between.meddle = lambda path, body: body.replace(b'"layers"', b'"Layers"') if "/manifests/" in path else body
+    with pytest.raises(DamagedImage):
+        imported(hub.name("two", address), tmp_path)
+
+
+def test_an_import_that_is_killed_at_any_moment_leaves_nothing_half_made(hub: Hub, tmp_path: Path):
+    for after_s in (0.3, 0.45, 0.6, 0.8):
+        process = _command(tmp_path, "import", "-q", hub.name("two"))
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.communicate()
+        named = kept(tmp_path) if (tmp_path / "store/images").exists() else []
+        assert [name for name in named if not name.endswith((".sqsh", ".json"))] == []
+        for stored in Store(tmp_path / "store").all():
+            assert stored.path.stat().st_size == stored.record.size
+    assert imported(hub.name("two"), tmp_path).exists()
+
+
+def test_ctrl_c_ends_an_import_at_once_though_the_registry_says_nothing(
+    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
+):
+    between, address = meddler
+    asked = threading.Event()
+
+    def meddle(path: str, body: bytes) -> bytes | None:
+        if "/blobs/" in path and len(body) > 1000:
+            asked.set()
+            return None
+        return body
+
+    between.meddle = meddle
+    process = _command(tmp_path, "import", hub.name("two", address))
+    assert asked.wait(20)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=5)
+    assert process.returncode == 130 and said.endswith("error: interrupted\n")
+    assert kept(tmp_path) == []
+
+
+def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "DALSEGNO_IMAGES": str(folder / "store")}
+    argv = [sys.executable, "-m", "dalsegno", "image", *words]
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_what_is_not_there_and_who_does_not_answer_is_told_with_a_hint(hub: Hub, tmp_path: Path):
+    with pytest.raises(NotThere, match="has no image team/app:nothing"):
+        imported(hub.name("nothing"), tmp_path)
+    with pytest.raises(DalsegnoError, match=r"no answer from 127\.0\.0\.1:1") as caught:
+        imported("127.0.0.1:1#team/app", tmp_path)
+    assert caught.value.hint
+
+
+def test_a_proxy_is_asked_where_the_environment_names_one(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A registry takes a proxy's requests for its own: so it can stand for one."""
+    monkeypatch.setenv("http_proxy", f"http://{hub.address}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert imported("registry.example#team/app:v1", tmp_path, plain_http=True).exists()
+
+
+# Who we are -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tokens]]:
+    """The same images behind a registry that wants tokens."""
+    tokens = Tokens(tmp_path_factory.mktemp("tokens"), {"ann": "secret: word"})
+    with serving(tokens.handler()) as address, registry(hub.folder, tokens.auth(address)) as behind:
+        yield behind, tokens
+
+
+def docker_login(home: Path, address: str, user: str, password: str) -> None:
+    (home / ".docker").mkdir(parents=True, exist_ok=True)
+    word = base64.b64encode(f"{user}:{password}".encode()).decode()
+    (home / ".docker/config.json").write_text(json.dumps({"auths": {address: {"auth": word}}}))
+
+
+def test_a_registry_that_wants_to_know_us_gets_a_token_for_dockers_password(
+    hub: Hub, locked: tuple[str, Tokens], tmp_path: Path
+):
+    address, tokens = locked
+    docker_login(tmp_path, address, "ann", "secret: word")
+    before = tokens.given
+    assert imported(hub.name("two", address), tmp_path, home=tmp_path).exists()
+    assert tokens.given == before + 1  # one for all layers
+
+
+def test_enroots_credentials_are_used_too(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
+    address, tokens = locked
+    tokens.passwords["bob"] = "word"
+    (tmp_path / ".config/enroot").mkdir(parents=True)
+    (tmp_path / ".config/enroot/.credentials").write_text("# mine\nmachine 127.0.0.1 login bob password word\n")
+    assert imported(f"bob@{hub.name('v1', address)}", tmp_path, home=tmp_path).exists()
+
+
+def test_a_wrong_password_and_none_are_told_without_showing_it(hub: Hub, locked: tuple[str, Tokens], tmp_path: Path):
+    address, _ = locked
+    for password in ("", "wrong word"):
+        if password:
+            docker_login(tmp_path, address, "ann", password)
+        with pytest.raises(DalsegnoError, match="refused") as caught:
+            imported(hub.name("two", address), tmp_path, home=tmp_path)
+        assert "docker login" in caught.value.hint and "wrong word" not in f"{caught.value} {caught.value.hint}"
+    with pytest.raises(DalsegnoError, match="no password is known for cem"):
+        imported(f"cem@{hub.name('two', address)}", tmp_path, home=tmp_path)

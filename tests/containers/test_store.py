@@ -1,0 +1,84 @@
+"""Images that are kept: found, removed, swept."""
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.record import Record
+from dalsegno.containers.store import Store, Stored
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+
+A, B = ("sha256:" + letter * 64 for letter in "ab")
+UBUNTU = "docker://registry-1.docker.io#library/ubuntu:24.04"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path, clock=lambda: 100.0)
+    with made.in_use():
+        return made
+
+
+def keep(store: Store, digest: str, name: str = "", layers: tuple[str, ...] = (), imported: float = 1.0) -> Stored:
+    store.image(digest, "lz4").write_bytes(b"image")
+    stored = store.put(Record(digest, "lz4", 5, "", imported, layers=layers))
+    if name:
+        store.name(name, "amd64", stored.record)
+    return stored
+
+
+def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: Store):
+    kept = keep(store, A, UBUNTU)
+    for text in ("ubuntu:24.04", UBUNTU, "docker.io#ubuntu:24.04", "aaaaaa", A, str(kept.path)):
+        assert store.find(text).record.digest == A
+    with pytest.raises(NotThere) as caught:
+        store.find("docker://registry-1.docker.io#library/ubuntu:24.40")
+    assert UBUNTU in caught.value.hint
+
+
+def test_digits_that_fit_two_are_too_few(store: Store):
+    keep(store, "sha256:" + "a" * 63 + "b")
+    keep(store, A)
+    with pytest.raises(UsageError, match="2 images"):
+        store.find("aaaaaa")
+
+
+def test_a_file_without_its_record_or_with_another_length_is_no_image(store: Store):
+    kept = keep(store, A)
+    assert store.get(A, "lz4") and store.get(A, "zstd") is None and store.get(B, "lz4") is None
+    kept.path.write_bytes(b"imag")
+    assert store.get(A, "lz4") is None
+    kept.path.with_suffix(".json").write_text("{")
+    assert store.all() == []
+
+
+def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: Store):
+    keep(store, A, UBUNTU)
+    assert store.lookup(UBUNTU, "amd64", "lz4", since=100.0)
+    assert store.lookup(UBUNTU, "amd64", "lz4", since=101.0) is None
+    assert store.lookup(UBUNTU, "arm64", "lz4", since=0.0) is None
+    assert store.lookup(UBUNTU, "amd64", "zstd", since=0.0) is None
+
+
+def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: Store):
+    keep(store, A, UBUNTU, layers=(A,))
+    keep(store, B, UBUNTU, layers=(A, B))  # the tag has moved on
+    keep(store, A, "")
+    for name in ("a" * 64, "b" * 64, "c" * 64, f"{'d' * 64}.part"):
+        store.blob(f"sha256:{name}").write_bytes(b"layer")
+    assert store.sweep().files == 2 + 2
+    assert [each.record.digest for each in store.all()] == [B]
+    assert sorted(path.name[0] for path in (store.folder / "blobs").iterdir()) == ["a", "b"]
+    assert store.sweep(layers=True).files == 2
+
+
+def test_what_is_removed_is_gone_with_its_names(store: Store):
+    store.remove(keep(store, A, UBUNTU))
+    assert store.all() == [] and list((store.folder / "tags").iterdir()) == []
+    store.remove(keep(store, A))
+
+
+def test_nothing_is_swept_while_an_image_is_imported(store: Store):
+    with store.in_use(), pytest.raises(DalsegnoError, match="being imported"):
+        store.sweep()
+    assert store.sweep().files == 0
