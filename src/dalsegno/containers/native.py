@@ -24,6 +24,7 @@ PARTS = {
         "build.c",
         "save.c",
         "image.c",
+        "gpu.c",
         "import.c",
         "kept.c",
         "places.c",

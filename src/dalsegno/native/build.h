@@ -58,6 +58,9 @@ void look_up_user(void);
 void open_places(void);
 void fill_root(const char *root, const char *scratch);
 
+/* gpu.c: the driver's libraries and programs */
+int gpu_tree(const char *scratch);
+
 /* kept.c: containers with a name */
 struct kept {
     char path[PATH_MAX], image[PATH_MAX];

@@ -69,6 +69,19 @@ static void set_environment(spank_t spank, const char *kept) {
     free(text);
 }
 
+/* After what the image has of its own: its forward-compatible driver libraries, where it brings such, go first. */
+static void add_gpu_libraries(spank_t spank) {
+    char there[8192] = "", path[8192 + sizeof GPU_FOLDER];
+    if (access(GPU_FOLDER, X_OK) != 0)
+        return;
+    spank_getenv(spank, "LD_LIBRARY_PATH", there, sizeof there);
+    snprintf(path, sizeof path, "%s%s%s", there, *there ? ":" : "", GPU_FOLDER);
+    spank_setenv(spank, "LD_LIBRARY_PATH", path, 1);
+    spank_getenv(spank, "PATH", there, sizeof there);
+    snprintf(path, sizeof path, "%s%s%s", there, *there ? ":" : "", GPU_FOLDER);
+    spank_setenv(spank, "PATH", path, 1);
+}
+
 static void change_folder(spank_t spank, const char *wanted) {
     if (wanted) {
         if (chdir(wanted) != 0)
@@ -111,6 +124,7 @@ void enter_container(spank_t spank, char *const given[], const struct container 
     if (setns(container->mounts, CLONE_NEWNS) != 0)
         give_up(spank, "its mount namespace cannot be entered: %s", strerror(errno));
     set_environment(spank, given[OPTION_ENV]);
+    add_gpu_libraries(spank);
     change_folder(spank, given[OPTION_WORKDIR]);
     if (container->folder)
         warn_of_folder(spank);

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#define GPU_FOLDER "/run/dalsegno-gpu" /* in the container: NVIDIA's driver, where the node has it */
+
 enum { MOUNTS_MAX = 64, NAMES_MAX = 128, NAME_LENGTH_MAX = 64, WHY_LENGTH = 512 };
 
 enum option {

@@ -211,6 +211,9 @@ void fill_root(const char *path, const char *scratch) {
         add_line(root, scratch, "/etc/passwd", passwd_line, request.uid);
         add_line(root, scratch, "/etc/group", group_line, request.gid);
     }
+    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true};
+    if (gpu.tree >= 0)
+        put(root, &gpu);
     for (size_t i = 0; i < place_count; i++)
         put(root, &places[i]);
     close(root);

@@ -1,0 +1,66 @@
+/* NVIDIA's driver, where the node has one: its libraries must be of the kernel module's version, so no image has them.
+ * They are shown in one folder, each under its name, and tasks find them by LD_LIBRARY_PATH after whatever the image
+ * names there. The device files are in /dev already. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "build.h"
+#include "kernel.h"
+
+static const char *const folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
+                                      "/usr/local/nvidia/lib64"};
+static const char *const libraries[] = {"libcuda.so", "libcudadebugger.so", "libnvidia-", "libnvcuvid.so"};
+static const char *const programs[] = {"nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"};
+
+static bool is_library(const char *name) {
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++)
+        if (strncmp(name, libraries[i], strlen(libraries[i])) == 0 && strstr(name, ".so"))
+            return true;
+    return false;
+}
+
+/* A file of the node's, at an empty one of ours. */
+static bool show(int from, const char *name, int folder) {
+    int file = openat(from, name, O_PATH | O_CLOEXEC), tree = file < 0 ? -1 : clone_tree(file);
+    int place = tree < 0 ? -1 : openat(folder, name, O_CREAT | O_EXCL | O_RDONLY | O_CLOEXEC, 0644);
+    bool shown = place >= 0 && change_tree(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 0) == 0 &&
+                 attach_tree(tree, place) == 0;
+    for (int fd = 0; fd < 3; fd++)
+        if ((const int[]){file, tree, place}[fd] >= 0)
+            close((const int[]){file, tree, place}[fd]);
+    return shown;
+}
+
+static int show_libraries(int folder) {
+    int count = 0;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        DIR *list = opendir(folders[i]);
+        for (struct dirent *entry; list && (entry = readdir(list));)
+            count += is_library(entry->d_name) && show(dirfd(list), entry->d_name, folder);
+        if (list)
+            closedir(list);
+    }
+    return count;
+}
+
+/* The folder, as a tree to attach; -1 where there is no driver. */
+int gpu_tree(const char *scratch) {
+    char path[PATH_MAX];
+    if (access("/dev/nvidiactl", F_OK) != 0)
+        return -1;
+    snprintf(path, sizeof path, "%s/gpu", scratch);
+    mkdir(path, 0755);
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bin = open("/usr/bin", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int count = show_libraries(folder);
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
+        show(bin, programs[i], folder);
+    int tree = count > 0 ? clone_tree(folder) : -1;
+    close(folder);
+    close(bin);
+    return tree;
+}

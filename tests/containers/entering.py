@@ -1,0 +1,65 @@
+"""What slurmstepd does with the helper, without Slurm: `python entering.py HELPER WORD... -- COMMAND...`.
+
+Asks the helper for a container, becomes the user that the words name, enters, and becomes the command. An error is told
+on the standard error, with exit code 1. Needs nothing but Python's own library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
+ANSWER_FD = 3
+
+
+def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The words of the helper's answer, and the namespaces that came with it; SystemExit with its error."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = (socket.socket(fileno=fcntl.fcntl(each.detach(), fcntl.F_DUPFD_CLOEXEC, 10)) for each in pair)
+    os.closerange(ANSWER_FD, 10)
+    with theirs:
+        os.dup2(theirs.fileno(), ANSWER_FD)
+    child = subprocess.Popen([helper, *words], pass_fds=[ANSWER_FD])
+    os.close(ANSWER_FD)
+    text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
+    child.wait()
+    answer = text.rstrip(b"\0").decode()
+    if not answer or answer.startswith("!"):
+        raise SystemExit(answer[1:] or f"the helper ended with {child.returncode}")
+    if child.returncode != 0:
+        raise SystemExit(f"the helper answered, and ended with {child.returncode}")
+    return answer.split(), list(fds)
+
+
+def enter(answer: Sequence[str], fds: Sequence[int]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    spaces = [(fds[0], CLONE_NEWNS)]
+    if "user" in answer:
+        spaces.insert(0, (fds[1], CLONE_NEWUSER))
+    for fd, kind in spaces:
+        if libc.setns(fd, kind) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    os.chdir("/")
+
+
+def main(helper: str, *rest: str) -> None:
+    cut = rest.index("--")
+    words, command = rest[:cut], rest[cut + 1 :]
+    answer, fds = ask(helper, words)
+    ids = {name: int(value) for name, _, value in (word.partition("=") for word in words) if name in ("uid", "gid")}
+    if os.geteuid() == 0 and ids["uid"] != 0:
+        os.setgroups([])
+        os.setresgid(ids["gid"], ids["gid"], ids["gid"])
+        os.setresuid(ids["uid"], ids["uid"], ids["uid"])
+    enter(answer, fds)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""The helper alone, without Slurm and under AddressSanitizer, in a mount namespace that plays a node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
+from tests.containers import entering
+
+SOMEONE = 54321
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of the machine's own kind need root")
+
+
+@pytest.fixture(scope="module")
+def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("native") / HELPER
+    words = [word for word in PARTS[HELPER] if not word.startswith("-")]
+    sanitize = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
+    subprocess.run(["gcc", *FLAGS, *sanitize, *words, "-o", str(target)], cwd=source_folder(), check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where everyone may read it; its /etc is a link that would lead out of it."""
+    folder = tmp_path_factory.mktemp("image")
+    for path in (folder, *folder.parents):
+        if path.is_relative_to("/tmp/") and path.owner() == "root":
+            path.chmod(path.stat().st_mode | 0o055)
+    busybox = shutil.which("busybox")
+    assert busybox, "busybox-static is not installed"
+    (folder / "tree/bin").mkdir(parents=True)
+    (folder / "tree/real-etc").mkdir()
+    (folder / "tree/etc").symlink_to("/../../real-etc")
+    shutil.copy(busybox, folder / "tree/bin/busybox")
+    for name in ("sh", "cat", "ls", "id", "touch", "readlink"):
+        (folder / "tree/bin" / name).symlink_to("busybox")
+    words = ["mksquashfs", str(folder / "tree"), str(folder / "image.sqsh"), "-all-root", "-quiet", "-no-progress"]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return folder / "image.sqsh"
+
+
+def on_a_node(
+    helper: Path, words: Sequence[str], script: str, before: str = "true"
+) -> subprocess.CompletedProcess[str]:
+    """What a task would see: `before` furnishes the node, as root, in a mount namespace of its own."""
+    inner = [sys.executable, str(Path(entering.__file__)), str(helper), *words, "--", "/bin/sh", "-c", script]
+    outer = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh", *inner]
+    env = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # it ends at once: what it has, goes with it
+    return subprocess.run(
+        outer, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def for_user(uid: int, *more: str) -> list[str]:
+    return [f"uid={uid}", f"gid={uid}", *more]
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_the_root_is_the_image_and_its_links_lead_nowhere_else(helper: Path, image: Path, uid: int):
+    done = on_a_node(helper, for_user(uid, f"image={image}"), "id -u; ls /real-etc; ls /")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == str(uid)
+    assert {"hosts", "proc", "dev", "sys", "tmp"} <= set(done.stdout.split())
+    assert not list(Path("/").glob("real-etc"))
+
+
+def test_with_the_users_rights_alone_it_looks_the_same(helper: Path, image: Path, tmp_path: Path):
+    words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
+    tmp_path.chmod(0o711)
+    done = on_a_node(helper, words, "id -u; touch /real-etc/new && ls /real-etc/new")
+    assert (done.stdout.split(), done.stderr) == ([str(SOMEONE), "/real-etc/new"], "")
+
+
+def test_mounts_go_where_they_are_told_and_never_over_the_root(helper: Path, image: Path):
+    words = for_user(SOMEONE, f"image={image}", "mounts=/usr/share:/a/b/c:ro,/etc/hostname")
+    done = on_a_node(helper, words, "ls -d /a/b/c/doc; cat /etc/hostname; touch /a/b/c/x 2>/dev/null || echo refused")
+    assert done.stdout.splitlines()[0] == "/a/b/c/doc" and done.stdout.splitlines()[-1] == "refused"
+    for bad in ("/usr:/", "/usr:/../..", "/usr:/bin/sh", "/etc/hostname:/bin"):
+        done = on_a_node(helper, for_user(SOMEONE, f"image={image}", f"mounts={bad}"), "true")
+        assert done.returncode == 1 and "cannot mount /" in done.stderr
+
+
+def test_the_gpu_drivers_libraries_are_shown_by_name(helper: Path, image: Path):
+    node = """mount -t tmpfs t /usr/local; mkdir -p /usr/local/nvidia/lib64; cd /usr/local/nvidia/lib64
+        echo driver > libcuda.so.580; ln -s libcuda.so.580 libcuda.so.1; echo no > libother.so; cd /
+        cp -a /dev/null /dev/loop* /dev/urandom "$TMP_DEV"; touch "$TMP_DEV/nvidiactl"; mount --bind "$TMP_DEV" /dev"""
+    dev = image.parent / "dev"
+    dev.mkdir()
+    done = on_a_node(
+        helper, for_user(SOMEONE, f"image={image}"), "cd /run/dalsegno-gpu; cat libcuda.so.1; ls libother.so; ls /dev/nvidiactl",
+        before=f"TMP_DEV={dev}; {node}",
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["driver", "/dev/nvidiactl"]
+    assert "libother.so: No such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["image=/nowhere.sqsh"], "image /nowhere.sqsh: No such file or directory"),
+        (["image=/etc/passwd"], "is no squashfs file"),
+        (["image=/dev/null"], "is no squashfs file"),
+        (["image=ubuntu:24.04"], "is no path"),
+        ([], "no image is named"),
+        (["image=/etc/passwd", "nonsense"], "different versions"),
+        (["name=../up"], "letters, digits"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(helper: Path, words: list[str], why: str):
+    done = on_a_node(helper, for_user(SOMEONE, *words), "true")
+    assert done.returncode == 1 and why in done.stderr and len(done.stderr.splitlines()) == 1
