@@ -1,15 +1,18 @@
 """Which worker is killed, and what the command line makes of what it is told: no cluster needed."""
 
+import json
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.inject import command
+from dalsegno.cli.inject import command, read_words
 from dalsegno.cli.times import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import Process
 from dalsegno.targets.base import CanBreak, Worker
-from dalsegno.targets.faults import FAULTS
+from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local import LocalTarget
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.workers import Seen, choose, rank_of
@@ -98,8 +101,37 @@ def test_the_faults_are_listed():
         (["power-off", "train-1", "--for", "5s"], "`--for` says nothing to `power-off`"),
         (["net-cut", "train-1", "--rank", "0"], "`--rank` says nothing to `net-cut`"),
         (["net-cut", "train-1", "--for", "5s", "--clear"], "do not go together"),
+        (["xid", "train-1"], "`xid` needs a code"),
+        (["xid", "79"], "of which node?"),
+        (["ecc", "train-1", "train-2"], "one node at a time"),
+        (["ecc", "79", "train-2"], "one node at a time"),
+        (["slow-gpu", "train-1", "--percent", "3"], "`--percent` says nothing to `slow-gpu`"),
     ],
 )
 def test_misunderstandings_are_told(args: list[str], words: str):
     error = CliRunner().invoke(command, args).exception
     assert isinstance(error, DalsegnoError) and words in f"{error.what} {error.hint}" and error.exit_code == 2
+
+
+def test_a_code_stands_before_or_after_its_node():
+    for words in (["xid", "79", "train-1"], ["xid", "train-1", "79"]):
+        fault, node, options = read_words(words, Options(gpu=1))
+        assert (fault.name, node, options) == ("xid", "train-1", Options(gpu=1, code=79))
+
+
+def test_the_list_tells_all_of_each_fault():
+    listed = json.loads(CliRunner().invoke(command, ["--list", "--json"]).output)
+    assert [each["name"] for each in listed] == list(FAULTS)
+    xid = next(each for each in listed if each["name"] == "xid")
+    assert (xid["options"], xid["mended_by"], xid["safe"]) == (["--for", "--gpu", "--until", "CODE"], "reset", False)
+
+
+def test_only_what_ends_with_the_programs_it_hits_is_safe_on_real_nodes():
+    assert {each.name for each in FAULTS.values() if each.safe} == {
+        "slurmd-dead", "agent-dead", "worker-kill", "worker-hang",
+    }  # fmt: skip
+
+
+def test_the_page_has_a_row_for_each_fault():
+    page = (Path(__file__).parents[2] / "docs/local.md").read_text()
+    assert [name for name, fault in FAULTS.items() if f"| `{name}` | {fault.what} |" not in page] == []

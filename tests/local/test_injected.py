@@ -113,6 +113,12 @@ def test_a_bad_replacement_is_bad_as_often_as_was_said(tmp_path: Path):
     assert left_after(nodes, Remedy.REPLACE) == []
 
 
+def test_a_replacement_may_bring_the_old_gpus_back(tmp_path: Path):
+    nodes = nodes_of(tmp_path)
+    note(nodes.folder, "bad-replacement", "train-1", {"same": True})
+    assert left_after(nodes, Remedy.REPLACE) == [], "nothing is wrong with it but that it is the same"
+
+
 def test_the_packets_to_drop_are_a_share_of_all_numbers():
     assert drop_program(25) == "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2"
     assert "37 0 1 4294967295" in drop_program(100)

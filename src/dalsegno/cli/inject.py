@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--until", type=click.Choice(["reset", "reboot", "replace"]), help="What of these helps against it; less does not."
 )
+@click.option("--same-gpus", "same", is_flag=True, default=None, help="bad-replacement: it has the old GPUs.")
 @click.option("--run", metavar="RUN", help="Workers: of this run. Default: of any there.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Workers: this rank. Default: the lowest there.")
 @click.option("--allow-real-nodes", is_flag=True, help="On a cluster that is not local: break real machines.")

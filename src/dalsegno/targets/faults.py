@@ -21,6 +21,7 @@ class Options:
     rate: str | None = None
     by_s: float | None = None
     until: Remedy | None = None
+    same: bool | None = None
     run: str | None = None
     rank: int | None = None
 
@@ -90,15 +91,16 @@ FAULTS = {
             ("for_s", "run", "rank"), safe=True,
         ),
         Fault(
-            "bad-replacement", "The next --count (1) machines that replace this one have a bad GPU.", ("count",),
-            Remedy.NONE,
+            "bad-replacement",
+            "The next --count (1) machines that replace this one have a bad GPU; with --same-gpus, its own ones.",
+            ("count", "same"), Remedy.NONE,
         ),
     )
 }  # fmt: skip
 
 WORDS = {
     "for_s": "--for", "code": "CODE", "gpu": "--gpu", "count": "--count", "percent": "--percent", "rate": "--rate",
-    "by_s": "--by", "until": "--until", "run": "--run", "rank": "--rank",
+    "by_s": "--by", "until": "--until", "same": "--same-gpus", "run": "--run", "rank": "--rank",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dalsegno.errors import TargetError
 from dalsegno.health.result import Remedy
 from dalsegno.system.files import make_folder, remove_tree, write_atomic
 from dalsegno.targets.local.breaking.hardware import tell
-from dalsegno.targets.local.breaking.records import forget, injected_into, note
+from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, note
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.rack import power_off, power_on
@@ -34,7 +34,9 @@ def replace(nodes: Nodes, node: str) -> None:
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
     make_folder(nodes.folder.spool(node))
-    write_atomic(nodes.folder.machine(node), secrets.token_hex(8), durable=False)
+    bad = _bad(nodes, node)
+    if not (bad and bad.options.get("same")):
+        write_atomic(nodes.folder.machine(node), secrets.token_hex(8), durable=False)
     draw_secret(nodes.folder, node)
     mend(nodes, node, Remedy.REPLACE)
     power_on(nodes, node)
@@ -51,12 +53,21 @@ def mend(nodes: Nodes, node: str, remedy: Remedy) -> None:
     for fault in found:
         if fault.fault != BAD and not remedy < fault.mended_by:
             forget(nodes.folder, fault)
-    bad = next((fault for fault in found if fault.fault == BAD), None)
+    bad = _bad(nodes, node)
     if bad is not None and remedy is Remedy.REPLACE:
-        left = int(bad.options.get("count", 1)) - 1
-        note(nodes.folder, "ecc", node, {"count": 7, "mended_by": Remedy.REPLACE.value})
-        if left:
-            note(nodes.folder, BAD, node, {**bad.options, "count": left})
-        else:
-            forget(nodes.folder, bad)
+        _spoil(nodes.folder, bad)
     tell(nodes.folder, nodes.node(node), nodes.placement.gpus_simulated)
+
+
+def _bad(nodes: Nodes, node: str) -> Injected | None:
+    return next((fault for fault in injected_into(nodes.folder, node) if fault.fault == BAD), None)
+
+
+def _spoil(folder: Folder, bad: Injected) -> None:
+    left = int(bad.options.get("count", 1)) - 1
+    if not bad.options.get("same"):
+        note(folder, "ecc", bad.node, {"count": 7, "mended_by": Remedy.REPLACE.value})
+    if left:
+        note(folder, BAD, bad.node, {**bad.options, "count": left})
+    else:
+        forget(folder, bad)

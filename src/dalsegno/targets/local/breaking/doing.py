@@ -35,7 +35,7 @@ def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
         _undo_later(nodes, done, options.for_s)
     kind_of(fault.name).do(nodes, done)
     tell(nodes.folder, nodes.node(node), nodes.placement.gpus_simulated)
-    return {**done.undo, **options.given(), "mended_by": done.mended_by.value}
+    return {**done.options, **done.undo}
 
 
 def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
@@ -69,7 +69,8 @@ def _undo_later(nodes: Nodes, fault: Injected, for_s: float) -> None:
 
 def _told(fault: Fault, options: Options) -> dict[str, Any]:
     depth = options.until or (XID_DEPTH.get(options.code or 0) if fault.name == "xid" else None) or fault.mended_by
-    return {**options.given(), "until": depth.value, "mended_by": depth.value}
+    given = {name: value for name, value in options.given().items() if name != "until"}
+    return {**given, "mended_by": depth.value}
 
 
 def _known(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:

@@ -22,7 +22,10 @@ SERVER = resources.files("dalsegno.targets.local.assets").joinpath("hanging_fs.p
 
 
 def fill(nodes: Nodes, fault: Injected) -> None:
-    """To the last byte: it ends when nothing more can be written."""
+    """To the last byte: it ends when nothing more can be written. Never the machine's own disk."""
+    spool = str(nodes.folder.spool(fault.node))
+    if not _is_mounted(nodes.host(fault.node).pid, spool, "tmpfs"):
+        raise TargetError(f"{fault.node} has no disk of its own yet", hint="`inject power-off` and `up` give it one")
     in_mounts(nodes, fault.node, ["sh", "-c", FILL, "sh", str(_filling(nodes, fault))])
 
 
@@ -42,7 +45,7 @@ def hang(nodes: Nodes, fault: Injected) -> None:
     log = nodes.folder.log(fault.node, "faults")
     with_server = start(argv, daemon_env(nodes.folder), output=log)
     until = time.monotonic() + HANG_S
-    while not _is_mounted(host.pid, homes):
+    while not _is_mounted(host.pid, homes, "fuse"):
         if not with_server.alive() or time.monotonic() > until:
             raise TargetError(
                 f"no file system could be made to hang on {fault.node}", where=str(log), hint="the kernel needs FUSE"
@@ -51,15 +54,17 @@ def hang(nodes: Nodes, fault: Injected) -> None:
     with_server.close()
 
 
-def _is_mounted(pid: int, path: str) -> bool:
-    return any(line.split()[1:3] == [path, "fuse"] for line in (PROC / str(pid) / "mounts").read_text().splitlines())
+def _is_mounted(pid: int, path: str, kind: str | None = None) -> bool:
+    written = path.replace(" ", "\\040")
+    mounts = [line.split()[1:3] for line in (PROC / str(pid) / "mounts").read_text().splitlines()]
+    return any(target == written and kind in (None, found) for target, found in mounts)
 
 
 def unhang(nodes: Nodes, fault: Injected) -> None:
     """Whoever waits gets an error when the server is dead; then the folders are as they were."""
     server = [str(SERVER), str(nodes.folder.homes), fault.mark]
     end(find(lambda pid: arguments(pid)[-3:] == server))
-    while _is_mounted(nodes.host(fault.node).pid, str(nodes.folder.homes)):
+    while _is_mounted(nodes.host(fault.node).pid, str(nodes.folder.homes), "fuse"):
         in_mounts(nodes, fault.node, ["umount", "-l", "-c", str(nodes.folder.homes)]).checked()
 
 
@@ -75,5 +80,4 @@ def wake_munge(nodes: Nodes, fault: Injected) -> None:
 
 
 def _is_covered(nodes: Nodes, node: str) -> bool:
-    lines = (PROC / str(nodes.host(node).pid) / "mounts").read_text().splitlines()
-    return any(line.split()[1] == str(nodes.folder.munge_socket) for line in lines)
+    return _is_mounted(nodes.host(node).pid, str(nodes.folder.munge_socket))
