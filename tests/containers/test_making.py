@@ -1,0 +1,145 @@
+"""Images made of a folder and of a Python environment, and the command that makes them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dalsegno.cli.main import main
+from tests.containers.images import LOWER, Layout, tree, unpack
+from tests.containers.registries import push, registry
+
+pytestmark = pytest.mark.cluster  # real programs: sqfstar, ldd, Python's own venv
+
+
+class Said(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Image:
+    """`dalsegno image`, with a store of its own; in this process, which has imported already what it needs."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def run(self, *words: str | Path) -> Said:
+        self._monkeypatch.setattr(sys, "argv", ["dalsegno", "image", *map(str, words)])
+        before = signal.getsignal(signal.SIGINT)
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        signal.signal(signal.SIGINT, before)
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, *self._capsys.readouterr())
+
+    def path(self, *words: str | Path) -> Path:
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def image(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Image:
+    monkeypatch.setenv("DALSEGNO_IMAGES", str(tmp_path / "store"))
+    return Image(capsys, monkeypatch)
+
+
+def test_a_folder_becomes_an_image_and_can_be_listed_verified_and_removed(image: Image, tmp_path: Path):
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin/tool").write_bytes(b"x" * 300_000)
+    (root / "bin/tool").chmod(0o4755)
+    os.link(root / "bin/tool", root / "bin/same")
+    (root / "link").symlink_to("bin")
+    path = image.path("build", root, "--env", "A=1", "--workdir", "/w")
+    found = tree(unpack(path, tmp_path / "out"))
+    assert found["bin/tool"][0] == "-rwxr-xr-x" and found["bin/tool"][3:] == (b"x" * 300_000, "bin/same")
+    assert found["link"][3] == "bin" and found["etc/environment"][3] == b"A=1\n" and found["w"][0] == "drwxr-xr-x"
+
+    (listed,) = json.loads(image.run("ls", "--json").stdout)
+    assert listed["names"] == [str(root)] and listed["path"] == str(path) and listed["workdir"] == "/w"
+    assert image.run("verify").stdout == f"{root}: whole\n"
+    with open(path, "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff\0\xff")
+    broken = image.run("verify")
+    assert broken.returncode == 1 and broken.stdout == f"{root}: damaged; remove and import it again\n"
+    assert image.run("rm", root).returncode == 0 and not path.exists()
+    assert image.run("ls").stdout == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root")
+def test_a_python_environment_runs_where_there_is_nothing_else(image: Image, tmp_path: Path):
+    venv, added, left = tmp_path / "env", tmp_path / "added", tmp_path / "left"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    site = next(venv.glob("lib/python*/site-packages"))
+    (site / "mine.py").write_text("import ssl, sqlite3, ctypes, edited\nWORD = 'mine'\n")
+    (site / "projects.pth").write_text(f"{added}\n{left}\n")
+    for project in (added, left):
+        project.mkdir()
+        (project / "edited.py").write_text("")
+    done = image.run("from-venv", venv, "--add", added, "-o", tmp_path / "env.sqsh")
+    assert done.stderr.count("warning:") == 1 and f"{left} is on its path but not in it" in done.stderr
+    root = unpack(tmp_path / "env.sqsh", tmp_path / "out")
+    script = "set -a; . /etc/environment; exec python -c 'import mine; print(mine.WORD)'"
+    inside = subprocess.run(["chroot", root, "/bin/sh", "-c", script], capture_output=True, text=True)
+    assert inside.stdout == "mine\n", inside.stderr
+    assert (root / str(added)[1:]).is_dir() and not (root / str(left)[1:]).exists()
+
+
+def test_enroots_arguments_are_understood_and_the_file_is_whole_or_not_there(image: Image, tmp_path: Path):
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    target = tmp_path / "x.sqsh"
+    done = image.run("import", "--arch", "x86_64", "--output", target, "--", f"oci:{tmp_path}/oci:x")
+    assert (done.returncode, done.stdout) == (0, f"{target}\n") and "packing" in done.stderr
+    shown = json.loads(image.run("show", "--json", target).stdout)
+    assert shown["workdir"] == "/work dir" and shown["env"]["GREETING"] == "hi there"
+    again = image.run("import", "-o", target, f"oci:{tmp_path}/oci:x")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    nowhere = image.run("import", "-o", tmp_path / "no/x.sqsh", f"oci:{tmp_path}/oci:x")
+    assert nowhere.returncode == 2 and "there is no folder" in nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["import", "./x.sqsh"], "is a file or a folder already"),
+        (["import", "docker-archive:nothing.tar"], "no file"),
+        (["import", "oci:nowhere"], "is no OCI layout"),
+        (["import", "-a", "vax", "ubuntu"], "no architecture is called `vax`"),
+        (["build", "nowhere"], "no folder nowhere"),
+        (["build", "/bin", "--env", "A"], "'A' is no variable"),
+        (["from-venv", "/bin"], "is no Python environment"),
+        (["show", "/bin/sh"], "no image `/bin/sh`"),
+        (["rm", "nothing"], "no image `nothing`"),
+    ],
+)
+def test_every_slip_is_told_with_a_hint(image: Image, words: list[str], told: str):
+    done = image.run(*words)
+    assert done.returncode in (1, 2) and told in done.stderr and "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_enroot_imports_where_it_is_installed(image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An `enroot` that notes what it is asked; the file it writes is what it was given to write."""
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    (tmp_path / "bin").mkdir()
+    enroot = tmp_path / "bin/enroot"
+    enroot.write_text(f'#!/bin/sh\necho "$1 $2 $3 $6" > {tmp_path}/asked\necho made > "$5"\n')
+    enroot.chmod(0o755)
+    monkeypatch.setattr("dalsegno.system.machine.SEARCH", (f"{tmp_path}/bin", "/usr/bin"))
+    with registry(tmp_path) as address:
+        push(tmp_path / "oci", "x", address, "app:x")
+        made = image.path("import", "-a", "amd64", f"{address}#app:x")
+        assert made.read_text() == "made\n"
+        assert (tmp_path / "asked").read_text() == f"import --arch amd64 docker://{address}#app:x\n"
+        shutil.rmtree(tmp_path / "store")
+        assert image.path("import", "--own", "-a", "amd64", f"{address}#app:x").read_bytes()[:4] == b"hsqs"
