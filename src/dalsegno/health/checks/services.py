@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dalsegno.health.check import ALWAYS, Check, Context
@@ -120,11 +122,42 @@ def _is_shared(mount: Mount) -> bool:
     return SHARED.fullmatch(mount.kind) is not None and not users
 
 
-def ask_containers(world: World) -> tuple[str, int]:
-    """The runtime's version, and how many user namespaces it may make."""
-    done = world.run(("enroot", "version"))
+@dataclass(frozen=True)
+class Containers:
+    """`enroot` is its version, "" if it does not start, None where it is not; `missing`: plugins that Slurm needs."""
+
+    enroot: str | None
+    namespaces: int  # that may be made
+    missing: tuple[str, ...] = ()
+
+
+def has_containers(world: World) -> bool:
+    return world.has("enroot") or bool(_plugins(world))
+
+
+def ask_containers(world: World) -> Containers:
+    missing = [path for path in _plugins(world) if posixpath.basename(path) not in world.names(posixpath.dirname(path))]
     allowed = int(world.read("/proc/sys/user/max_user_namespaces"))
-    return (done.stdout.strip() if done.exit_code == 0 else "", allowed)
+    return Containers(_enroot(world), allowed, tuple(missing))
+
+
+def _enroot(world: World) -> str | None:
+    if not world.has("enroot"):
+        return None
+    done = world.run(("enroot", "version"))
+    return done.stdout.strip() if done.exit_code == 0 else ""
+
+
+def _plugins(world: World) -> list[str]:
+    """Those without which no job starts: the `required` ones of plugstack.conf, beside slurm.conf."""
+    folder = posixpath.dirname(world.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    try:
+        lines = world.read(f"{folder}/plugstack.conf").splitlines()
+    except NoAnswer:
+        return []
+    return [
+        words[1] for line in lines if (words := line.split())[:1] == ["required"] and words[1:2] and words[1][0] == "/"
+    ]
 
 
 def ask_names(world: World) -> Mapping[str, str]:
@@ -168,14 +201,15 @@ def judge_shared(answers: Mapping[str, str]) -> Result:
     return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")
 
 
-def judge_containers(answer: tuple[str, int]) -> Result:
-    version, namespaces = answer
-    if not version or namespaces < 1:
-        why = "enroot does not start" if not version else "user namespaces are forbidden"
+def judge_containers(found: Containers) -> Result:
+    if found.missing:
+        return failed(f"Slurm's plugin {found.missing[0]} is not there: no job can start", Remedy.DRAIN, "plugin")
+    if found.enroot == "" or found.namespaces < 1:
+        why = "enroot does not start" if found.namespaces else "user namespaces are forbidden"
         return failed(f"containers cannot be run: {why}", Remedy.DRAIN)
-    if not re.match(r"\d", version):
-        raise ValueError(f"enroot says it is version {version!r}")
-    return passed(f"enroot {version} can be used")
+    if found.enroot and not re.match(r"\d", found.enroot):
+        raise ValueError(f"enroot says it is version {found.enroot!r}")
+    return passed(f"enroot {found.enroot} can be used" if found.enroot else "Slurm's plugins are there")
 
 
 def judge_names(addresses: Mapping[str, str]) -> Result:
@@ -196,8 +230,8 @@ SERVICE_CHECKS = (
     ),
     Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10, settle_s=5),
     Check(
-        "containers", "enroot can be used", ask_containers, judge_containers, every_s=60,
-        applies=lambda world: world.has("enroot"), settle_s=10,
+        "containers", "they can be run", ask_containers, judge_containers, every_s=60,
+        applies=has_containers, settle_s=10,
     ),
     Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30, settle_s=10),
 )  # fmt: skip
