@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.health.agent.duties import check_settings
 from dalsegno.health.report import Finding, Report
 from dalsegno.health.result import Remedy, Verdict, failed, passed
+from dalsegno.health.settings import settings_text
 from dalsegno.health.words import Reply, reply_message
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.probes import Place
 from dalsegno.recovery.roster import Roster
+from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.train.frames import MAX_BYTES, pack
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
 
@@ -101,6 +104,19 @@ def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Pat
     assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001)}, "what it said last"
     assert roster.secret_of("gpu-1") == b"x" * 32
     assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
+
+
+def test_agents_are_told_what_the_cluster_file_says_of_checks_and_when_it_says_something_else(linked: Linked):
+    agent = linked.agent("gpu-1")
+    assert agent.told() == {"settings": {}}, "nothing: each check has thresholds of its own"
+    file = linked.folder / "health.json"
+    file.write_text(settings_text(Health(checks={"zombies": CheckSetting(enabled=False)})))
+    told = agent.told()["settings"]
+    assert check_settings(told) == {"zombies": CheckSetting(enabled=False)}
+    file.write_text("{not json")
+    linked.agent("gpu-2")
+    file.write_text(settings_text(Health()))
+    assert agent.told() == {"settings": {"checks": {}}}, "and what is damaged is passed over"
 
 
 def test_a_node_that_is_added_later_may_call_and_one_that_is_removed_may_not(linked: Linked):

@@ -24,7 +24,6 @@ from dalsegno.recovery.agents import Agents, Say
 from dalsegno.recovery.facts import Validation
 from dalsegno.recovery.pairing import Outcome, pair_test
 from dalsegno.recovery.roster import Roster
-from dalsegno.train.frames import Message
 
 ROSTER_S = 2.0  # how often the roster is looked at
 VALIDATE_S, EVIDENCE_S = 90.0, 30.0
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class NodeLink:
-    """`secrets` is the folder with a secret for each node; `settings` is what the agents are told of their checks."""
+    """`secrets` is the folder with a secret for each node."""
 
     def __init__(
         self,
@@ -43,13 +42,12 @@ class NodeLink:
         slurm_conf: Path,
         say: Say,
         changed: Callable[[str], None] = lambda node: None,
-        settings: Message | None = None,
         roster_s: float = ROSTER_S,
     ) -> None:
         self._roster_s = roster_s
         self._roster = Roster(secrets, slurm_conf)
         self._agents = Agents(selector, self._roster.secret_of, say, changed)
-        self._say, self._settings = say, settings or {}
+        self._say = say
         self._to_open: tuple[str, int] | None = None
         self._validations: dict[str, Validation] = {}
         self._validating: dict[str, str] = {}
@@ -97,7 +95,8 @@ class NodeLink:
 
     def _expect(self) -> None:
         places = self._roster.places()
-        self._agents.expect(places, {node: self._settings for node in places})
+        settings = self._roster.settings()
+        self._agents.expect(places, {node: settings for node in places})
 
     # For those who decide and act, from any thread
 
