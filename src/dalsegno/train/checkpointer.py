@@ -26,6 +26,7 @@ from dalsegno.train.memory.names import sweep_rank
 from dalsegno.train.objects import Objects
 from dalsegno.train.own import Own
 from dalsegno.train.pace import READ_S, Leader, due, soon
+from dalsegno.train.randomness import digest, seed_for, take_randomness
 from dalsegno.train.ranks import named, stand
 from dalsegno.train.request import Terms
 from dalsegno.train.resuming import Resumed, from_disk, from_memory
@@ -168,7 +169,9 @@ class Checkpointer:
         found = found or from_disk(self._objects, self.folder, self._board, rank, self._where.world, self._warn)
         if found is not None:
             self.step = found.step
-            self._own.load(found.own, found.world, self._where.world)
+            digests = [digest(found.own.get("random")), digest(take_randomness())]
+            saved, now = zip(*self._board.gather("random", digests))
+            self._own.load(found.own, found.world, self._where.world, seed_for(rank, saved, found.world, now))
             self._say(f"going on from step {found.step} ({found.source})")
         return found
 

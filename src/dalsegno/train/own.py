@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.randomness import give_randomness, take_randomness
+from dalsegno.train.randomness import give_randomness, reseed, take_randomness
 from dalsegno.train.sampling import find_place
 
 
@@ -16,6 +16,7 @@ class Own:
         self.place = find_place(data)
         self._data = self.place if self.place is not None else data
         self._randomness: dict[str, Any] | None = None
+        self._seed: int | None = None
         if data is not None and not hasattr(self._data, "state_dict"):
             raise CheckpointError(
                 f"a {type(data).__name__} cannot tell its place in the data",
@@ -25,20 +26,22 @@ class Own:
     def take(self) -> dict[str, Any]:
         return {"random": take_randomness(), "data": self._data.state_dict() if self._data is not None else None}
 
-    def load(self, own: dict[str, Any], world_then: int, world: int) -> None:
-        """With another number of ranks each has another share of the data, and new random numbers."""
+    def load(self, own: dict[str, Any], world_then: int, world: int, seed: int | None = None) -> None:
+        """With another number of ranks each has another share of the data. `seed`: for numbers of this rank's own."""
         data = own.get("data")
         if self.place is not None and data is not None:
             data = dict(data, samples=data["samples"] * world_then // world)
         if self._data is not None and data is not None and (self.place is not None or world == world_then):
             self._data.load_state_dict(data)
-        self._randomness = own.get("random") if world == world_then else None
+        self._randomness, self._seed = own.get("random"), seed
 
     def give(self) -> None:
         """When the loop begins: what the script has drawn until then it drew in every life."""
-        if self._randomness is not None:
+        if self._seed is not None:
+            reseed(self._seed)
+        elif self._randomness is not None:
             give_randomness(self._randomness)
-            self._randomness = None
+        self._randomness = self._seed = None
 
     def step_done(self, samples: int | None) -> None:
         if self.place is not None:
