@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,10 +34,11 @@ PROLOG_S = 4.5  # after so long nothing is begun any more, and no question takes
 )
 @click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
 @click.option("--reason", is_flag=True, help="Print why the node should be drained, or nothing.")
+@click.option("--mended", is_flag=True, help="The GPUs were reset: what the kernel's log told before counts no more.")
 @click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
 @json_option
 def command(
-    name: str | None, node: str | None, context: str, line: bool, reason: bool, list_: bool, json_: bool
+    name: str | None, node: str | None, context: str, line: bool, reason: bool, mended: bool, list_: bool, json_: bool
 ) -> None:
     """Check this machine, or a NODE of a cluster: GPUs, fabric, host, services.
 
@@ -49,8 +51,10 @@ def command(
     if sum((line, reason, json_)) > 1:
         raise UsageError("`--line`, `--reason` and `--json` do not go together", hint="choose one of them")
     if node is not None or name is not None:
-        given = {"--line": line, "--reason": reason, "--json": json_, "--list": list_}
+        given = {"--line": line, "--reason": reason, "--json": json_, "--mended": mended, "--list": list_}
         _on_node(name, node, context, [option for option, on in given.items() if on])
+    elif mended:
+        _mend()
     elif list_:
         _list(json_)
     else:
@@ -70,6 +74,13 @@ def _on_node(name: str | None, node: str | None, context: str, options: list[str
     except NotThere as error:
         raise UsageError(error.what, hint=error.hint) from error
     become(argv, env)
+
+
+def _mend() -> None:
+    from dalsegno.health.mended import note_mended
+
+    note_mended(time.time(), os.geteuid())
+    out.talk("what the kernel's log has told until now counts no more")
 
 
 def _here(context: str, form: str) -> None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dalsegno.health.facts import LogLine
+from dalsegno.health.mended import mended_at
 from dalsegno.health.readers.simulated import ask_telemetry
 from dalsegno.health.world import World
 
@@ -25,10 +26,9 @@ def ask_kernel_log(world: World) -> KernelSaid:
         uptime_s = float(world.read("/proc/uptime").split()[0])
         said = parse_records(world.kernel_records(), world.now() - uptime_s)
         world.seen.log.extend(line for line in said if line.level <= WARNING)
-        lines = tuple(world.seen.log)
-    else:
-        lines = told.kernel_log
-    return KernelSaid(tuple(line for line in lines if line.at >= world.seen.since), world.now())
+        since = mended_at(world)
+        return KernelSaid(tuple(line for line in world.seen.log if line.at >= since), world.now())
+    return KernelSaid(tuple(line for line in told.kernel_log if line.at >= world.seen.since), world.now())
 
 
 def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
