@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
+from dalsegno.health.expected import Expected
+from dalsegno.health.facts import GpuFacts
 from dalsegno.health.here import machine_here, settings_here
 from dalsegno.health.runner import Checkup, examine
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
+from dalsegno.health.world import Machine, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
 
 CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
@@ -83,3 +87,19 @@ def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_pa
     assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="1") is Verdict.FAILED
     assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="0") is Verdict.PASSED
     assert verdict(SLURM_JOB_ID="7") is Verdict.PASSED
+
+
+def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
+    assert good_for_s(0.0001) == 0.3, "the checks of one look share an answer"
+    assert good_for_s(0.02) == 2.0 and good_for_s(3.0) == 10.0
+    asked: list[int] = []
+
+    def gpus() -> tuple[GpuFacts, ...]:
+        asked.append(1)
+        time.sleep(0.05)
+        return (GpuFacts(len(asked)),)
+
+    machine = Machine(Expected("gpu-1"), {}, gpus)
+    assert machine.nvml() == machine.nvml() == (GpuFacts(1),)
+    machine.close()
+    assert machine.nvml() == (GpuFacts(2),), "whoever let go of them asks anew"

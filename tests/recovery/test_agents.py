@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import selectors
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -137,6 +140,25 @@ def test_a_port_that_is_taken_is_told_with_a_hint(scene: Scene):
     with selectors.DefaultSelector() as selector, pytest.raises(DalsegnoError, match="cannot listen") as caught:
         Agents(selector, secret_of, print).open("127.0.0.1", scene.port)
     assert "ss -ltnp" in caught.value.hint
+
+
+@pytest.mark.parametrize("seed", range(400 if os.environ.get("DALSEGNO_LONG") else 12))
+def test_whatever_strangers_say_nothing_changes_and_agents_stay(scene: Scene, seed: int):
+    """Bytes by lot: cut, changed and repeated pieces of what an agent would say, and noise."""
+    lot, agent = random.Random(seed), scene.agent("gpu-2")
+    before = view(scene)
+    for _ in range(10):
+        caller = scene.call()
+        greeting = caller.next()
+        assert greeting is not None
+        data = bytearray(pack(honest_hello({"nonce": nonce()})) + pack({"say": "{}", "mac": "00"}) + lot.randbytes(50))
+        for _ in range(lot.randrange(1, 20)):
+            data[lot.randrange(len(data))] = lot.randrange(256)
+        start = lot.randrange(len(data))
+        caller.raw(bytes(data[start:] * lot.randrange(1, 4)))
+        caller.sock.shutdown(socket.SHUT_WR)
+        assert caller.cut_off()
+    assert view(scene) == before and not agent.hung_up and view(scene, "gpu-2").presence is Presence.CONNECTED
 
 
 # Two of one node
@@ -292,7 +314,7 @@ def test_the_loop_is_woken_often_enough_to_see_silence(scene: Scene):
 
 def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 5.0, **arguments: str) -> list[Answer]:
     answers: list[Answer] = []
-    scene.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, **arguments)
+    scene.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
     return answers
 
 

@@ -110,7 +110,8 @@ def _text(message: Mapping[str, Any], key: str) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """What the controller has an agent do: `check` (context), `validate`, `evidence`, `pair-listen`, `pair-dial`."""
+    """What the controller has an agent do: `check` (context), `validate`, `evidence`, `pair-listen`, `pair-dial`, and
+    `rest` (seconds): let go of the GPUs, which cannot be reset while somebody holds them."""
 
     number: int
     do: str

@@ -25,6 +25,7 @@ from dalsegno.system.timekeeping import greatest_error_s
 
 NVML_TIMEOUT_S = 6.0
 SAME_LOOK_S = 0.3
+NVML_SHARE, NVML_OLDEST_S = 0.01, 10.0  # of a processor's time; and how old its answer may become for that
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
@@ -110,9 +111,12 @@ class Machine:
             raise NoAnswer(f"adjtimex: {error}") from error
 
     def nvml(self) -> Gpus:
-        """Several checks of one look share an answer."""
-        if time.monotonic() - self._gpus[0] > SAME_LOOK_S:
-            self._gpus = (time.monotonic(), self._patient.within(NVML_TIMEOUT_S))
+        """Several checks of one look share an answer. One that took long to get is used for longer: eight GPUs that are
+        asked every second would cost more than all other checks together."""
+        began = time.monotonic()
+        if began >= self._gpus[0]:
+            found = self._patient.within(NVML_TIMEOUT_S)
+            self._gpus = (began + good_for_s(time.monotonic() - began), found)
         return self._gpus[1]
 
     def close(self) -> None:
@@ -120,6 +124,11 @@ class Machine:
         self._gpus = (-math.inf, None)
         self._nvml.close()
         self._log.close()
+
+
+def good_for_s(took_s: float) -> float:
+    """How long an answer of NVML is used, so that asking it takes a small share of the time."""
+    return min(max(took_s / NVML_SHARE, SAME_LOOK_S), NVML_OLDEST_S)
 
 
 class FolderWorld:

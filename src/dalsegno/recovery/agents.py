@@ -113,7 +113,7 @@ class Agents:
         *,
         timeout_s: float,
         listens: Callable[[int], None] = lambda port: None,
-        **arguments: str,
+        arguments: Mapping[str, str] | None = None,
     ) -> None:
         """Have an agent do something; `done` hears what came of it, at once if nothing can."""
         known = self._known.get(node)
@@ -123,7 +123,7 @@ class Agents:
             done(Answer(node, "its agent has too much to do"))
         else:
             number = self._orders.add(Pending(node, time.monotonic() + timeout_s, done, listens))
-            self._door.send(known.call, order_message(Order(number, do, arguments)))
+            self._door.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:
         """See to what is due; returns when the next thing is (monotonic)."""

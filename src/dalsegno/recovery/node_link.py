@@ -26,7 +26,7 @@ from dalsegno.recovery.pairing import Outcome, pair_test
 from dalsegno.recovery.roster import Roster
 
 ROSTER_S = 2.0  # how often the roster is looked at
-VALIDATE_S, EVIDENCE_S = 90.0, 30.0
+VALIDATE_S, EVIDENCE_S, REST_S = 90.0, 30.0, 5.0
 BROKEN = ("its connection broke", "its agent is not connected", "its agent started anew", "it is gone")
 
 _T = TypeVar("_T")
@@ -116,17 +116,24 @@ class NodeLink:
         """Tell a node to prove itself, and then together with a partner. The same order again does not start anew."""
         self._in_loop(lambda: self._validate(node, ask, partner))
 
+    def rest(self, node: str, seconds: float) -> None:
+        """Have a node's agent let go of its GPUs for a while, so that they can be reset. Waits until it has."""
+        self._ask(node, "rest", REST_S, seconds=str(seconds))
+
     def evidence(self, node: str) -> Mapping[str, str]:
         """What a node can still tell, as files. Waits for it: not for the loop itself."""
+        answer = self._ask(node, "evidence", EVIDENCE_S)
+        return {**answer.files, "incomplete.txt": answer.error} if answer.files and answer.error else answer.files
+
+    def _ask(self, node: str, do: str, timeout_s: float, **arguments: str) -> Answer:
         if threading.get_ident() == self._loop:
             raise RuntimeError("the loop cannot wait for an answer that only it can hear")
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._in_loop(lambda: self._agents.order(node, "evidence", answers.put, timeout_s=EVIDENCE_S))
+        self._in_loop(lambda: self._agents.order(node, do, answers.put, timeout_s=timeout_s, arguments=arguments))
         try:
-            answer = answers.get(timeout=EVIDENCE_S + 5)
+            return answers.get(timeout=timeout_s + 5)
         except queue.Empty:
-            return {}
-        return {**answer.files, "incomplete.txt": answer.error} if answer.files and answer.error else answer.files
+            return Answer(node, "the controller is busy")
 
     # Validation
 

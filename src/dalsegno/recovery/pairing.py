@@ -52,13 +52,12 @@ def pair_test(
             done(Outcome(found[node], found[partner]))
 
     def dial(port: int) -> None:
-        agents.order(
-            partner, "pair-dial", hear, timeout_s=TIMEOUT_S,
-            address=address, port=str(port), secret=secret, least_mbytes_per_s=least,
-        )  # fmt: skip
+        said = {"address": address, "port": str(port), "secret": secret, "least_mbytes_per_s": least}
+        agents.order(partner, "pair-dial", hear, timeout_s=TIMEOUT_S, arguments=said)
 
     told: list[bool] = []
-    agents.order(node, "pair-listen", hear, timeout_s=TIMEOUT_S, listens=dial, secret=secret, least_mbytes_per_s=least)
+    said = {"secret": secret, "least_mbytes_per_s": least}
+    agents.order(node, "pair-listen", hear, timeout_s=TIMEOUT_S, listens=dial, arguments=said)
 
 
 def _result(answer: Answer) -> Result:

@@ -66,7 +66,7 @@ class Stage(Scene):
 
     def order(self, do: str, timeout_s: float = 10.0, **arguments: str) -> Answer:
         answers: list[Answer] = []
-        self.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, **arguments)
+        self.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
         return self.until(lambda: answers, timeout_s + 1)[0]
 
     def close(self) -> None:
@@ -176,9 +176,18 @@ def test_an_order_that_nobody_waits_for_any_more_is_ended(stage: Stage):
     agent = stage.start()
     stage.until(stage.result("good"))
     before = set(descendants(agent.pid))
-    stage.agents.order("gpu-1", "check", lambda answer: None, timeout_s=30, context="hangs")
+    stage.agents.order("gpu-1", "check", lambda answer: None, timeout_s=30, arguments={"context": "hangs"})
     stage.until(lambda: set(descendants(agent.pid)) - before)
     (errand,) = set(descendants(agent.pid)) - before
     stage.agents.expect({})
     stage.until(lambda: start_ticks(errand) is None)
     stage.set()
+
+
+def test_an_agent_that_is_told_to_rest_lets_go_of_everything_and_beats_on(stage: Stage):
+    agent = stage.start()
+    stage.until(stage.result("good"))
+    assert stage.order("rest", seconds="0.5").error == ""
+    assert [pid for pid in descendants(agent.pid) if start_ticks(pid)] == []
+    stage.until(lambda: descendants(agent.pid), 3)
+    assert stage.view.presence is Presence.CONNECTED

@@ -100,7 +100,7 @@ def test_its_orders_are_carried_out(nodes: Nodes):
     nodes.until(lambda: all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2")), 10)
     answers = []
     for do, arguments in (("validate", {}), ("evidence", {}), ("check", {"context": "prolog"})):
-        nodes.agents.order("gpu-1", do, answers.append, timeout_s=30, **arguments)
+        nodes.agents.order("gpu-1", do, answers.append, timeout_s=30, arguments=arguments)
     paired: list[str] = []
     pair_test(nodes.agents, "gpu-1", "gpu-2", lambda outcome: paired.append(outcome.text), address="127.0.0.1")
     nodes.until(lambda: len(answers) == 3 and paired, 30)

@@ -21,9 +21,11 @@ from dalsegno.health.agent.link import Link, Whom
 from dalsegno.health.agent.worker import CHECK_S, Make, Watch
 from dalsegno.health.report import BadReport, Gpu
 from dalsegno.health.wire import BEAT_S, Hello, is_boot_id, is_node_name, read_secret
-from dalsegno.health.words import BEAT, read_order
+from dalsegno.health.words import BEAT, Order, Reply, read_order, reply_message
 from dalsegno.system.files import read_text
 from dalsegno.train.frames import Message
+
+MOST_REST_S = 600.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -133,9 +135,16 @@ class Agent:
                 self._looked_with_them = False
             return
         try:
-            self.errands.begin(read_order(message), time.monotonic())
+            self._obey(read_order(message), time.monotonic())
         except BadReport as error:
             say(f"the controller says what this agent does not understand: {error}")
+
+    def _obey(self, order: Order, now: float) -> None:
+        if order.do == "rest":
+            self.watch.rest(now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S))
+            self._tell(reply_message(Reply(order.number, done=True)))
+        else:
+            self.errands.begin(order, now)
 
     def _turned(self, up: bool) -> None:
         if up:

@@ -81,6 +81,11 @@ class Watch:
         self._due = 0.0
         return True
 
+    def rest(self, until: float) -> None:
+        """End the process, and start no other before then: whoever resets GPUs must be the only one to hold them."""
+        self._end()
+        self._due = until
+
     def settings(self) -> Message:
         return self._settings
 
