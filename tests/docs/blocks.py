@@ -40,6 +40,8 @@ NOT_RUN = {
     "sudo benchmarks/restart.py": "takes a quarter of an hour",
     "sudo benchmarks/restart.py --quick": "takes minutes",
     "benchmarks/checkpoint.py": "takes minutes",
+    "benchmarks/containers.py --quick": "takes a minute",
+    "benchmarks/containers.py --write": "takes minutes, and writes into the repository",
     "benchmarks/checkpoint.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
 }

@@ -8,10 +8,12 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import IO
 
 from dalsegno.errors import CommandFailed, DalsegnoError
 
 CHUNK = 1 << 20
+_BUFFER = 1 << 16  # a stream of small files is headers, mostly
 
 
 def through(argv: Sequence[str], chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -88,24 +90,29 @@ class Sink:
 
 def _start(
     argv: Sequence[str],
-    errors: tempfile._TemporaryFileWrapper[bytes] | object,
+    errors: IO[bytes],
     *,
-    stdout: object,
+    stdout: int | IO[bytes],
     env: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            list(argv), stdin=subprocess.PIPE, stdout=stdout, stderr=errors, env=env, pass_fds=tuple(keep),
-            bufsize=0 if stdout is errors else -1, start_new_session=True,  # Ctrl-C is ours to answer
-        )  # fmt: skip
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=errors,
+            env=env,
+            pass_fds=tuple(keep),
+            bufsize=_BUFFER,
+            start_new_session=True,  # Ctrl-C is ours to answer
+        )
     except FileNotFoundError as error:
         raise DalsegnoError(
             f"`{argv[0]}` is not on this machine", hint="run `./dalsegno setup` to install what is missing"
         ) from error
 
 
-def _said(errors: object) -> str:
-    errors.seek(0)  # type: ignore[attr-defined]
-    text: str = errors.read().decode(errors="replace")  # type: ignore[attr-defined]
-    return text
+def _said(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    return errors.read().decode(errors="replace")

@@ -1,0 +1,85 @@
+"""Layers unpacked as they come, and what is no layer."""
+
+import gzip
+import lzma
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.decompress import Blob, unpacked
+from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.system.pipes import Sink, through
+
+PLAIN = os.urandom(300_000) + bytes(3_000_000)
+
+
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=data, capture_output=True, check=True).stdout
+
+
+def pieces(data: bytes, size: int = 70_000) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, zstd, bytes, lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])]
+)
+def test_what_was_packed_comes_out(pack: object):
+    assert b"".join(unpacked(pieces(pack(PLAIN)))) == PLAIN  # type: ignore[operator]
+
+
+def test_a_chunk_that_would_become_much_is_given_out_in_parts():
+    assert max(map(len, unpacked(pieces(gzip.compress(bytes(50_000_000)))))) <= 4 << 20
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_what_is_cut_short_or_changed_is_damaged(pack: object):
+    packed = pack(PLAIN)  # type: ignore[operator]
+    for data in (packed[:-5], packed[: len(packed) // 2], packed[:-2000] + b"x" * 2000):
+        with pytest.raises(DamagedImage, match="cannot be unpacked"):
+            list(unpacked(pieces(data)))
+
+
+def test_other_ways_of_packing_are_named():
+    with pytest.raises(DamagedImage, match="packed with xz"):
+        unpacked(iter([lzma.compress(b"x")]))
+
+
+def test_a_blob_may_be_a_part_of_a_file(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert Blob(tmp_path / "file", 2, 3).read() == b"234"
+    assert Blob(tmp_path / "file", 8).read() == b"89"
+    assert Blob(tmp_path / "file", 8, 0).read() == b""
+
+
+def test_a_filter_that_nobody_reads_to_the_end_ends():
+    stream = through(["cat"], pieces(PLAIN))
+    assert next(stream)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_what_goes_wrong_before_a_filter_is_told_after_it():
+    def broken() -> Iterator[bytes]:
+        yield b"x"
+        raise DamagedImage("broken")
+
+    with pytest.raises(DamagedImage, match="broken"):
+        list(through(["cat"], broken()))
+    with pytest.raises(DalsegnoError, match="not on this machine"):
+        list(through(["no-such-program"], iter([])))
+
+
+def test_a_program_that_takes_a_stream_and_fails_is_told_by_its_words():
+    with (
+        pytest.raises(CommandFailed, match="no more") as caught,
+        Sink(["sh", "-c", "echo no more >&2; exit 3"]) as sink,
+    ):
+        for _ in range(100):
+            sink.write(bytes(100_000))
+    assert caught.value.command_exit_code == 3
+    with pytest.raises(KeyboardInterrupt), Sink(["sleep", "100"]):
+        raise KeyboardInterrupt
