@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),  # faults by lot, and the report of what came of them
     "demo": (*UP_TO_3, "drill", "targets.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
+    "controller": (*UP_TO_7, "cluster"),  # wiring, as `cluster` is: the controller's program
     "cli": (*UP_TO_7, "cluster"),
     "__init__": (),
     "__main__": ("cli",),

@@ -17,11 +17,17 @@ from dalsegno.recovery.store import Store
 STEP_S = 1.0
 
 
+def quick_folder() -> Path:
+    """In memory where that is possible: nothing here is about disks."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="ds-clinic-", dir=memory if memory.is_dir() else None))
+
+
 @dataclass
 class Clinic:
     cluster: FakeCluster
     policy: Policy = field(default_factory=Policy)
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ds-clinic-")))
+    folder: Path = field(default_factory=quick_folder)
     store_type: type[Store] = Store
 
     def __post_init__(self) -> None:

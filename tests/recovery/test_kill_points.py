@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.store import Store
 from dalsegno.slurm import SPARE_REASON, NodeFlag
-from tests.recovery.clinic import Clinic
+from tests.recovery.clinic import Clinic, quick_folder
 
 
 class Killed(BaseException):
@@ -96,25 +96,30 @@ def ending(clinic: Clinic) -> tuple[object, ...]:
         node.reason,
         node.machine.cured_by,
         {each: effects.count(each) for each in ONCE},
-        len(list((clinic.folder / "evidence").glob("*"))),
+        len(list((clinic.folder / "evidence").glob("*/*"))),
         clinic.cluster.forbidden,
         unfinished,
         {job: (info.state, info.reason) for job, info in clinic.cluster.queue.items()},
     )
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = quick_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(
-    story: Callable[[FakeCluster], None], tmp_path: Path
-):
-    clinic, _ = play(story, tmp_path / "alive", (0, ""))
+def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(story: Callable[[FakeCluster], None], memory: Path):
+    clinic, _ = play(story, memory / "alive", (0, ""))
     undisturbed, commits = ending(clinic), MortalStore.commits
     clinic.store.close()
     assert undisturbed[0] in (Phase.IN_SERVICE, Phase.LENT)
     assert commits >= 4
     for at in range(1, commits + 1):
         for when in ("before", "after"):
-            folder = tmp_path / f"{at}-{when}"
+            folder = memory / f"{at}-{when}"
             clinic, died = play(story, folder, (at, when))
             assert died
             assert ending(clinic) == undisturbed, f"killed {when} commit {at} of {commits}: {clinic.told('n2')}"

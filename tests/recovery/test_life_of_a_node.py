@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.fakes import FakeCluster
+from dalsegno.recovery.fakes import FakeCluster, FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import SPARE_REASON, JobState, NodeFlag
@@ -202,6 +202,17 @@ def test_a_node_that_was_given_up_and_booted_by_someone_is_validated_again(clini
     assert clinic.effects("n2")[-2:] == ["validate", "resume"]
 
 
+def test_a_node_without_an_agent_is_left_alone(clinic_of: MakeClinic):
+    """Nobody could tell when it is well again."""
+    clinic = clinic_of()
+    node = clinic.cluster.nodes["n5"] = FakeNode(clinic.cluster.machine())
+    node.agent = False
+    clinic.rounds(3)
+    clinic.cluster.power_off("n5")
+    clinic.rounds(100)
+    assert clinic.done == []
+
+
 # ---- others have the last word
 
 
@@ -368,6 +379,18 @@ def test_a_run_s_job_is_left_to_the_run(clinic_of: MakeClinic):
     clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
     clinic.rounds(50)
     assert clinic.cluster.queue[7].state is JobState.RUNNING
+
+
+def test_a_node_that_a_run_has_left_is_taken_from_it_and_mended(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.rounds(20)
+    assert clinic.effects("n2") == ["drain"], "the run still needs it"
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main left=n2,n9")
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "down", "evidence", "reboot", "validate", "resume"]
+    assert clinic.cluster.queue[7].nodes == ("n1",) and clinic.cluster.forbidden == []
 
 
 def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):

@@ -23,10 +23,10 @@ from dalsegno.recovery.actions import (
     TakeEvidence,
     Validate,
 )
+from dalsegno.recovery.evidence import save_evidence
 from dalsegno.recovery.hands import Agents, Slurm
 from dalsegno.recovery.reason import Owner, owner, write_reason
 from dalsegno.slurm import SPARE_REASON, NodeInfo
-from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset
 
 
@@ -44,8 +44,8 @@ class Hands:
         return frozenset(remedy for remedy, kind in able.items() if isinstance(self.target, kind))
 
 
-def do(action: Action, id: str, hands: Hands) -> str:
-    """Do it, and tell of it in a line. Fails with a DalsegnoError."""
+def do(action: Action, id: str, at: float, hands: Hands) -> str:
+    """Do what was begun then, and tell of it in a line. Fails with a DalsegnoError."""
     if isinstance(action, Drain):
         _ours_or_nobodys(hands, action.node)
         hands.slurm.drain(action.node, write_reason(action.fault))
@@ -55,7 +55,7 @@ def do(action: Action, id: str, hands: Hands) -> str:
         hands.slurm.set_down(action.node, write_reason(action.fault))
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
-        return f"evidence saved: {_take_evidence(action.node, id, hands)}"
+        return f"evidence saved: {_take_evidence(action.node, at, hands)}"
     if isinstance(action, Mend):
         return _mend(action, hands)
     if isinstance(action, Validate):
@@ -137,17 +137,15 @@ def _exclude(slurm: Slurm, job: int, node: str) -> None:
         slurm.update(JobId=str(job), ExcNodeList=",".join([*names, node]))
 
 
-def _take_evidence(node: str, id: str, hands: Hands) -> str:
+def _take_evidence(node: str, at: float, hands: Hands) -> str:
     """Its report, what Slurm knows of it and its jobs, and what the node itself can still tell."""
-    folder = hands.evidence / f"{node}-{id}"
-    make_folder(hands.evidence, 0o700)
-    make_folder(folder, 0o700)
     view = hands.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
-    write_atomic(folder / "report.json", json.dumps(report, indent=1), 0o600)
-    write_atomic(folder / "slurm.txt", hands.slurm.scontrol("show", "node", node), 0o600)
     jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes]
     lines = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}\n" for job in jobs]
-    write_atomic(folder / "jobs.txt", "".join(lines), 0o600)
-    write_atomic(folder / "node.txt", hands.agents.evidence(node), 0o600)
-    return str(folder)
+    own = {
+        "report.json": json.dumps(report, indent=1),
+        "slurm.txt": hands.slurm.scontrol("show", "node", node),
+        "jobs.txt": "".join(lines),
+    }
+    return str(save_evidence(hands.evidence, node, {**hands.agents.evidence(node), **own}, at))

@@ -51,6 +51,7 @@ class NodeBook:
     steps: tuple[Remedy, ...] = ()  # tried for this fault
     evidence: bool = False
     asked: str = ""  # the order to validate itself
+    asks: int = 0  # how often, since it was last mended
     pending: Pending | None = None
     said: str = ""  # so that it is said once
     excused: str = ""  # a fault that someone has decided to live with

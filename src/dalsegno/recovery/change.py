@@ -80,9 +80,9 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
         return replace(node, evidence=True)
     if isinstance(action, Mend):
         steps = (*node.steps, action.how)
-        return replace(node, phase=Phase.MENDING, entered=now, steps=steps, boot=action.boot)
+        return replace(node, phase=Phase.MENDING, entered=now, steps=steps, asks=0, boot=action.boot)
     if isinstance(action, Validate):
-        return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, boot=action.boot)
+        return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
     if isinstance(action, Return):
         return replace(fresh(node, Phase.IN_SERVICE, now), validated_at=now)
     if isinstance(action, Hold):
@@ -106,6 +106,7 @@ def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) ->
         steps=node.steps if again else (),
         evidence=node.evidence and again,
         asked=node.asked if again else "",
+        asks=node.asks if again else 0,
         excused="",
     )
 

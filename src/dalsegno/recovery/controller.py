@@ -1,6 +1,7 @@
-"""The controller: one small process on the head node that keeps the coordinators of all runs, and hears the nodes.
+"""The controller: one small process on the head node that keeps the coordinators of all runs, hears the nodes and looks
+after them.
 
-It may be killed at any moment: coordinators live on, and the next controller goes on from the records.
+It may be killed at any moment: coordinators live on, and the next controller goes on from records and journal.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health.here import slurm_conf
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
+from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.door import Door
 from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.person import check_folder, check_may_ask
 from dalsegno.recovery.records import Record, Records
+from dalsegno.recovery.site import Site
+from dalsegno.recovery.watch import JOURNAL, Watch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
 from dalsegno.train.frames import Message
@@ -29,17 +33,17 @@ from dalsegno.train.frames import Message
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
 
 
-def main(arguments: list[str]) -> int:
-    """`controller STATE-FOLDER [--agents HOST:PORT]`: serves until it is killed, and hears node agents there."""
-    folder = Path(arguments[0])
+def serve(folder: Path, site: Site, agents_at: str) -> int:
+    """Until it is killed; hears node agents at HOST:PORT, if told to."""
     try:
         make_folder(folder / "controller", 0o700)
         allow_many_files()
         with locked(folder / LOCK, "this cluster's controller"):
             controller = Controller(folder, own_launcher(), os.environ, say)
-            if arguments[1:2] == ["--agents"]:
-                host, _, port = arguments[2].rpartition(":")
+            if agents_at:
+                host, _, port = agents_at.rpartition(":")
                 controller.nodes.open_when_possible(host.strip("[]"), int(port))
+            controller.look_after(site)
             controller.serve()
     except DalsegnoError as error:
         say(f"cannot go on: {error}")
@@ -58,9 +62,21 @@ class Controller:
         self.selector = selectors.DefaultSelector()
         self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
-        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say)
+        self.folder, self.say = folder, say
+        self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
+        self.watch: Watch | None = None
+        self.answers = Answers(folder / JOURNAL, self.ring)
         self.door = Door(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
+
+    def look_after(self, site: Site) -> None:
+        """Look after the nodes from now on, in a thread beside the loop."""
+        self.watch = Watch(self.folder, site, self.nodes, self.say)
+        self.watch.start()
+
+    def ring(self) -> None:
+        if self.watch:
+            self.watch.ring()
 
     def serve(self) -> None:
         while True:
@@ -75,12 +91,15 @@ class Controller:
 
     def close(self) -> None:
         """Let go of everything; the coordinators live on."""
+        while self.watch and not self.watch.close():
+            self.turn(0.01)  # it may be waiting for an answer of ours
+        self.answers.close()
         self.door.close()
         self.nodes.close()
         self.selector.close()
 
     def answer(self, uid: int, request: Message) -> Message:
-        """One request of one user: `{"start": FOLDER}`, `{"runs": true}` or `{"agents": true}`."""
+        """One request of one user: `{"start": FOLDER}`, `{"runs": true}`, `{"agents": true}` or `Answers`'."""
         try:
             if set(request) == {"start"}:
                 check_may_ask(uid)
@@ -90,6 +109,8 @@ class Controller:
                 return {"runs": [_tell(record) for record in self.keeper.kept(uid)]}
             if request == {"agents": True}:
                 return views_message(self.nodes.views().values())
+            if set(request) & set(Answers.WORDS):
+                return self.answers.answer(uid, request)
             raise DalsegnoError("the controller does not understand this", hint="ask for `start`, `runs` or `agents`")
         except DalsegnoError as error:
             return {"error": error.what, "hint": error.hint}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dalsegno.health import Finding, Verdict
+from dalsegno.launch.vacating import nodes_left
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
 
 _WAITING = (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.REQUEUE_FED, JobState.SPECIAL_EXIT)
 RUNS = "dalsegno:"  # how the comment of a run's job begins: its coordinator looks after it
-JOIN = "dalsegno:join"  # one node more for a run
+JOIN = "dalsegno:join"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class NodeFacts:
     slurm: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
     agent: AgentView = field(default_factory=lambda: AgentView(""))
-    validation: Validation | None = None
+    validation: Validation | None = None  # its last one
+    validating: str = ""  # the order to validate itself that it is carrying out
 
     @property
     def name(self) -> str:
@@ -56,6 +59,11 @@ class NodeFacts:
         taken = self.slurm.state in (NodeState.ALLOCATED, NodeState.MIXED) or self.slurm.completing
         return bool(self.jobs) or taken
 
+    @property
+    def left(self) -> bool:
+        """All that Slurm has on it are runs, and they go on without it."""
+        return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -75,20 +83,35 @@ def is_active(job: JobInfo) -> bool:
     return not job.state.ended and job.state not in _WAITING
 
 
+def joins(job: JobInfo) -> bool:
+    """A job that is one node more for a run."""
+    return job.comment.split(" ")[0] == JOIN
+
+
 def is_plain(job: JobInfo) -> bool:
     """A job that nobody but Slurm looks after."""
     return not job.comment.startswith(RUNS)
 
 
+class Heard(Protocol):
+    """What the agents say."""
+
+    def views(self) -> Mapping[str, AgentView]: ...
+
+    def validations(self) -> Mapping[str, Validation]: ...
+
+    def validating(self) -> Mapping[str, str]: ...
+
+
 def gather(
     nodes: list[NodeInfo],
     jobs: list[JobInfo],
-    agents: Mapping[str, AgentView],
-    validations: Mapping[str, Validation],
+    agents: Heard,
     slurm_at: float,
     underway: frozenset[str] = frozenset(),
 ) -> Facts:
     """One picture of what Slurm and the agents say."""
+    views, validations, validating = agents.views(), agents.validations(), agents.validating()
     held: dict[str, list[JobInfo]] = {}
     for job in jobs:
         for name in job.nodes if is_active(job) else ():
@@ -97,8 +120,9 @@ def gather(
         node.name: NodeFacts(
             node,
             tuple(held.get(node.name, ())),
-            agents.get(node.name, AgentView(node.name)),
+            views.get(node.name, AgentView(node.name)),
             validations.get(node.name),
+            validating.get(node.name, ""),
         )
         for node in nodes
     }

@@ -37,6 +37,8 @@ class FakeNode:
     user: str = ""
     reason_at: int | None = None
     validation: Validation | None = None
+    agent: bool = True
+    asked: str = ""  # a validation under way
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
 
@@ -70,7 +72,7 @@ class FakeCluster:
         if not self.slurm_answers:
             return Facts(None)
         slurm, agents = FakeSlurm(self), FakeAgents(self)
-        return gather(slurm.nodes(), slurm.jobs(ended=True), agents.views(), agents.validations(), self.now, underway)
+        return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway)
 
     # What befalls it
 
@@ -194,7 +196,10 @@ class FakeAgents:
     def _view(self, name: str, node: FakeNode) -> AgentView:
         machine, now = node.machine, self.cluster.now
         if not machine.on:
-            return AgentView(name, Presence.GONE, now, boot=machine.boot, host_answers=False, slurmd_answers=False)
+            boot = machine.boot if node.agent else ""
+            return AgentView(name, Presence.GONE, now, boot=boot, host_answers=False, slurmd_answers=False)
+        if not node.agent:
+            return AgentView(name, host_answers=True, slurmd_answers=True)
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(machine.gpus))
         report = Report(name, machine.boot, (self._finding(machine),), gpus)
         return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)
@@ -213,12 +218,17 @@ class FakeAgents:
         if known.validation and known.validation.ask == ask:
             return
         known.effects.append("validate")
+        known.asked = "" if self.cluster.validations else ask
         if self.cluster.validations and known.machine.on:
             known.validation = Validation(ask, (self._finding(known.machine),))
 
-    def evidence(self, node: str) -> str:
+    def validating(self) -> Mapping[str, str]:
+        nodes = self.cluster.nodes.items()
+        return {name: node.asked for name, node in nodes if node.asked and node.machine.on}
+
+    def evidence(self, node: str) -> Mapping[str, str]:
         self.cluster.nodes[node].effects.append("evidence")
-        return "dmesg" if self.cluster.nodes[node].machine.on else ""
+        return {"dmesg.txt": "NVRM: Xid"} if self.cluster.nodes[node].machine.on else {}
 
 
 class FakeTarget:

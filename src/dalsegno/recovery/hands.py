@@ -40,26 +40,14 @@ class Agents(Protocol):
         """The last answer of each node to `validate`."""
         ...
 
+    def validating(self) -> Mapping[str, str]:
+        """Nodes that are at it, and which order each carries out."""
+        ...
+
     def validate(self, node: str, ask: str, partner: str) -> None:
         """Tell a node to prove itself; its answer carries `ask`. Told again with the same, it does not start anew."""
         ...
 
-    def evidence(self, node: str) -> str:
-        """What a node can tell of its last hours; "" if it cannot speak any more."""
+    def evidence(self, node: str) -> Mapping[str, str]:
+        """What a node can tell of its last hours, as files; none if it cannot speak any more. This one may wait."""
         ...
-
-
-class NoAgents:
-    """A cluster whose nodes have none: nothing is known of them, so nothing is done."""
-
-    def views(self) -> Mapping[str, AgentView]:
-        return {}
-
-    def validations(self) -> Mapping[str, Validation]:
-        return {}
-
-    def validate(self, node: str, ask: str, partner: str) -> None:
-        pass
-
-    def evidence(self, node: str) -> str:
-        return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.health import Gpu
 from dalsegno.recovery.act import Hands, do
 from dalsegno.recovery.actions import Action, Again, Found, Note, Turn
 from dalsegno.recovery.change import noticed
@@ -41,6 +42,7 @@ class Healer:
     underway: dict[str, str] = field(default_factory=dict)  # id -> node
     outcomes: queue.SimpleQueue[Outcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gpus: dict[str, tuple[Gpu, ...]] = field(default_factory=dict)
 
     def round(self, facts: Facts) -> list[Action]:
         """Gives what was decided; none is left to do when nothing changes any more."""
@@ -50,6 +52,11 @@ class Healer:
         for action in actions:
             self._perform(action)
         return actions
+
+    def note_gpus(self, node: str, gpus: tuple[Gpu, ...]) -> None:
+        if self.gpus.get(node) != gpus:
+            self.gpus[node] = gpus
+            self.store.notice_gpus(node, gpus, self.clock())
 
     def collect(self) -> bool:
         """Write down what was done beside us since; True if there was any."""
@@ -73,23 +80,25 @@ class Healer:
         elif isinstance(action, (Again, Found)):
             self._resume(action)
         else:
-            self._run(self.store.begin(action, self.clock(), self._partitions(action.node)), action)
+            now = self.clock()
+            self._run(self.store.begin(action, now, self._partitions(action.node)), action, now)
 
     def _resume(self, action: Again | Found) -> None:
-        begun = self.store.action(action.id)
-        if begun is None:
+        known = self.store.action(action.id)
+        if known is None:
             return
+        begun, at = known
         if isinstance(action, Found):
             self._end(Outcome(action.id, begun, f"was done before the controller was started again: {begun.words}", ""))
         else:
-            self._run(action.id, begun)
+            self._run(action.id, begun, at)
 
-    def _run(self, id: str, action: Action) -> None:
+    def _run(self, id: str, action: Action, at: float) -> None:
         if not action.slow:
-            self._end(_outcome(id, action, self.hands))
+            self._end(_outcome(id, action, at, self.hands))
             return
         self.underway[id] = action.node
-        self.beside(lambda: self.outcomes.put(_outcome(id, action, self.hands)))
+        self.beside(lambda: self.outcomes.put(_outcome(id, action, at, self.hands)))
 
     def _end(self, outcome: Outcome) -> None:
         action = outcome.action
@@ -100,9 +109,9 @@ class Healer:
         return self.partitions.get(node, ())
 
 
-def _outcome(id: str, action: Action, hands: Hands) -> Outcome:
+def _outcome(id: str, action: Action, at: float, hands: Hands) -> Outcome:
     try:
-        return Outcome(id, action, do(action, id, hands), "")
+        return Outcome(id, action, do(action, id, at, hands), "")
     except DalsegnoError as error:
         return Outcome(id, action, "", error.what)
     except Exception as error:  # a target's own bug must not stop the care for all other nodes

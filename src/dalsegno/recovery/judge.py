@@ -19,6 +19,7 @@ _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState
 def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> Fault | None:
     """The heaviest fault for which something may be done; None if there is none, or one that somebody excused.
 
+    A node whose agent was never heard of is left alone: nobody could tell when it is well again.
     `quick` is how many jobs have failed on it as soon as they started.
     """
     faults = [fault for fault in _faults(node, own, policy, quick) if fault.key != own.excused]
@@ -26,11 +27,12 @@ def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -
 
 
 def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: int) -> Iterator[Fault]:
-    if node.gone and own.seen:
+    if node.gone and own.seen and own.last_boot:
         yield Fault(GONE, policy.gone_remedy, "neither its agent nor slurmd answers", gone=True)
         return
-    if node.connected:  # what was said by one who is silent now may be long mended
-        yield from found(node, policy)
+    if not node.connected:  # what was said by one who is silent now may be long mended
+        return
+    yield from found(node, policy)
     if quick >= policy.quick_failures:
         yield Fault(BLACK_HOLE, Remedy.DRAIN, f"{quick} jobs failed here as soon as they had started")
 

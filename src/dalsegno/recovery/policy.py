@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.spec.facts import Health
 
 AUTO, OBSERVE, OFF = "auto", "observe", "off"
 
@@ -30,16 +31,26 @@ class Policy:
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long a lost node may come back by itself before it is rebuilt; a cloud's: 60
     boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
-    validate_s: float = 120.0
+    validate_s: float = 180.0  # checks, load and the pair test
     removal_s: float = 600.0  # for Slurm to take a node out of its jobs
     person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
     burn_in_s: float = 86400.0  # a spare is validated again so often
     retry_s: float = 2.0  # after an action that failed; doubled each time
     capacity_s: float = 600.0  # after a replacement that was refused
-    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count", "gpu-lost"})  # no job goes on on such a node
+    doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job goes on on such a node
     quick_s: float = 10.0  # a job that fails so soon ...
     quick_failures: int = 3  # ... so often ...
     quick_window_s: float = 300.0  # ... within so long
+
+    @classmethod
+    def of(cls, health: Health, can: frozenset[Remedy], spares: frozenset[str], **times: float) -> Policy:
+        """From the cluster file, and what its target can do."""
+        caps = {name: Remedy(check.action) for name, check in health.checks.items() if check.action}
+        return cls(
+            health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
+            float(health.reboots_apart_s), can=can, caps=caps, spares=spares,
+            off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def remedy(self, fault: Fault) -> Remedy:
         """What may be done for it."""

@@ -14,6 +14,8 @@ from dalsegno.recovery.ladder import next_step
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 
+MOST_ASKS = 3  # an order that got lost, with its agent or with us, is given again
+
 
 @dataclass(frozen=True)
 class Case:
@@ -56,8 +58,13 @@ def _drained(case: Case) -> Action | None:
     """It lives, or did: jobs may end, then it is mended."""
     if worse := _worse(case):
         return worse
-    if case.node.busy:
-        return None
+    if case.node.left:
+        return SetDown(case.name, case.fault)  # which the runs outlive
+    return None if case.node.busy else _free(case)
+
+
+def _free(case: Case) -> Action | None:
+    """It is there, and has no jobs any more."""
     if _is_stale(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
@@ -67,7 +74,7 @@ def _drained(case: Case) -> Action | None:
 
 def _worse(case: Case) -> Action | None:
     """What has come on top of what it was drained for."""
-    fault = find_fault(case.node, NodeBook(case.name, seen=case.own.seen), case.policy)
+    fault = find_fault(case.node, replace(case.own, excused=""), case.policy)
     if fault and fault.gone and not case.fault.gone:
         jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
         return SetDown(case.name, replace(case.fault, gone=True, remedy=max(case.fault.remedy, fault.remedy)), jobs)
@@ -104,6 +111,8 @@ def _down(case: Case) -> Action | None:
     """It was gone. Rebuilt before Slurm has taken it out of its jobs, it would end them all."""
     if case.node.busy:
         return _too_long(case, case.policy.removal_s, "Slurm does not take it out of its jobs")
+    if case.node.connected and not case.fault.gone:
+        return _free(case)  # it was only taken from runs that had left it
     if case.node.connected and not case.own.steps and not case.own.asked:
         return _validate(case)  # it has come back by itself
     if case.in_phase_s < case.policy.gone_s:
@@ -166,7 +175,8 @@ def _validating(case: Case) -> Action | None:
     if answer is None or answer.ask != case.own.asked:
         if case.node.gone or case.in_phase_s >= case.policy.validate_s:
             return _not_helped(case, Fault(VALIDATION, Remedy.REBOOT, "it did not finish its validation"))
-        return None
+        lost = case.node.connected and case.node.validating != case.own.asked
+        return _validate(case) if lost and case.own.asks < MOST_ASKS else None
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
         return _not_helped(case, bad or Fault(VALIDATION, Remedy.DRAIN, "no check could be run"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.recovery.actions import Action, Hold, Release, Turn, Validate
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import JOIN, Facts, NodeFacts
+from dalsegno.recovery.facts import Facts, NodeFacts, joins
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
@@ -21,7 +21,7 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
     lent: dict[str, Action] = {}
     for job in facts.jobs:
         waits = job.state is JobState.PENDING and job.reason not in HELD_BACK and job.id not in served
-        if job.comment != JOIN or not waits:
+        if not joins(job) or not waits:
             continue
         node = next((each for each in free if job.partition in each.slurm.partitions), None)
         if node:

@@ -92,9 +92,10 @@ class Store:
             self.book = self._read_book()
         return self.book
 
-    def action(self, id: str) -> Action | None:
-        row = self.db.execute("SELECT kind, body FROM actions WHERE id = ?", (id,)).fetchone()
-        return facts_from_json(KINDS[row[0]], json.loads(row[1])) if row else None
+    def action(self, id: str) -> tuple[Action, float] | None:
+        """What was begun, and when."""
+        row = self.db.execute("SELECT kind, body, begun_at FROM actions WHERE id = ?", (id,)).fetchone()
+        return (facts_from_json(KINDS[row[0]], json.loads(row[1])), row[2]) if row else None
 
     def events(self, since: int = 0, node: str = "", most: int = MOST_EVENTS) -> list[Event]:
         """Those after the one with this id, the oldest first."""
@@ -104,6 +105,13 @@ class Store:
             (since, *([node] if node else []), most),
         )
         return [Event(*row) for row in rows]
+
+    def last_events(self, node: str, most: int) -> list[Event]:
+        """The last ones of a node, the oldest first."""
+        rows = self.db.execute(
+            "SELECT id, at, node, kind, text FROM events WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
+        )
+        return [Event(*row) for row in rows][::-1]
 
     def last_event(self) -> int:
         return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])

@@ -1,0 +1,104 @@
+"""What the controller tells of its nodes, and who may pause it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.book import NodeBook
+from dalsegno.recovery.reason import write_reason
+from dalsegno.recovery.store import Store
+from dalsegno.train.frames import Message
+
+MOST_EVENTS = 500  # of one answer: they must fit into one message
+LAST = 50  # events of a node that are shown with it
+_HINT = "use `events`, `automation` or `nodes`"
+
+
+class Answers:
+    """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}` and `{"node": NAME}`.
+
+    `changed` is called when automation was paused or resumed. The journal is opened by the thread that first asks.
+    """
+
+    WORDS = ("events", "automation", "nodes", "node")
+
+    def __init__(self, journal: Path, changed: Callable[[], None]) -> None:
+        self._journal, self._changed, self._opened = journal, changed, list[Store]()
+
+    @property
+    def store(self) -> Store:
+        if not self._opened:
+            self._opened.append(Store(self._journal))
+        return self._opened[0]
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+
+    def answer(self, uid: int, request: Message) -> Message:
+        if set(request) == {"events"}:
+            return self._events(request["events"])
+        if set(request) == {"automation"}:
+            return self._automation(uid, request["automation"])
+        if set(request) == {"nodes"} and request["nodes"] is True:
+            return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()]}
+        if set(request) == {"node"} and isinstance(request["node"], str):
+            return self._node(request["node"])
+        raise DalsegnoError("the controller does not understand this", hint=_HINT)
+
+    def _events(self, since: object) -> Message:
+        """Those after this number; a negative one asks for so many of the last."""
+        if type(since) is not int or abs(since) > 1 << 53:
+            raise DalsegnoError("`events` is asked for with the number of the last one that is known", hint="0: all")
+        first = since if since >= 0 else max(self.store.last_event() + since, 0)
+        return {"events": [asdict(event) for event in self.store.events(first, most=MOST_EVENTS)]}
+
+    def _automation(self, uid: int, word: object) -> Message:
+        if word in ("pause", "resume"):
+            if uid not in (0, os.geteuid()):
+                raise DalsegnoError(
+                    f"automation belongs to root and to the cluster's owner, not to uid {uid}", hint="use sudo"
+                )
+            self.store.pause(word == "pause", _name(uid), time.time())
+            self._changed()
+        elif word != "status":
+            raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
+        book = self.store.look()
+        out = [tell_node(own) for own in book.nodes.values() if own.out]
+        return {"automation": "paused" if book.paused else "on", "out": out}
+
+    def _node(self, name: str) -> Message:
+        own = self.store.look().nodes.get(name)
+        if own is None:
+            raise DalsegnoError(f"the controller knows no node {name!r:.80}", hint="`dalsegno nodes` lists them")
+        return {
+            "node": tell_node(own),
+            "gpus": [asdict(each) for each in self.store.passports(name)],
+            "events": [asdict(event) for event in self.store.last_events(name, LAST)],
+        }
+
+
+def tell_node(own: NodeBook) -> Message:
+    return {
+        "node": own.node,
+        "phase": own.phase.value,
+        "since": own.entered or None,
+        "reason": write_reason(own.fault) if own.fault else "",
+        "tried": [step.value for step in own.steps],
+        "note": own.said,
+        "validated_at": own.validated_at or None,
+        "boot": own.last_boot,
+    }
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,128 @@
+"""The loop that looks after nodes: look, decide, do; in a thread of its own, so that nobody waits for Slurm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.act import Hands
+from dalsegno.recovery.book import Book
+from dalsegno.recovery.facts import NOTHING, Facts, gather, joins
+from dalsegno.recovery.hands import Agents
+from dalsegno.recovery.healer import Healer
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import OFF, Policy
+from dalsegno.recovery.site import Site
+from dalsegno.recovery.store import Store
+
+JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
+LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and more from here on
+QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is under our hands
+CALM_S, LARGE_CALM_S = 3.0, 10.0  # else: agents ring at once when something happens
+AFTER_SILENCE_S = 2.0  # Slurm did not answer
+AT_ONCE = 20  # rounds without a pause while each brings something
+HANDS = 8  # slow things at a time
+
+Say = Callable[[str], None]
+
+
+class Watch:
+    """Looks after the nodes of one cluster until it is closed."""
+
+    def __init__(self, folder: Path, site: Site, agents: Agents, say: Say) -> None:
+        self.folder, self.site, self.agents, self.say = folder, site, agents, say
+        self._rung, self._closed = threading.Event(), False
+        self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
+        self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
+        self._complaint = ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Something has happened: look now. From any thread."""
+        self._rung.set()
+
+    def close(self) -> bool:
+        """True when it has come to rest. What is under way is not waited for: the next one finds it in the journal."""
+        self._closed = True
+        self.ring()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        store = Store(self.folder / JOURNAL)
+        hands = Hands(self.site.slurm, self.agents, self.site.target, self.folder / EVIDENCE)
+        healer = Healer(store, hands, Policy(mode=OFF), time.time, self._beside)
+        while not self._closed:
+            try:
+                pause_s = self._look_after(healer)
+            except DalsegnoError as error:
+                self._complain(f"nodes are left as they are: {error.what}")
+                pause_s = CALM_S
+            except Exception:  # nodes must be looked after tomorrow too, whatever today's surprise is
+                import traceback
+
+                self.say(f"a round of looking after nodes went wrong\n{traceback.format_exc()}")
+                pause_s = CALM_S
+            self._rung.wait(pause_s)
+            self._rung.clear()
+        store.close()
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        if not self._closed:
+            self._pool.submit(work).add_done_callback(lambda done: self.ring())
+
+    def _look_after(self, healer: Healer) -> float:
+        """Rounds until none brings anything; returns how long nobody needs to look."""
+        for _ in range(AT_ONCE):
+            self._rung.clear()
+            if self.site.is_being_changed():
+                healer.collect()
+                return QUICK_S
+            healer.policy = self.site.policy()
+            facts = self.look(frozenset(healer.underway))
+            acted = healer.round(facts)
+            self._note_gpus(healer, facts)
+            if facts.nodes is None:
+                return AFTER_SILENCE_S
+            if not acted or self._closed:
+                return pause_s(healer.store.book, facts)
+        return QUICK_S
+
+    def look(self, underway: frozenset[str] = frozenset()) -> Facts:
+        """What is so now. An answer that does not come is no answer."""
+        at = time.time()
+        try:
+            nodes, jobs = self.site.slurm.nodes(), self.site.slurm.jobs(ended=True)
+        except DalsegnoError as error:
+            self._complain(f"Slurm does not answer; nodes are left as they are: {error.what}")
+            return NOTHING
+        self._complaint = ""
+        return gather(nodes, jobs, self.agents, at, underway)
+
+    def _complain(self, text: str) -> None:
+        """Once, until something else is wrong."""
+        if text != self._complaint:
+            self.say(text)
+        self._complaint = text
+
+    def _note_gpus(self, healer: Healer, facts: Facts) -> None:
+        for name, node in (facts.nodes or {}).items():
+            report = node.agent.report
+            if report and report.gpus and node.connected:
+                healer.note_gpus(name, report.gpus)
+
+
+def pause_s(book: Book, facts: Facts) -> float:
+    """How soon to look again if nobody rings."""
+    nodes = facts.nodes or {}
+    known = [book.of(name) for name in nodes]
+    busy = any(own.pending or own.victims or (own.phase.out and own.phase is not Phase.GIVEN_UP) for own in known)
+    wanted = any(joins(job) and not job.nodes and not job.state.ended for job in facts.jobs)
+    quick, calm = (QUICK_S, CALM_S) if len(nodes) <= LARGE else (LARGE_QUICK_S, LARGE_CALM_S)
+    return quick if busy or wanted else calm

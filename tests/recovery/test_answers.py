@@ -1,0 +1,126 @@
+"""What others can learn from the controller of its nodes, and who may pause it: over its real socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health import Gpu, Remedy
+from dalsegno.recovery.actions import Drain, Note, Turn
+from dalsegno.recovery.answers import Answers
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.controller import SOCKET, Controller
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+from dalsegno.recovery.watch import JOURNAL
+from dalsegno.train.frames import Message
+
+XID = Fault("xid", Remedy.REBOOT, "Xid 79", "79")
+STRANGER = 4711
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))
+    (root / "controller").mkdir()
+    (root / "run").mkdir()
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[Store]:
+    one = Store(folder / JOURNAL)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def answers(folder: Path) -> Iterator[Answers]:
+    one = Answers(folder / JOURNAL, lambda: None)
+    yield one
+    one.close()
+
+
+def drained(store: Store, node: str, at: float) -> None:
+    action = Drain(node, XID)
+    store.end(store.begin(action, at), action, "drained: xid[79] Xid 79", "", at, Policy(), ())
+
+
+def test_events_come_in_order_and_from_where_one_left_off(store: Store, answers: Answers):
+    drained(store, "n1", 100.0)
+    store.turn(Turn("n1", Phase.GIVEN_UP, "nothing helps"), 101.0)
+    store.turn(Note("n2", "job 7 is over"), 102.0)
+    events = answers.answer(STRANGER, {"events": 0})["events"]
+    assert [(event["node"], event["kind"]) for event in events] == [("n1", "drain"), ("n1", "turn"), ("n2", "note")]
+    later = answers.answer(STRANGER, {"events": events[1]["id"]})["events"]
+    assert [event["text"] for event in later] == ["job 7 is over"]
+    assert answers.answer(STRANGER, {"events": -1})["events"] == later
+
+
+def test_a_node_is_told_of_with_its_passport_and_its_history(store: Store, answers: Answers):
+    drained(store, "n1", 100.0)
+    store.notice_gpus("n1", [Gpu(0, "GPU-a", "serial", "H100"), Gpu(1, "GPU-b")], 100.0)
+    told = answers.answer(STRANGER, {"node": "n1"})
+    assert (told["node"]["phase"], told["node"]["reason"]) == ("drained", "dalsegno:reboot:xid[79] Xid 79")
+    assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-a", "GPU-b"]
+    assert told["events"][-1]["text"] == "drained: xid[79] Xid 79"
+    assert [each["node"] for each in answers.answer(STRANGER, {"nodes": True})["nodes"]] == ["n1"]
+    with pytest.raises(DalsegnoError, match="knows no node"):
+        answers.answer(STRANGER, {"node": "n9"})
+
+
+def test_only_root_and_the_owner_may_pause(store: Store, answers: Answers):
+    with pytest.raises(DalsegnoError, match="belongs to root and to the cluster's owner"):
+        answers.answer(STRANGER, {"automation": "pause"})
+    assert answers.answer(STRANGER, {"automation": "status"})["automation"] == "on"
+    assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
+    assert store.look().paused, "the watch's own connection sees it"
+    assert answers.answer(0, {"automation": "resume"})["automation"] == "on"
+    texts = [event["kind"] for event in answers.answer(STRANGER, {"events": 0})["events"]]
+    assert texts == ["automation", "automation"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"events": "all"}, {"events": True}, {"events": 1 << 60}, {"automation": "fly"}, {"automation": 3},
+     {"node": ["n1"]}, {"node": "n1", "events": 0}, {"nodes": 1}],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(answers: Answers, store: Store, request_: Message):
+    with pytest.raises(DalsegnoError) as caught:
+        answers.answer(0, request_)
+    assert caught.value.hint
+    assert store.events() == []
+
+
+def test_the_controller_answers_over_its_socket(folder: Path, store: Store):
+    drained(store, "n1", 100.0)
+    controller = Controller(folder, (), {}, lambda text: None)
+    asked = threading.Thread(target=lambda: told.append(ask(folder / SOCKET, {"events": 0}, 5)))
+    told: list[Message] = []
+    asked.start()
+    while asked.is_alive():
+        controller.turn(0.01)
+    controller.close()
+    assert told[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
+
+
+def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
+    (folder / JOURNAL).write_bytes(b"not a database, whatever its name says" * 100)
+    with pytest.raises(DalsegnoError, match="cannot be read") as caught:
+        Store(folder / JOURNAL)
+    assert "move it away" in caught.value.hint
+
+
+def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Store):
+    assert (folder / JOURNAL).stat().st_mode & 0o777 == 0o600
