@@ -23,6 +23,7 @@ local: {{hosts: {hosts}}}
 partitions:
   - {{name: train, nodes: {nodes}, gpus: 8, gpu_type: h100}}
 slurm: {{accounting: {accounting}}}
+health: {{mode: observe}}
 """
 
 

@@ -52,6 +52,7 @@ partitions:
 users:
   - {name: ada}
 slurm: {accounting: false}
+health: {mode: observe}  # what is broken here stays so
 """
 
 

@@ -22,6 +22,7 @@ target: local
 partitions:
   - {{name: train, nodes: 1, gpus: 2, cpus: 2, memory: 2G}}
 slurm: {{{slurm}}}
+health: {{mode: observe}}  # what is broken here stays so
 """
 
 

@@ -24,6 +24,7 @@ partitions:
 users:
   - {name: ada}
 slurm: {accounting: false}
+health: {mode: observe}  # what is broken here stays so
 """
 WAITS = "import time\nprint('begins', flush=True)\ntime.sleep(1000)\n"
 QUICK = ("--framework", "jax", "--preload", "json", "-N", "2")  # forked workers as with torch, without its imports

@@ -16,6 +16,7 @@ target: local
 partitions:
   - {{name: train, nodes: {nodes}, gpus: 2}}
 slurm: {{accounting: {accounting}}}
+health: {{mode: observe}}  # what is broken here stays so
 """
 
 

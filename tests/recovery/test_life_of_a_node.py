@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -445,6 +446,17 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_i
     clinic.cluster.end(9)
     clinic.settle()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+
+
+def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at_once(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.start(9, comment="dalsegno:join")
+    facts = clinic.cluster.facts()
+    del clinic.cluster.queue[9]  # Slurm does not know it any more when it is told
+    for _ in range(10):
+        clinic.cluster.now += 0.1
+        clinic.healer.round(replace(facts, slurm_at=clinic.cluster.now))
+    assert len([text for text in clinic.told("n4") if "could not release" in text]) == 1
 
 
 def test_other_jobs_get_no_spare(clinic_of: MakeClinic):

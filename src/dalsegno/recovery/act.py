@@ -118,14 +118,15 @@ def _mend(action: Mend, hands: Hands) -> str:
 
 
 def _release(action: Release, hands: Hands) -> str:
-    """The job gets this node and no other: the scheduler need not look for one."""
+    """The job gets this node, and goes before all others: they would take it first."""
     if owner(hands.slurm.nodes(action.node)[0]) is Owner.SOMEONE:
         raise DalsegnoError(f"someone else keeps {action.node} out of service", hint="`sinfo -R` shows the reason")
-    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node)
+    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST)
     hands.slurm.resume(action.node)
     return f"is released for job {action.job}"
 
 
+HIGHEST = str(2**32 - 3)  # the two above mean something else
 _EXCLUDED = re.compile(r"\bExcNodeList=(\S+)")
 
 

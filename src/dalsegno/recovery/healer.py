@@ -113,6 +113,6 @@ def _outcome(id: str, action: Action, at: float, hands: Hands) -> Outcome:
     try:
         return Outcome(id, action, do(action, id, at, hands), "")
     except DalsegnoError as error:
-        return Outcome(id, action, "", error.what)
+        return Outcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # what the command said
     except Exception as error:  # a target's own bug must not stop the care for all other nodes
         return Outcome(id, action, "", f"{type(error).__name__}: {error}")

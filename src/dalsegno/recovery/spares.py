@@ -16,7 +16,7 @@ HELD_BACK = ("BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArray
 
 def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
     """Spares to release now, one for each job that waits for a node more."""
-    free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy)]
+    free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
     served = {own.lent_to for own in book.nodes.values() if own.phase is Phase.LENT}
     lent: dict[str, Action] = {}
     for job in facts.jobs:
@@ -30,8 +30,8 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
     return lent
 
 
-def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy) -> bool:
-    kept = own.phase is Phase.SPARE and not own.pending and own.since < facts.slurm_at
+def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now: float) -> bool:
+    kept = own.phase is Phase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
     return kept and node.connected and node.slurm.responding and not find_fault(node, own, policy)
 
 

@@ -1,0 +1,157 @@
+"""The cluster looks after itself: real hosts are broken, and come back by themselves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.client import ask
+from dalsegno.system.hosts import host_process
+from dalsegno.system.procfs import arguments, descendants
+from dalsegno.train.frames import Message
+from tests.cluster.conftest import Cli, at_home, eventually, taken_down
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
+slurm: {accounting: false}
+health: {per_hour: 100, max_out: 50%}
+"""
+SPARE = "train-4"
+
+
+@pytest.fixture(scope="module")
+def cluster(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        eventually(lambda: phase(cli, SPARE) == "spare", 60)
+        yield cli
+
+
+def request(cli: Cli, message: Message) -> Message:
+    return ask(cli.home / "clusters/one/run/controller.sock", message, 5)
+
+
+def phase(cli: Cli, node: str) -> str:
+    return str(request(cli, {"node": node}).get("node", {}).get("phase", ""))
+
+
+def events(cli: Cli, node: str, since: int = 0) -> list[Message]:
+    return [each for each in request(cli, {"events": since})["events"] if each["node"] == node]
+
+
+def last_event(cli: Cli) -> int:
+    return max((each["id"] for each in request(cli, {"events": -1})["events"]), default=0)
+
+
+def state(cli: Cli, node: str) -> str:
+    return cli.ok("shell", "--", "sinfo", "-h", "-n", node, "-o", "%T").split()[0]
+
+
+def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, float]:
+    """Break it, and wait until it is back in service: when each kind of event was first told, from the break on."""
+    before, began = last_event(cli), time.time()
+    breaking()
+    eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), 60)
+    assert state(cli, node) == "idle"
+    found = events(cli, node, before)
+    return {each["kind"]: each["at"] - began for each in reversed(found) if not each["text"].startswith("begins")}
+
+
+def controller_pid(cli: Cli) -> int:
+    head = host_process(cli.home / "clusters/one/hosts/head")
+    assert head is not None
+    (pid,) = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
+    return pid
+
+
+def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluster: Cli):
+    passport = request(cluster, {"node": "train-2"})["gpus"]
+    took = heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
+    assert list(sorted(took, key=lambda kind: took[kind]))[-5:] == [
+        "setdown", "evidence", "replace", "validate", "return",
+    ]  # fmt: skip
+    (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-2").iterdir()
+    assert "NodeName=train-2" in (bundle / "slurm.txt").read_text()
+    eventually(lambda: len(request(cluster, {"node": "train-2"})["gpus"]) == 4)
+    old = [gpu for gpu in request(cluster, {"node": "train-2"})["gpus"] if gpu["sent_away_at"]]
+    assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "other GPUs, and the old ones are known"
+
+
+def test_xid_79_drains_the_node_and_a_controller_that_is_killed_meanwhile_goes_on(cluster: Cli):
+    def break_and_kill() -> None:
+        before = last_event(cluster)
+        cluster.ok("inject", "xid", "79", "train-3")
+        eventually(lambda: any(each["kind"] == "drain" for each in events(cluster, "train-3", before)), every_s=0.02)
+        os.kill(controller_pid(cluster), 9)
+        eventually(lambda: answers(cluster))
+
+    took = heals(cluster, "train-3", break_and_kill)
+    assert took["drain"] < 4.0  # two, and what the command itself takes
+    actions = [each["kind"] for each in events(cluster, "train-3") if not each["text"].startswith("begins")]
+    assert (actions.count("drain"), actions.count("reboot"), actions.count("return")) == (1, 1, 1)
+
+
+def answers(cli: Cli) -> bool:
+    try:
+        return bool(request(cli, {"nodes": True}).get("nodes"))
+    except DalsegnoError:  # on its way up
+        return False
+
+
+def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster: Cli):
+    cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=drain", "reason=mine")
+    before = last_event(cluster)
+    cluster.ok("inject", "xid", "79", "train-1")
+    eventually(lambda: any("someone else keeps it" in each["text"] for each in events(cluster, "train-1", before)))
+    request(cluster, {"automation": "pause"})
+    cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=resume")
+    eventually(lambda: any("paused; would drain it" in each["text"] for each in events(cluster, "train-1", before)))
+    assert state(cluster, "train-1") == "idle"
+    cluster.ok("inject", "--clear", "train-1")
+    eventually(lambda: phase(cluster, "train-1") == "in service")
+    request(cluster, {"automation": "resume"})
+    assert {each["kind"] for each in events(cluster, "train-1", before)} <= {"note", "turn"}
+
+
+def test_a_job_that_loses_its_node_starts_elsewhere_without_the_two_minutes(cluster: Cli):
+    words = ("sbatch", "--parsable", "--requeue", "-o", "/dev/null", "--wrap", "sleep 1000")
+    job = cluster.ok("shell", "--", *words).strip()
+
+    def where() -> str:
+        return cluster.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "R", "-o", "%N").strip()
+
+    eventually(where)
+    first, began = where(), time.time()
+    heals(cluster, first, lambda: cluster.ok("inject", "power-off", first))
+    eventually(where, 60)
+    assert where() != first and time.time() - began < 60
+    cluster.ok("shell", "--", "scancel", job)
+
+
+def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwards(cluster: Cli):
+    def ask_for_a_node(comment: str) -> str:
+        words = ("sbatch", "--parsable", "-N1", "--exclusive", f"--comment={comment}", "-o", "/dev/null")
+        return cluster.ok("shell", "--", *words, "--wrap", "sleep 1000").strip()
+
+    full = [ask_for_a_node("plain") for _ in range(4)]  # the fourth waits
+    eventually(lambda: state(cluster, "train-1") == "allocated" and state(cluster, "train-3") == "allocated")
+    assert phase(cluster, SPARE) == "spare"
+    began = time.time()
+    joins = ask_for_a_node("dalsegno:join")
+
+    def node() -> str:
+        return cluster.ok("shell", "--", "squeue", "-h", "-j", joins, "-o", "%T %N").strip()
+
+    eventually(lambda: node() == f"RUNNING {SPARE}", 30)
+    assert time.time() - began < 12
+    cluster.ok("shell", "--", "scancel", *full, joins)
+    eventually(lambda: phase(cluster, SPARE) == "spare", 30)
+    assert state(cluster, SPARE) == "drained"
