@@ -1,0 +1,55 @@
+"""`dalsegno events`: what befell the cluster's nodes, and what was done."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.options import cluster_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAST = 50
+EVERY_S = 0.5
+
+
+@click.command()
+@cluster_option
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--node", "-w", metavar="NODE", help="Only of this node.")
+@click.option("--all", "-a", "everything", is_flag=True, help=f"From the beginning, not only the last {LAST}.")
+@click.option("--json", "json_", is_flag=True, help="Print JSON, one event a line.")
+def command(name: str | None, follow: bool, node: str | None, everything: bool, json_: bool) -> None:
+    """What befell the cluster's nodes, and what was done about it, in order.
+
+    \b
+    dalsegno events -f
+    dalsegno events --node gpu-2 --json
+    """
+    socket = controller_of(name)
+    since = 0 if everything or node else -LAST
+    while True:
+        since = _show_new(socket, since, node, json_)
+        if not follow:
+            return
+        time.sleep(EVERY_S)
+
+
+def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
+    """All that is there; returns from where to go on."""
+    while events := ask_controller(socket, {"events": since})["events"]:
+        for event in events:
+            if node in (None, event["node"]):
+                out.data(json.dumps(event) if json_ else line(event))
+        since = events[-1]["id"]
+    return max(since, 0)
+
+
+def line(event: dict[str, Any]) -> str:
+    return f"{when(event['at'])}  {event['node'] or '-'}  {event['kind']}: {event['text']}"

@@ -1,0 +1,78 @@
+"""`dalsegno nodes`: how the cluster's nodes are, as its controller sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dalsegno.cli import out
+from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.events import line
+from dalsegno.cli.options import cluster_option, json_option
+
+
+@click.group(invoke_without_command=True)
+@cluster_option
+@json_option
+@click.pass_context
+def command(context: click.Context, name: str | None, json_: bool) -> None:
+    """How the cluster's nodes are, as its controller sees them. `nodes show NODE` tells more of one.
+
+    \b
+    PHASE  in service, suspected, drained, down, mending, validating, given up; spare, lent
+    """
+    if context.invoked_subcommand:
+        return
+    nodes = ask_controller(controller_of(name), {"nodes": True})["nodes"]
+    if json_:
+        out.as_json(nodes)
+        return
+    if not nodes:
+        out.talk("the controller has not seen a node yet")
+        return
+    out.table(["NODE", "PHASE", "SINCE", "VALIDATED", "REASON"], [_row(node) for node in sorted(nodes, key=_by_name)])
+
+
+def _by_name(node: dict[str, Any]) -> tuple[str, int]:
+    stem = node["node"].rstrip("0123456789")
+    return stem, int(node["node"][len(stem) :] or 0)
+
+
+def _row(node: dict[str, Any]) -> list[str]:
+    reason = node["reason"] or node["note"]
+    return [node["node"], node["phase"], when(node["since"]), when(node["validated_at"]), reason]
+
+
+@command.command()
+@click.argument("node")
+@cluster_option
+@json_option
+def show(node: str, name: str | None, json_: bool) -> None:
+    """Its phase, its GPUs with those that were sent away, and its history."""
+    told = ask_controller(controller_of(name), {"node": node})
+    if json_:
+        out.as_json(told)
+        return
+    _show(told)
+
+
+def _show(told: dict[str, Any]) -> None:
+    node = told["node"]
+    out.data(f"{node['node']} is {node['phase']}" + (f" since {when(node['since'])}" if node["since"] else ""))
+    for text in filter(None, (node["reason"], node["note"])):
+        out.data(f"  {text}")
+    if node["tried"]:
+        out.data(f"  tried: {', '.join(node['tried'])}")
+    if told["gpus"]:
+        out.data("")
+        out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "SENT AWAY"], [_gpu(gpu) for gpu in told["gpus"]])
+    if told["events"]:
+        out.data("")
+        for event in told["events"]:
+            out.data(line(event))
+
+
+def _gpu(gpu: dict[str, Any]) -> list[str]:
+    plain = [gpu["uuid"], gpu["serial"] or "-", gpu["model"] or "-"]
+    return [str(gpu["slot"]), *plain, when(gpu["since"]), when(gpu["sent_away_at"])]

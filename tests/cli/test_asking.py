@@ -1,0 +1,82 @@
+"""`nodes`, `events` and `automation`, with a controller that answers from a real journal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dalsegno.cli.main import cli
+from dalsegno.health import Gpu, Remedy
+from dalsegno.recovery.actions import Drain
+from dalsegno.recovery.controller import SOCKET, Controller
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+from dalsegno.recovery.watch import JOURNAL
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke() -> Iterator[Invoke]:
+    """Commands as on a shell of a cluster whose controller knows one drained node."""
+    root = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))
+    (root / "controller").mkdir()
+    (root / "run").mkdir()
+    store, action = Store(root / JOURNAL), Drain("gpu-2", Fault("xid", Remedy.REBOOT, "Xid 79", "79"))
+    store.end(store.begin(action, 1e9), action, "drained: xid[79] Xid 79", "", 1e9, Policy(), ())
+    store.notice_gpus("gpu-2", [Gpu(0, "GPU-abc", "17", "H100")], 1e9)
+    store.close()
+    stop, served = threading.Event(), threading.Thread(target=lambda: _serve(root, stop))
+    served.start()
+    env = {"SLURM_CONF": str(root / "slurm.conf"), "DALSEGNO_CONTROLLER": str(root / SOCKET)}
+    yield lambda *words: CliRunner().invoke(cli, list(words), env=env)
+    stop.set()
+    served.join()
+    shutil.rmtree(root)
+
+
+def _serve(root: Path, stop: threading.Event) -> None:
+    controller = Controller(root, (), {}, lambda text: None)
+    while not stop.is_set():
+        controller.turn(0.02)
+    controller.close()
+
+
+@pytest.fixture(autouse=True)
+def there(invoke: Invoke) -> None:
+    for _ in range(500):
+        if invoke("automation", "status").exit_code == 0:
+            return
+    raise AssertionError("the controller does not answer")
+
+
+def test_nodes_are_listed_and_one_is_shown_with_its_gpus_and_its_history(invoke: Invoke):
+    assert [line.split()[:2] for line in invoke("nodes").output.splitlines()] == [
+        ["NODE", "PHASE"],
+        ["gpu-2", "drained"],
+    ]
+    shown = invoke("nodes", "show", "gpu-2").output
+    assert "gpu-2 is drained" in shown and "GPU-abc" in shown and "drained: xid[79] Xid 79" in shown
+    assert json.loads(invoke("nodes", "show", "gpu-2", "--json").output)["gpus"][0]["serial"] == "17"
+    assert "knows no node" in str(invoke("nodes", "show", "gpu-9").exception)
+
+
+def test_events_are_lines_or_json(invoke: Invoke):
+    assert invoke("events").output.rstrip().endswith("gpu-2  drain: drained: xid[79] Xid 79")
+    assert [json.loads(each)["node"] for each in invoke("events", "--json").output.splitlines()] == ["gpu-2"]
+    assert invoke("events", "--node", "gpu-1").output == ""
+
+
+def test_automation_is_paused_and_resumed(invoke: Invoke):
+    assert invoke("automation", "pause").output.startswith("automation is paused\nNODE")
+    assert json.loads(invoke("automation", "status", "--json").output)["automation"] == "paused"
+    assert invoke("automation", "resume").output.startswith("automation is on")
+    assert invoke("automation", "fly").exit_code == 2
