@@ -115,6 +115,17 @@ def test_the_controller_answers_over_its_socket(folder: Path, store: Store):
     assert told[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
 
 
+def test_what_is_old_goes_and_what_is_not_finished_stays(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
+    unfinished = store.begin(Drain("n0", XID), 99.0)
+    for number in range(1, 6):
+        drained(store, f"n{number}", 100.0 + number)
+    store.tidy()
+    assert [event.node for event in store.events()] == ["n4", "n5"]
+    assert store.action(unfinished) == (Drain("n0", XID), 99.0)
+    assert store.db.execute("SELECT COUNT(*) FROM actions").fetchone() == (3,)
+
+
 def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
     (folder / JOURNAL).write_bytes(b"not a database, whatever its name says" * 100)
     with pytest.raises(DalsegnoError, match="cannot be read") as caught:

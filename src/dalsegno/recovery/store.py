@@ -24,6 +24,7 @@ from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 
 BUSY_S = 10.0  # how long one connection waits for another's write
 MOST_EVENTS = 1000  # of one answer
+MOST_KEPT = 100_000  # events and actions; the oldest go when a controller starts
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
@@ -82,6 +83,15 @@ class Store:
 
     def close(self) -> None:
         self.db.close()
+
+    def tidy(self) -> None:
+        """Drop what nobody will ask for any more. What is not finished stays, however old it is."""
+        with self._changing(self.book):
+            self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MOST_KEPT,))
+            self.db.execute(
+                "DELETE FROM actions WHERE ended_at IS NOT NULL"
+                " AND rowid <= (SELECT MAX(rowid) FROM actions) - ?", (MOST_KEPT,),
+            )  # fmt: skip
 
     # Reading
 

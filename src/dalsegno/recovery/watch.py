@@ -55,7 +55,12 @@ class Watch:
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
-        store = Store(self.folder / JOURNAL)
+        try:
+            store = Store(self.folder / JOURNAL)
+            store.tidy()
+        except DalsegnoError as error:
+            self.say(f"nodes are not looked after: {error.what}. {error.hint}")
+            return
         hands = Hands(self.site.slurm, self.agents, self.site.target, self.folder / EVIDENCE)
         healer = Healer(store, hands, Policy(mode=OFF), time.time, self._beside)
         while not self._closed:
