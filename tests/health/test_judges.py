@@ -1,0 +1,184 @@
+"""Judges at their thresholds: values in, a verdict out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dalsegno.health import Remedy, Verdict
+from dalsegno.health.checks.fabric import judge_flaps, judge_port_errors, judge_ports
+from dalsegno.health.checks.gpu import (
+    judge_clocks,
+    judge_count,
+    judge_ecc,
+    judge_heating,
+    judge_rows,
+    judge_temperature,
+)
+from dalsegno.health.checks.host import Clock, Memory, judge_clock, judge_memory, judge_stuck
+from dalsegno.health.checks.kernel import judge_kernel_log, judge_oom
+from dalsegno.health.facts import HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, GpuFacts, LogLine, Port
+from dalsegno.health.links import nvlinks_of
+from dalsegno.health.readers.gpus import GpuCount, Heat
+from dalsegno.health.readers.kernel_log import KernelSaid
+from dalsegno.health.readers.ports import Ports
+from dalsegno.health.readers.processes import Sleepers
+from dalsegno.health.seen import Sample, Waiting
+from dalsegno.health.telemetry import healthy
+from dalsegno.system.apart import NoAnswer
+
+NOW = 1_700_000_000.0
+PASSED, WARNED, FAILED = Verdict.PASSED, Verdict.WARNED, Verdict.FAILED
+GPUS = healthy("n", 2, "h100").gpus
+
+
+def one(**changes: object) -> tuple[GpuFacts, ...]:
+    return (GPUS[0], replace(GPUS[1], **changes))  # type: ignore[arg-type]
+
+
+# GPUs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("celsius", "verdict"), [(81, PASSED), (82, WARNED), (86, WARNED), (87, FAILED), (95, FAILED)])
+def test_temperature_counts_by_its_margin_to_slowdown(celsius: float, verdict: Verdict) -> None:
+    assert judge_temperature(one(temperature_c=celsius, slowdown_c=87)).verdict is verdict
+    assert judge_temperature(one(temperature_c=celsius, slowdown_c=celsius + 30)).verdict is PASSED
+
+
+def test_what_no_gpu_tells_is_not_known() -> None:
+    silent = [GpuFacts(0), GpuFacts(1)]
+    for judge in (judge_temperature, judge_ecc, judge_rows, judge_clocks):
+        with pytest.raises(NoAnswer):
+            judge(silent)
+
+
+def heat(*celsius: float, every_s: float = 30) -> list[Heat]:
+    return [Heat(0, 87, tuple(Sample(NOW + index * every_s, each) for index, each in enumerate(celsius)))]
+
+
+def test_a_gpu_that_nears_slowdown_and_rises_is_told_of_before_it_is_there() -> None:
+    found = judge_heating(heat(74, 75, 77, 78, 80))
+    assert (found.verdict, found.text) == (WARNED, "GPU 0 rises by 3.0 °C a minute: slowdown in 2 min")
+    assert judge_heating(heat(80, 80, 80, 80, 80)).verdict is PASSED  # hot, but steady
+    assert judge_heating(heat(80, 78, 77, 75, 74)).verdict is PASSED
+    assert judge_heating(heat(30, 40, 50, 55, 60)).verdict is PASSED  # a job has begun
+    assert judge_heating(heat(80, 80, 80.1, 80.1, 80.2)).verdict is PASSED  # slowly: not within ten minutes
+
+
+def test_a_trend_needs_several_looks_over_a_minute() -> None:
+    for few in (heat(), heat(80, 85), heat(80, 81, 82, 83, 84, every_s=1)):
+        with pytest.raises(NoAnswer):
+            judge_heating([each for each in few if each.samples])
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "remedy"),
+    [
+        ({"throttle": (HW_SLOWDOWN, HW_THERMAL)}, FAILED, Remedy.DRAIN),
+        ({"throttle": (HW_SLOWDOWN,)}, FAILED, Remedy.RESET),
+        ({"throttle": (SW_THERMAL,)}, WARNED, Remedy.WATCH),
+        ({"throttle": (SW_POWER_CAP,), "utilization_percent": 100, "clock_mhz": 900}, PASSED, Remedy.NONE),
+        ({"throttle": (), "utilization_percent": 100, "clock_mhz": 900}, WARNED, Remedy.WATCH),
+        ({"throttle": (), "utilization_percent": 10, "clock_mhz": 345}, PASSED, Remedy.NONE),
+    ],
+)
+def test_what_holds_clocks_down(changes: dict[str, object], verdict: Verdict, remedy: Remedy) -> None:
+    found = judge_clocks(one(**changes))
+    assert (found.verdict, found.remedy) == (verdict, remedy)
+
+
+def test_many_corrected_errors_are_worth_a_look() -> None:
+    assert judge_ecc(one(ecc_corrected=20_000_001)).verdict is WARNED
+    assert judge_ecc(one(ecc_corrected=20_000_000)).verdict is PASSED
+    assert judge_ecc(one(ecc_corrected=30_000_000), corrected=5e7).verdict is PASSED
+
+
+def test_gpus_are_counted_against_what_slurm_and_the_bus_say() -> None:
+    assert judge_count(GpuCount(GPUS, 2, 0)).verdict is PASSED
+    assert judge_count(GpuCount(GPUS, 4, 0)).text == "2 of 4 GPUs are there"
+    assert judge_count(GpuCount(GPUS, None, 3)).verdict is FAILED
+    assert judge_count(GpuCount((), 0, 0)).verdict is PASSED
+
+
+def test_links_of_each_kind() -> None:
+    kinds = ("a100", "h100", "h200", "b200", "gb200", "l40s", "nonsense", "")
+    assert [nvlinks_of(kind) for kind in kinds] == [12, 18, 18, 18, 18, 0, 0, 0]
+
+
+# Fabric --------------------------------------------------------------------------------------------------------------
+
+
+def ports(*found: Port, expected: int = 0, booted_at: float = 0.0) -> Ports:
+    return Ports(found, expected, NOW, booted_at)
+
+
+def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not() -> None:
+    up, down = Port("a/1"), Port("b/1", "DOWN")
+    assert judge_ports(ports(up, down, expected=1)).verdict is PASSED
+    assert judge_ports(ports(up, down, expected=2)).verdict is FAILED
+    assert judge_ports(ports(up, expected=2)).text == "1 of 2 ports are up: the others are gone"
+    assert judge_ports(ports(down)).verdict is WARNED
+    assert judge_ports(ports(up, down, expected=1), count=2).verdict is FAILED
+
+
+def test_flaps_count_within_six_hours_and_not_just_after_boot() -> None:
+    often = Port("a/1", flaps=(NOW - 7 * 3600, NOW - 600, NOW - 300))
+    assert judge_flaps(ports(often)).text == "a/1 went down 2 times within 6 h"
+    assert judge_flaps(ports(often), most=2).verdict is PASSED
+    assert judge_flaps(ports(often, booted_at=NOW - 700)).verdict is PASSED
+    assert judge_flaps(ports(replace(often, flaps=(NOW - 600,)))).verdict is PASSED
+
+
+def test_port_errors_are_worth_a_look_and_no_more() -> None:
+    bad = ports(Port("a/1", errors={"symbol_error": 101, "port_rcv_errors": 7}))
+    assert (judge_port_errors(bad).verdict, judge_port_errors(bad).code) == (WARNED, "symbol_error")
+    assert judge_port_errors(bad, most=1000).verdict is PASSED
+
+
+# Host ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("free_mib", "verdict"), [(9000, PASSED), (8999, WARNED), (5000, WARNED), (4999, FAILED)])
+def test_memory_beside_what_slurm_promises(free_mib: int, verdict: Verdict) -> None:
+    meminfo = f"MemAvailable:   {free_mib * 1024} kB\n"
+    assert judge_memory(Memory(meminfo, 10000)).verdict is verdict
+    assert judge_memory(Memory(meminfo, None)).verdict is PASSED
+
+
+@pytest.mark.parametrize(
+    ("clock", "verdict"),
+    [
+        (Clock(0.49), PASSED), (Clock(-0.5), WARNED), (Clock(-5.0), FAILED), (Clock(0.0, kept=False), WARNED),
+        (Clock(None, kept=True), PASSED), (Clock(None, kept=False), WARNED),
+    ],
+)  # fmt: skip
+def test_the_right_time(clock: Clock, verdict: Verdict) -> None:
+    assert judge_clock(clock).verdict is verdict
+
+
+def test_a_process_is_stuck_when_it_has_waited_for_long() -> None:
+    waits = Waiting(7, "cp", "D", NOW - 301)
+    assert judge_stuck(Sleepers((waits,), NOW)).remedy is Remedy.REBOOT
+    assert judge_stuck(Sleepers((replace(waits, since=NOW - 299),), NOW)).verdict is PASSED
+    assert judge_stuck(Sleepers((replace(waits, state="Z"),), NOW)).verdict is PASSED
+
+
+def said(*lines: str, level: int = 3) -> KernelSaid:
+    return KernelSaid(tuple(LogLine(NOW - 10, line, level) for line in lines), NOW)
+
+
+def test_memory_that_ran_out_is_the_nodes_affair_only_if_it_was_all_of_it() -> None:
+    kill = "ut of memory: Killed process 42 (python) total-vm:1kB"
+    assert judge_oom(said(f"O{kill}")).verdict is WARNED
+    assert judge_oom(said(f"Memory cgroup o{kill}")).verdict is PASSED
+    assert judge_oom(said(f"O{kill}".replace("python", "munged"))).remedy is Remedy.REBOOT
+    assert judge_oom(KernelSaid((LogLine(NOW - 3601, f"O{kill}"),), NOW)).verdict is PASSED
+
+
+def test_only_what_is_critical_and_not_allowed_is_told_of_the_rest_of_the_log() -> None:
+    assert judge_kernel_log(said("br0: port 3 entered disabled state", level=6)).verdict is PASSED
+    assert judge_kernel_log(said("words", level=2)).verdict is WARNED
+    assert judge_kernel_log(said("CPU12: Core temperature above threshold, throttled", level=2)).verdict is PASSED
+    assert judge_kernel_log(said("NVRM: Xid (PCI:0000:41:00): 79", level=2)).verdict is PASSED  # another check's
+    assert judge_kernel_log(said("watchdog: BUG: soft lockup - CPU#3 stuck for 26s!", level=0)).verdict is WARNED
