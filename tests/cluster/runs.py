@@ -21,6 +21,7 @@ from dalsegno.launch.status import Status, read_status
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.placement import ROOM
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe
 from tests.cluster.conftest import Cli, eventually
 
@@ -312,7 +313,7 @@ def footprint(cli: Cli) -> Footprint:
     """Of all hosts of the cluster that live."""
     alive = _hosts(cli)
     ports = {(name, port) for name, process in alive.items() for port in _listening(process)}
-    memory = {(name, each) for name, process in alive.items() for each in _run_files(process)}
+    memory = {(name, each) for name, process in alive.items() for each in os.listdir(_shared_memory(process))}
     return Footprint(frozenset(ports), frozenset(memory))
 
 
@@ -322,18 +323,14 @@ def _folder(cli: Cli) -> Folder:
 
 
 def _hosts(cli: Cli) -> dict[str, Process]:
-    """Those that live."""
-    hosts = {path.name: host_process(path) for path in sorted((_folder(cli).root / "hosts").iterdir())}
+    """Those that live. Not the room that boots them: it is on the machine itself, with whatever else runs there."""
+    folders = [path for path in sorted((_folder(cli).root / "hosts").iterdir()) if path.name != ROOM]
+    hosts = {path.name: host_process(path) for path in folders}
     return {name: process for name, process in hosts.items() if process is not None}
 
 
 def _shared_memory(host: Process) -> str:
     return f"/proc/{host.pid}/root/dev/shm"
-
-
-def _run_files(host: Process) -> list[str]:
-    """All but what other tests have there: the head of a cluster has this machine's memory."""
-    return [each for each in os.listdir(_shared_memory(host)) if not each.startswith("dalsegno-test-")]
 
 
 def _listening(host: Process) -> list[int]:

@@ -146,7 +146,6 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     seen = {(rank, step, loss) for _, rank, step, loss in training.losses()}
     assert seen == {(rank, step, loss) for (rank, step), loss in expected.items()}, "the loss curve has a seam"
     starts = training.starts()
-    print(starts, safe)
     assert len(starts) > 7, "most faults cost a generation; a spare's agent, or two at once, do not"
     assert {"memory"} <= {source for generation, (source, _) in starts.items() if generation > 1} <= {"memory", "disk"}
     for ended, step in safe.items():

@@ -118,8 +118,20 @@ def test_a_snapshot_of_this_node_is_taken_before_a_copy_and_shared_parts_from_an
 
 def test_what_was_fetched_is_spent_when_a_newer_step_is_safe() -> None:
     own, shared, copy = (held(5, copy=True, slot=slot) for slot in (OWN, SHARED, 0))
-    assert spent([own, shared, copy, held(5)], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
+    newer = [held(6, generation=2, copy=is_copy) for is_copy in (False, True)]
+    assert spent([own, shared, copy, held(5), *newer], Safe(2, (2, 6), resumed=(1, 5))) == [own, shared]
     assert spent([own], Safe(2, resumed=(1, 5))) == spent([own], NOTHING_SAFE) == spent([own], None) == []
+
+
+def test_what_is_left_of_a_rank_that_has_moved_goes_when_the_new_generation_has_a_safe_step() -> None:
+    """Its own slots where it lived, and copies with a buddy it no longer has."""
+    moved = [held(4, rank=1), held(5, rank=1, slot=1), held(4, rank=2, copy=True), held(5, rank=2, copy=True, slot=1)]
+    lives = [held(4, rank=0), held(7, rank=0, generation=2, slot=1)]
+    copied = [held(5, rank=3, copy=True), held(6, rank=3, generation=2, copy=True, slot=1)]
+    every = [*moved, *lives, *copied]
+    assert spent(every, None) == spent(every, NOTHING_SAFE) == []
+    assert spent(every, Safe(2, (1, 4), resumed=(1, 5))) == []
+    assert spent(every, Safe(2, (2, 6), resumed=(1, 5))) == moved
 
 
 class Model:

@@ -62,10 +62,19 @@ def find_shared(held: Iterable[Held], generation: int, step: int) -> Held | None
     return min(fit, key=lambda one: one.copy, default=None)
 
 
-def spent(held: Iterable[Held], safe: Safe | None) -> list[Held]:
-    """What was fetched to start from, once the run has come further."""
-    fetched = [one for one in held if one.copy and one.name.slot in (OWN, SHARED)]
-    return [one for one in fetched if safe and not safe.needs(one.place)]
+def spent(held: Sequence[Held], safe: Safe | None) -> list[Held]:
+    """What is of no use any more, and would only take memory.
+
+    That is what was fetched to start from, once the run has come further; and all that is left of a rank that has gone
+    to live elsewhere, or has its copies elsewhere: nothing of it is of the generation that has a safe step by now.
+    """
+    if safe is None:
+        return []
+    fetched = [one for one in held if one.copy and one.name.slot in (OWN, SHARED) and not safe.needs(one.place)]
+    if safe.place[0] != safe.generation:
+        return fetched
+    here = {(one.rank, one.copy) for one in held if one.record.generation >= safe.generation or safe.needs(one.place)}
+    return fetched + [one for one in held if one not in fetched and (one.rank, one.copy) not in here]
 
 
 def _counts(one: Held, keep: Keep, safe: Safe | None) -> bool:

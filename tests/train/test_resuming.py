@@ -1,0 +1,73 @@
+"""What a worker takes from memory: whole, of the step that was said, and divided as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.agent import AgentLink  # noqa: E402
+from dalsegno.train.memory.checksum import checksum  # noqa: E402
+from dalsegno.train.memory.draft import write  # noqa: E402
+from dalsegno.train.memory.slot import Slot  # noqa: E402
+from dalsegno.train.resuming import _found_in_memory  # noqa: E402
+from dalsegno.train.state import Piece, State  # noqa: E402
+from tests.train.memory.states import filled, same  # noqa: E402
+
+
+class Told(AgentLink):
+    """An agent that has found it."""
+
+    def __init__(self, step: int, own: Path, shared: Path) -> None:
+        super().__init__("nobody")
+        self.answer = {"step": step, "own": str(own), "shared": str(shared)}
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        return self.answer
+
+
+def found(path: Path, step: int, layouts: Mapping[str, Any] | None = None) -> tuple[State | None, list[str]]:
+    warned: list[str] = []
+    return _found_in_memory(Told(step, path, path), 0, layouts or {}, warned.append), warned
+
+
+def test_a_snapshot_is_taken_with_or_without_its_checksums(tmp_path: Path) -> None:
+    write(Slot(tmp_path / "slot"), filled(5), generation=1)
+    for _ in range(2):
+        state, warned = found(tmp_path / "slot", 5)
+        assert state is not None and same(state, filled(5)) and not warned
+        checksum(tmp_path / "slot")
+    assert found(tmp_path / "slot", 6) == (None, [])
+
+
+def test_a_damaged_one_is_not_and_that_is_said(tmp_path: Path) -> None:
+    slot = Slot(tmp_path / "slot")
+    record = write(slot, filled(5), generation=1)
+    checksum(tmp_path / "slot")
+    assert record is not None
+    slot.buffer[record.own.end - 1] ^= 1
+    state, (warning,) = found(tmp_path / "slot", 5)
+    assert state is None and "is damaged" in warning
+    state, (warning,) = found(tmp_path / "nothing", 5)
+    assert state is None and "nothing is damaged" in warning
+
+
+def test_shards_that_are_cut_otherwise_now_are_left_to_the_disk(tmp_path: Path) -> None:
+    half = Piece("model.w", torch.ones(2), size=(4,), offsets=(0,), shared=False)
+    write(Slot(tmp_path / "slot"), State(5, 0, 2, (half,), b"", b"", {}), generation=1)
+
+    class Cut(torch.Tensor):
+        """Whole to look at, and of which this rank has a part."""
+
+        def to_local(self) -> Any:
+            return torch.zeros(self.part)  # type: ignore[attr-defined]
+
+    for part, fits in ((2, True), (1, False), (4, False)):
+        living = torch.zeros(4).as_subclass(Cut)
+        living.part = part  # type: ignore[attr-defined]
+        state, _ = found(tmp_path / "slot", 5, {"model.w": living})
+        assert (state is not None) == fits
