@@ -94,10 +94,8 @@ def test_the_gpu_drivers_libraries_are_shown_by_name(helper: Path, image: Path):
         cp -a /dev/null /dev/loop* /dev/urandom "$TMP_DEV"; touch "$TMP_DEV/nvidiactl"; mount --bind "$TMP_DEV" /dev"""
     dev = image.parent / "dev"
     dev.mkdir()
-    done = on_a_node(
-        helper, for_user(SOMEONE, f"image={image}"), "cd /run/dalsegno-gpu; cat libcuda.so.1; ls libother.so; ls /dev/nvidiactl",
-        before=f"TMP_DEV={dev}; {node}",
-    )  # fmt: skip
+    script = "cd /run/dalsegno-gpu; cat libcuda.so.1; ls libother.so; ls /dev/nvidiactl"
+    done = on_a_node(helper, for_user(SOMEONE, f"image={image}"), script, before=f"TMP_DEV={dev}; {node}")
     assert done.stdout.splitlines() == ["driver", "/dev/nvidiactl"]
     assert "libother.so: No such file" in done.stderr
 

@@ -15,6 +15,7 @@
 static const char *const folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
                                       "/usr/local/nvidia/lib64"};
 static const char *const libraries[] = {"libcuda.so", "libcudadebugger.so", "libnvidia-", "libnvcuvid.so"};
+static const char *const bins[] = {"/usr/local/nvidia/bin", "/usr/bin"};
 static const char *const programs[] = {"nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"};
 
 static bool is_library(const char *name) {
@@ -48,6 +49,16 @@ static int show_libraries(int folder) {
     return count;
 }
 
+static void show_programs(int folder) {
+    for (size_t i = 0; i < sizeof bins / sizeof *bins; i++) {
+        int bin = open(bins[i], O_PATH | O_DIRECTORY | O_CLOEXEC);
+        for (size_t j = 0; bin >= 0 && j < sizeof programs / sizeof *programs; j++)
+            show(bin, programs[j], folder); /* what is there already, stays */
+        if (bin >= 0)
+            close(bin);
+    }
+}
+
 /* The folder, as a tree to attach; -1 where there is no driver. */
 int gpu_tree(const char *scratch) {
     char path[PATH_MAX];
@@ -55,12 +66,9 @@ int gpu_tree(const char *scratch) {
         return -1;
     snprintf(path, sizeof path, "%s/gpu", scratch);
     mkdir(path, 0755);
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bin = open("/usr/bin", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int count = show_libraries(folder);
-    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
-        show(bin, programs[i], folder);
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), count = show_libraries(folder);
+    show_programs(folder);
     int tree = count > 0 ? clone_tree(folder) : -1;
     close(folder);
-    close(bin);
     return tree;
 }
