@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +32,7 @@ slurm: {accounting: false}
 containers: {enabled: true}
 """
 APPLETS = ("cat", "echo", "grep", "id", "kill", "ls", "mkdir", "pwd", "rm", "sh", "sleep", "test", "touch", "true")
-ENVIRONMENT = "PATH=/bin\nFROM_IMAGE=as it says\nLANG=image\n"
+ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
 RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
 
 
@@ -273,7 +277,53 @@ def test_sbatch_salloc_and_a_folder_as_image(ada: Contained):
     assert refused.code != 0 and "write /PATH or ./PATH" in refused.err
 
 
+def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
+    layer = packed({"bin/busybox": Path(ada.image.parent / "tree/bin/busybox").read_bytes()}, 0o755)
+    config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["FROM_IMAGE=imported"], "WorkingDir": "/bin"}}
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    manifest = [{"Config": "config.json", "RepoTags": ["tiny:1"], "Layers": ["layer.tar"]}]
+    files = {"config.json": {**config, "rootfs": rootfs}, "manifest.json": manifest}
+    archive = ada.cli.home / "tmp/tiny.tar"
+    archive.write_bytes(packed({"layer.tar": layer, **{name: json.dumps(it).encode() for name, it in files.items()}}))
+    line = f"srun -N2 -n4 --container-image=docker-archive:{archive} ./busybox sh -c 'echo $FROM_IMAGE'"
+    assert ada.lines(line) == ["imported"] * 4
+    assert len(ada.lines("ls ~/.local/state/dalsegno/images/images/*.sqsh")) == 1
+    assert "no file /nowhere.tar" in ada.sh("srun --container-image=docker-archive:/nowhere.tar true").err
+
+
+SCRIPT = """
+import os
+print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["FROM_IMAGE"], flush=True)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(3)
+"""
+
+
+def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(cluster: Contained):
+    """The image lends its Python from this machine's."""
+    work = cluster.cli.home / "tmp/run"
+    work.mkdir()
+    (work / "train.py").write_text(SCRIPT)
+    mounts = ",".join(path for path in ("/usr", "/lib", "/lib64") if os.path.isdir(path))
+    words = ["--nodes=2", "--no-preload", f"--container-image={cluster.image}", f"--container-mounts={mounts}"]
+    answer = cluster.cli.run("run", *words, "train.py", cwd=work)
+    assert answer.code == 0, answer
+    assert "generation 2" in answer.err
+    assert answer.out.count("[0] 0 2 as it says") == 2 and answer.out.count("[1] 1 2 as it says") == 2
+
+
 # What is left -------------------------------------------------------------------------------------------------
+
+
+def packed(files: Mapping[str, bytes], mode: int = 0o644) -> bytes:
+    """A tar archive."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), mode
+            archive.addfile(entry, io.BytesIO(data))
+    return stream.getvalue()
 
 
 def processes(*words: str) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs import checks, values
+from dalsegno.jobs.container import parse_mounts
 from dalsegno.jobs.request import RunRequest, check_framework
 from dalsegno.jobs.sbatch_args import check_sbatch_args
 
@@ -216,6 +217,21 @@ OPTIONS = (
         _path,
         "Folder in which the run gets its own, for logs and reports. Default: $DALSEGNO_RUNS, else the state folder's.",
         shows="FOLDER",
+    ),
+    Option(
+        "container_image",
+        _path,
+        "Run in this container: a .sqsh file, or a registry's image as Pyxis writes it. Its Python is the run's.",
+        examples=("/fsx/pytorch.sqsh", "nvcr.io#nvidia/pytorch:24.01-py3"),
+        shows="IMAGE",
+    ),
+    Option(
+        "container_mounts",
+        parse_mounts,
+        "Mounts into the container, beside the run's folders and this one.",
+        kind=Kind.LIST,
+        examples=("/fsx:/fsx",),
+        shows="SRC:DST[:ro]",
     ),
     Option(
         "sbatch_args",

@@ -9,6 +9,7 @@ from posixpath import join
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs import checks
 from dalsegno.jobs.cluster_facts import ClusterFacts, PartitionFacts
+from dalsegno.jobs.container import PYTHON, check_container
 from dalsegno.jobs.environment import python_of
 from dalsegno.jobs.fitting import check_fits, job_cpus, job_time, notes_on
 from dalsegno.jobs.job_ask import JobAsk, slurm_options
@@ -44,6 +45,8 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         check_for_salloc(request.sbatch_args)
     check_fits(request, partition)
     job = _job(request, partition, run)
+    folder = join(request.chdir, request.output or cluster.runs_folder, run)
+    check_container(request, folder)
     if request.has_agents:
         checks.check_signal(job.signal_lead_s, job.time_limit_s)
     return RunPlan(
@@ -52,10 +55,10 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
         shape=Shape(request.nodes.min, request.nodes.max, request.processes_per_node),
         job=job,
         cluster=cluster.id,
-        folder=join(request.chdir, request.output or cluster.runs_folder, run),
+        folder=folder,
         on_head=cluster.controller,
         launcher=cluster.launcher,
-        python=python_of(request, otherwise=cluster.python),
+        python=python_of(request, otherwise=PYTHON if request.container_image else cluster.python),
         mpi=choose_mpi(cluster.mpi_types) if request.framework == "mpi" else "",
         notes=notes_on(request, partition),
     )

@@ -28,7 +28,7 @@ def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
         raise UsageError(f"{shown(request.script)} is a folder, not a script", hint="name the script in it")
     if file.is_file():
         _check_rights(request, file)
-    elif not (_may_be_any_program(request) and _on_path(request.script, environ)):
+    elif not (_may_be_any_program(request) and (request.container_image or _on_path(request.script, environ))):
         raise UsageError(f"there is no {_kind(request)} {shown(request.script)}", hint=_hint(request, file))
 
 
@@ -49,7 +49,7 @@ def find_python(environ: Mapping[str, str], module: str = "") -> str:
 
 def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str, ...]:
     """A note, or an error where it is `certain` that the nodes see what we see, if this Python lacks PyTorch."""
-    needs = request.framework == "torch" and not _may_be_any_program(request)
+    needs = request.framework == "torch" and not _may_be_any_program(request) and not request.container_image
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()
     what, hint = f"there is no PyTorch in {python}", "`dalsegno setup --torch` installs it, `--venv PATH` names another"

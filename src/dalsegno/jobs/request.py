@@ -60,6 +60,8 @@ class RunRequest:
     signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
     chdir: str = ""
     output: str = ""  # folder in which the run gets its own
+    container_image: str = ""  # as Pyxis takes it
+    container_mounts: tuple[str, ...] = ()  # SRC:DST[:FLAGS]
     sbatch_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +96,8 @@ def _check_words(request: RunRequest) -> None:
     named = {"partition": request.partition, "account": request.account, "QOS": request.qos}
     checks.check_slurm_names({**named, "GPU type": request.gpus_per_node.type})
     checks.check_node_names(request.exclude)
-    checks.check_paths((request.venv, request.conda, request.chdir, request.output))
+    checks.check_paths((request.venv, request.conda, request.chdir, request.output, request.container_image))
+    checks.check_paths(request.container_mounts)
     checks.check_arguments((request.script, *request.args, *(value for _, value in request.env)))
     parse_env_pairs(f"{name}={value}" for name, value in request.env)
     for module in request.preload:
@@ -130,6 +133,9 @@ def _check_choices(request: RunRequest) -> None:
     check_framework(request.framework)
     if request.venv and request.conda:
         raise UsageError("a run has one Python environment: `--venv` or `--conda`, not both", hint="leave one out")
+    if request.container_image and (request.venv or request.conda):
+        what = "a run in a container has the image's Python, and no `--venv` or `--conda`"
+        raise UsageError(what, hint="leave it out; `dalsegno image from-venv PATH` makes an image of one")
     if request.preload and request.no_preload:
         raise UsageError("`--preload` and `--no-preload` exclude each other", hint="leave one out")
     if not request.has_agents and request.nodes.min != request.nodes.max:

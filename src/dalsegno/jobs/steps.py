@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dalsegno.jobs.container import container_words, launcher_inside
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder
 from dalsegno.slurm.names import job_id, node_list
@@ -53,7 +54,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
 
 def agent_argv(plan: RunPlan) -> list[str]:
     """The run agent itself. What it is to run, its coordinator tells it."""
-    return [*plan.launcher, "run-agent", plan.run]
+    return [*launcher_inside(plan.request, plan.launcher), "run-agent", plan.run]
 
 
 def coordinator_argv(plan: RunPlan) -> list[str]:
@@ -76,6 +77,7 @@ def _srun(plan: RunPlan, job: int | str | None, nodes: Sequence[str], tasks_per_
         f"--ntasks-per-node={tasks_per_node}",
         f"--job-name={plan.run}",
         *([f"--chdir={plan.request.chdir}"] if plan.request.chdir else []),
+        *container_words(plan.request, plan.folder, plan.launcher),
     ]
 
 

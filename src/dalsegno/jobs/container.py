@@ -1,0 +1,73 @@
+"""A run inside a container: what srun is told, in the words that Pyxis and our own plugin take alike. Pure.
+
+The run agent, its warm parent and the workers all live in it, in the image's own Python; what they need of us and of
+the run is mounted at the path it has outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from posixpath import dirname, join, normpath
+
+from dalsegno.containers.names import parse_name
+from dalsegno.errors import UsageError
+from dalsegno.jobs.request import RunRequest
+from dalsegno.jobs.values import shown
+
+PYTHON = "python3"  # the image's
+
+
+def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
+    """Options for the srun that starts the agents, or the processes themselves; none where there is no image."""
+    if not request.container_image:
+        return []
+    own = [request.chdir or "/", dirname(join(request.chdir, request.script)), folder]
+    mounts = [f"{path}:{path}" for path in _outermost(own)]
+    if len(launcher) > 1:
+        mounts.append(f"{dirname(launcher[-1])}:{dirname(launcher[-1])}:ro")
+    return [
+        f"--container-image={_image(request)}",
+        f"--container-mounts={','.join([*mounts, *request.container_mounts])}",
+        *([f"--container-workdir={request.chdir}"] if request.chdir else []),
+    ]
+
+
+def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
+    """Our programs need a Python and no library: the image's will do."""
+    return (PYTHON, *launcher[1:]) if request.container_image and len(launcher) > 1 else launcher
+
+
+def check_container(request: RunRequest, folder: str) -> None:
+    """Raises UsageError for what cannot be meant, or could not be mounted."""
+    if not request.container_image:
+        if request.container_mounts:
+            raise UsageError("there is nothing to mount into", hint="`--container-image` names the image")
+        return
+    parse_name(request.container_image)
+    for path in (request.chdir, dirname(join(request.chdir, request.script)), folder):
+        if set(path) & set(":,"):
+            hint = "use a folder without `:` and `,`: Pyxis's options cannot name such"
+            raise UsageError(f"{shown(path)} cannot be mounted into a container", hint=hint)
+
+
+def parse_mounts(text: str) -> tuple[str, ...]:
+    """`SRC:DST[:FLAGS]`, or several with commas."""
+    mounts = tuple(text.split(","))
+    for each in mounts:
+        source, _, rest = each.partition(":")
+        if not source.startswith(("/", "./", "../")) or not (rest or source).startswith("/") or each.count(":") > 2:
+            hint = "write it as `/folder:/folder`, with `:ro` after it to keep it from being written to"
+            raise UsageError(f"{shown(each)} is no mount", hint=hint)
+    return mounts
+
+
+def _image(request: RunRequest) -> str:
+    """A relative path is one below the run's folder, wherever srun is called from."""
+    image = request.container_image
+    return normpath(join(request.chdir, image)) if image.startswith(".") else image
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Without those that lie below another."""
+    plain = list(dict.fromkeys(normpath(path) for path in paths if path))
+    return [path for path in plain if not any(path != other and f"{path}/".startswith(f"{other}/") for other in plain)]
