@@ -201,6 +201,17 @@ def test_what_is_not_there_and_who_does_not_answer_is_told_with_a_hint(hub: Hub,
     assert caught.value.hint
 
 
+def test_a_registry_that_is_away_does_not_keep_an_image_from_being_used(
+    hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path
+):
+    between, address = meddler
+    first = imported(hub.name("v1", address), tmp_path)
+    between.behind = "127.0.0.1:1"
+    assert imported(hub.name("v1", address), tmp_path) == first
+    with pytest.raises(DalsegnoError, match=r"no answer|answered"):
+        imported(hub.name("two", address), tmp_path)
+
+
 def test_a_proxy_is_asked_where_the_environment_names_one(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A registry takes a proxy's requests for its own: so it can stand for one."""
     monkeypatch.setenv("http_proxy", f"http://{hub.address}")

@@ -1,5 +1,6 @@
 """Images that are kept: found, removed, swept."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ UBUNTU = "docker://registry-1.docker.io#library/ubuntu:24.04"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path, clock=lambda: 100.0)
+    made = Store(tmp_path / "own", clock=lambda: 100.0)
     with made.in_use():
         return made
 
@@ -82,3 +83,24 @@ def test_nothing_is_swept_while_an_image_is_imported(store: Store):
     with store.in_use(), pytest.raises(DalsegnoError, match="being imported"):
         store.sweep()
     assert store.sweep().files == 0
+
+
+def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path):
+    theirs = Store(tmp_path / "shared", clock=lambda: 100.0)
+    with theirs.in_use():
+        kept = keep(theirs, A, UBUNTU)
+    (tmp_path / "shared/images").chmod(0o755)
+    if kept.path.stat().st_uid == 0:
+        mine = Store(tmp_path / "mine", tmp_path / "shared")
+        assert mine.get(A, "lz4") and mine.lookup(UBUNTU, "amd64", "lz4", since=0.0) and mine.find("ubuntu:24.04")
+        with pytest.raises(UsageError, match="is root's"):
+            mine.remove(mine.find(A))
+        with mine.in_use():
+            keep(mine, B)
+        assert mine.sweep().files == 2 and kept.path.exists()
+        os.chown(tmp_path / "shared/images", 1234, 1234)
+    assert Store(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "shared/images", 0, 0)
+    (tmp_path / "shared/images").chmod(0o777)
+    assert Store(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None

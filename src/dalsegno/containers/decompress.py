@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.errors import CommandFailed
+from dalsegno.system.machine import program
 from dalsegno.system.pipes import through
 
 CHUNK = 1 << 20
@@ -78,6 +79,6 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 def _unzstd(raw: Iterator[bytes]) -> Iterator[bytes]:
     try:
-        yield from through(["zstd", "-dcq"], raw)
+        yield from through([program("zstd") or "zstd", "-dcq"], raw)
     except CommandFailed as error:
         raise DamagedImage(f"a layer cannot be unpacked: {error.stderr.strip()}") from None

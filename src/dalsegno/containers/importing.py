@@ -14,7 +14,7 @@ from dalsegno.containers.archive import FromArchive, saved_by_daemon
 from dalsegno.containers.credentials import Wallet
 from dalsegno.containers.decompress import CHUNK
 from dalsegno.containers.enroot import import_by_enroot
-from dalsegno.containers.http_client import Http
+from dalsegno.containers.http_client import Http, Unreachable
 from dalsegno.containers.layers import gather
 from dalsegno.containers.manifest import architecture
 from dalsegno.containers.merge import merge
@@ -53,7 +53,10 @@ class Importer:
                 return known
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
-                found = source.find(self.arch)
+                try:
+                    found = source.find(self.arch)
+                except Unreachable as error:
+                    return self._as_it_was(name, error)
                 stored = self._stored(name, source, found)
             self.store.name(str(name), self.arch, stored.record)
             return stored
@@ -74,6 +77,14 @@ class Importer:
                     copy(known.path, target)
                 else:
                     self._make(name, source, found, target)
+
+    def _as_it_was(self, name: ImageName, error: Unreachable) -> Stored:
+        """A registry that is away for an hour must not keep a run from starting again."""
+        known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
+        if known is None:
+            raise error
+        self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
+        return known
 
     def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
         return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))

@@ -50,9 +50,11 @@ class Swept:
 class Store:
     """A folder of images. Any number of processes, on any number of nodes that see the folder, may use it at once."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, shared: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`shared`: another one, of root's, that is only read."""
         self.folder = folder
         self.clock = clock
+        self.shared = Store(shared) if shared and _is_roots(shared / "images") else None
 
     # Places ------------------------------------------------------------------------------------------------------
 
@@ -84,17 +86,19 @@ class Store:
     def get(self, digest: str, compression: str) -> Stored | None:
         path = self.image(digest, compression)
         record = read_record(path.with_suffix(".json"))
-        return Stored(record, path) if record and path.is_file() and path.stat().st_size == record.size else None
+        if record and path.is_file() and path.stat().st_size == record.size:
+            return Stored(record, path)
+        return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
         """What a name means, if someone asked for it since that moment."""
         tag = read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
-            return None
+            return self.shared.lookup(name, arch, compression, since) if self.shared else None
         return self.get(tag.digest, compression)
 
     def all(self) -> list[Stored]:
-        """Every image, the newest first."""
+        """Every image, the newest first; root's too."""
         tags = self._tags()
         found = []
         for path in (self.folder / "images").glob("*.json"):
@@ -102,6 +106,7 @@ class Store:
             if record:
                 named = [t.name for t in tags if (t.digest, t.compression) == (record.digest, record.compression)]
                 found.append(Stored(record, path.with_suffix(".sqsh"), tuple(sorted(named))))
+        found += self.shared.all() if self.shared else []
         return sorted(found, key=lambda each: -each.record.imported)
 
     def find(self, text: str) -> Stored:
@@ -138,6 +143,8 @@ class Store:
 
     def remove(self, stored: Stored) -> None:
         """Whoever has it mounted keeps it until the end."""
+        if self.folder not in stored.path.parents:
+            raise UsageError(f"{stored.path} is root's", hint="`sudo dalsegno image rm` removes it, for all")
         stored.path.with_suffix(".json").unlink(missing_ok=True)
         stored.path.unlink(missing_ok=True)
         for path in (self.folder / "tags").glob("*.json"):
@@ -154,7 +161,7 @@ class Store:
             raise DalsegnoError("an image is being imported", hint="wait for it to end, then try again") from error
 
     def _sweep(self, layers: bool) -> Swept:
-        kept = [each for each in self.all() if each.names]
+        kept = [each for each in self.all() if each.names and self.folder in each.path.parents]
         needed = set() if layers else {digest.partition(":")[2] for each in kept for digest in each.record.layers}
         wanted = {path for each in kept for path in (each.path, each.path.with_suffix(".json"))}
         stale = [path for path in (self.folder / "images").glob("*") if path not in wanted]
@@ -165,6 +172,15 @@ class Store:
             tag = read_tag(path)
             stale += [path] if tag is None or tag.digest not in images else []
         return _remove(stale)
+
+
+def _is_roots(folder: Path) -> bool:
+    """Whether only root can have put there what is there: another user's could be any program under any name."""
+    try:
+        about = folder.stat()
+    except OSError:
+        return False
+    return about.st_uid == 0 and not about.st_mode & 0o022
 
 
 def _remove(paths: list[Path]) -> Swept:
