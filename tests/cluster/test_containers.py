@@ -309,7 +309,8 @@ def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(cluster: Contained
     answer = cluster.cli.run("run", *words, "train.py", cwd=work)
     assert answer.code == 0, answer
     assert "generation 2" in answer.err
-    assert answer.out.count("[0] 0 2 as it says") == 2 and answer.out.count("[1] 1 2 as it says") == 2
+    assert answer.out.count("[1] 1 2 as it says") == 2  # rank 0 may be ended before it has said anything
+    assert "[0] 0 2 as it says" in answer.out
 
 
 # What is left -------------------------------------------------------------------------------------------------
