@@ -6,6 +6,7 @@ A folder below tests/recorded/health/<check>/ is a node: files by their paths, c
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -63,6 +64,28 @@ EVERY = [(check, kind, case) for check in CHECKS for kind in KINDS for case in c
 def test_each_check_judges_what_was_recorded(check: Check, kind: str, case: Path) -> None:
     result = judged(check, case)
     assert result.verdict in KINDS[kind], result
+
+
+def answers(case: Path) -> list[Path]:
+    """Files that a tool or a person writes, and that may be cut off; the kernel's own are whole."""
+    told = [path for path in case.rglob("*") if path.parent.name == "commands" or path.name == "telemetry.json"]
+    return [path for path in told if path.is_file() and path.stat().st_size]
+
+
+CUT = [(check, case) for check in CHECKS for case in cases(check.name, "good") if answers(case)]
+
+
+@pytest.mark.parametrize(("check", "case"), CUT, ids=lambda each: each.name)
+def test_an_answer_that_is_cut_off_never_fails_a_node(check: Check, case: Path, tmp_path: Path) -> None:
+    for path in answers(case):
+        copy = tmp_path / "case"
+        shutil.copytree(case, copy)
+        whole = path.read_text()
+        for tenths in range(10):
+            (copy / path.relative_to(case)).write_text(whole[: len(whole) * tenths // 10])
+            result = judged(check, copy)
+            assert result.verdict is not Verdict.FAILED, f"{path.name} cut off after {tenths}/10: {result}"
+        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

@@ -102,7 +102,7 @@ class Machine:
         try:
             return self._log.new_records()
         except OSError as error:
-            raise NoAnswer(f"/dev/kmsg: {error.strerror or error}") from error
+            raise NoAnswer(f"the kernel's log may not be read: {error.strerror or error}") from error
 
     def clock_error_s(self) -> float:
         try:

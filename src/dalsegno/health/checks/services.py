@@ -145,6 +145,8 @@ def _enroot(world: World) -> str | None:
     if not world.has("enroot"):
         return None
     done = world.run(("enroot", "version"))
+    if done.exit_code == 0 and not done.stdout.strip():
+        raise NoAnswer("`enroot version` says nothing")
     return done.stdout.strip() if done.exit_code == 0 else ""
 
 
