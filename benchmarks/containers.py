@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long it takes to import an image, beside the usual tools.
+"""How long it takes to import an image, beside the usual tools, and what a container adds to the start of a step.
 
 benchmarks/containers.py            some minutes; prints a table
 benchmarks/containers.py --quick    fewer runs, under a minute
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from container_starts import start_rows
 from imports import import_rows
 from stage import ROOT, Failed
 from table import Row, render, seconds, write
@@ -48,6 +49,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def measure(quick: bool) -> Iterator[Row]:
+    yield from start_rows(runs=10 if quick else 40)
     yield from import_rows(runs=2 if quick else 5)
 
 
