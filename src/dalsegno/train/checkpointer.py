@@ -65,6 +65,7 @@ class Checkpointer:
         check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
         check_objects(objects, data)
         self.folder = check_folder(folder)
+        self._objects, self._own = Objects(objects), Own(data)
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
@@ -79,7 +80,6 @@ class Checkpointer:
         has_name = bool(self._where.run)
         self._where = named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
         fix_layouts(objects.values(), self._warn)
-        self._objects, self._own = Objects(objects), Own(data)
         self._open_folder(has_name)
         self.resumed = self._resume()
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
