@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from dalsegno.errors import NotThere, UsageError
 from tests.containers.images import CONFIG, LOWER, UPPER, Layout, member, tree, unpack
 
 pytestmark = pytest.mark.cluster  # real programs: sqfstar, umoci, skopeo
+ROOT = Path(__file__).parents[2]
 TWO = [(LOWER, "gzip"), (UPPER, "zstd")]
 ADDED = {"etc/rc", "etc/rc.local", "etc/environment", "etc/fstab", "work dir"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can unpack files of other owners")
@@ -174,3 +176,25 @@ def test_a_layout_whose_index_is_no_list_is_damaged(tmp_path: Path):
     (layout.path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": "none"}))
     with pytest.raises(DamagedImage):
         imported(f"oci:{layout.path}:x", tmp_path / "s")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_rights_makes_the_same_image(tmp_path: Path):
+    Layout(tmp_path / "oci").image("two", TWO)
+    by_root = imported(f"oci:{tmp_path}/oci:two", tmp_path / "store")
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
+        folder.chmod(0o755)
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    code = (
+        f"import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.path[:0] = {sys.path!r}\n"
+        "from tests.containers.test_sources import imported; from pathlib import Path\n"
+        f"print(imported('oci:{tmp_path}/oci:two', Path('{tmp_path}/theirs/store')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    by_user = Path(done.stdout.strip())
+    assert tree(unpack(by_user, tmp_path / "a")) == tree(unpack(by_root, tmp_path / "b"))
+    assert by_user.stat().st_uid == 65534
+    root = subprocess.run(["unsquashfs", "-lln", by_user], capture_output=True, text=True, check=True).stdout
+    assert root.split()[:2] == ["drwxr-xr-x", "0/0"]

@@ -13,6 +13,7 @@ from dalsegno.containers.tar_write import END, hard_link, header, padding
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.machine import program
 from dalsegno.system.pipes import Sink
+from dalsegno.system.processes import LocalRunner
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 Advance = Callable[[int], None]  # so many bytes more are done
@@ -49,8 +50,8 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
             "`sqfstar` is not on this machine", hint="install squashfs-tools 4.5 or later, or run `./dalsegno setup`"
         )
     argv = [
-        tool, "-comp", compression, "-root-mode", "0755", "-root-uid", "0", "-root-gid", "0", "-root-time", "0",
-        "-mkfs-time", "0", "-no-progress", "-quiet", "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
+        *_as_root(), tool, "-comp", compression, "-root-mode", "0755", "-mkfs-time", "0", "-no-progress", "-quiet",
+        "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
     ]  # fmt: skip
     env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}  # it forbids `-mkfs-time`
     try:
@@ -59,6 +60,15 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
                 sink.write(piece)
     except CommandFailed as error:
         raise _in_words(error) from error
+
+
+def _as_root() -> list[str]:
+    """sqfstar 4.5 gives the root folder to whoever runs it, whatever `-root-uid` says: seem to be root, if possible."""
+    unshare = program("unshare")
+    if os.geteuid() == 0 or unshare is None:
+        return []
+    seem = [unshare, "--map-root-user"]
+    return seem if LocalRunner().run([*seem, "true"]).exit_code == 0 else []
 
 
 def _in_words(error: CommandFailed) -> DalsegnoError:
