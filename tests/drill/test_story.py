@@ -43,8 +43,19 @@ def test_a_return_before_the_drain_is_not_its_return():
 
 def test_training_goes_on_when_a_later_generation_has_done_a_step():
     blow = Blow(1, "power-off", "n1", 10.0)
-    done = steps((9.0, 5, 1), (10.2, 6, 1), (13.0, 6, 2))  # a step was still under way
+    done = steps((9.0, 5, 1), (13.0, 6, 2))
     assert drill((blow,), (), done).recoveries[0].resumed_s == 3.0
+
+
+def test_while_the_old_generation_trains_on_nothing_stands_still():
+    blow = Blow(1, "xid 79", "n1", 10.0)
+    done = steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 1), (15.5, 8, 2))
+    assert drill((blow,), (), done).recoveries[0].resumed_s == 1.5
+
+
+def test_what_is_drained_is_known():
+    blow = Blow(1, "xid 79", "n1", 10.0)
+    assert drill((blow,), (Mark(12.0, DRAINED, "n1"),)).recoveries[0].known_s == 2.0
 
 
 def test_steps_that_were_done_again_are_lost_and_counted_once():

@@ -12,14 +12,15 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.errors import NotThere
+from dalsegno.errors import DalsegnoError, NotThere
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
     from dalsegno.slurm import SlurmClient
-    from dalsegno.why import Answer
+    from dalsegno.why import Answer, Moment
 
+CONTROLLER_S = 3.0
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -99,7 +100,22 @@ def _of_job(label: str, client: SlurmClient) -> Answer:
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
     from dalsegno.why import Answer, Moment, explain_node
+    from dalsegno.why.answer import in_order
 
     node = slurm.client.node(name)
     drained = [Moment(node.reason_at, "slurm", f"{node.reason} ({node.reason_user})")] if node.reason_at else []
-    return Answer(f"node {name}", explain_node(node), tuple(drained))
+    return Answer(f"node {name}", explain_node(node), in_order(drained, _told_by_controller(name, slurm)))
+
+
+def _told_by_controller(node: str, slurm: SlurmHere) -> list[Moment]:
+    """None where there is no controller, or it knows nothing of the node."""
+    from dalsegno.recovery.client import ask
+    from dalsegno.why import Moment
+
+    if slurm.controller is None:
+        return []
+    try:
+        events = ask(slurm.controller, {"node": node}, CONTROLLER_S).get("events", [])
+    except DalsegnoError:
+        return []
+    return [Moment(float(event["at"]), "controller", str(event["text"])) for event in events]

@@ -99,7 +99,7 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Se
     drained_s = after(DRAINED) if blow.heals else None
     return Recovery(
         blow,
-        known_s=after(KNOWN),
+        known_s=min((known for known in (after(KNOWN), drained_s) if known is not None), default=None),
         drained_s=drained_s,
         resumed_s=resumed(blow, steps) if blow.stops else None,
         returned_s=after(RETURNED, blow.at + (drained_s or 0.0)) if blow.heals else None,
@@ -108,9 +108,12 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Se
 
 
 def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
-    """Until the first step of a later generation than the one it hit."""
+    """For how long training stood still: until the first step of a later generation than the one it hit. That one may
+    have trained on for a while, on a node that could not go on for ever."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
-    return min((step.at - blow.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
+    stopped = max((step.at for step in steps if step.generation <= hit), default=blow.at)
+    first = min((step.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
+    return None if first is None else first - max(stopped, blow.at)
 
 
 def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[Step]) -> int:

@@ -1,0 +1,31 @@
+"""`dalsegno demo` as a newcomer sees it in a plain pipe: a host loses its power, a GPU falls off the bus, all is mended."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import at_home, taken_down
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.waits, pytest.mark.timeout(300)]
+
+
+def test_training_survives_and_the_cluster_mends_itself(cache: Path):
+    with taken_down(at_home(cache)) as cli:
+        page = cli.home / "a page.html"
+        done = subprocess.run(
+            cli.argv("demo", "--report", str(page)), env={**cli.env, "PYTHONIOENCODING": "ascii"}, cwd=cli.home,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said
+        assert "the run survived 2 faults" in done.stdout
+        assert "the weights are those of an undisturbed run, bit for bit" in done.stdout
+        rows = {line.split()[1]: line for line in done.stdout.splitlines() if line[:1].isdigit()}
+        assert set(rows) == {"power-off", "xid"} and "not seen" not in "".join(rows.values()), said
+        assert done.stderr.count("validated, and back in service") == 2
+        assert "nothing of it is left" in done.stderr and "\x1b" not in said
+        assert page.read_text().count('class="mending"') == 2
