@@ -15,6 +15,7 @@ import pytest
 
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import end
+from dalsegno.targets.local.room_client import MachineRoom
 from tests.cluster.conftest import SOURCE, Cli, eventually, leftovers, make_home, taken_down
 
 NOBODY = 65534
@@ -97,6 +98,11 @@ def test_nodes_are_added(user: Rootless):
     user.ok("up", user.file(FILE.format(name="two", accounting="false")))
     user.ok("up", user.file(FILE.format(name="two", accounting="false").replace("nodes: 3", "nodes: 5")))
     assert user.ok("shell", "--", "srun", "-N5", "true") == ""
+    room = MachineRoom(user.home / "clusters/two")  # without root, a node that is booted anew is slurmd started anew
+    mark = room.boot_id("train-2")
+    room.reboot("train-2")
+    assert room.boot_id("train-2") != mark
+    eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0)
     user.ok("down", "two")
 
 

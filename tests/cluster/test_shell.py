@@ -176,7 +176,9 @@ def test_status_tells_nodes_daemons_and_queue(shared: Cli):
         ["lab"],
     )
     daemons = {daemon["name"] for daemon in status["daemons"]}  # type: ignore[attr-defined]
-    assert daemons == {"munged", "mariadbd", "slurmdbd", "slurmctld", "controller", "slurmd"}
+    assert daemons == {
+        "munged", "mariadbd", "slurmdbd", "slurmctld", "controller", "machine-room", "slurmd", "node-agent",
+    }  # fmt: skip
     assert [(row["name"], row["gpus"], row["nodes"]) for row in status["jobs"] if row["id"] == job] == [
         ("look", 3, "lab-1")
     ]  # type: ignore[attr-defined]

@@ -73,11 +73,11 @@ class Nodes:
         return switch
 
 
-def open_nodes(runner: Runner, folder: Folder) -> Nodes:
-    """Of a cluster that is up, or was: one that is half-made has no nodes to work on."""
+def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Nodes:
+    """Of a cluster that is up: one that is being changed has no nodes to work on, only to look at."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"{folder.name} is not there", hint="`dalsegno up` makes it")
-    if state.phase != UP:
+    if state.phase != UP and not to_look:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
     return Nodes(runner, folder, state.placement, applied)

@@ -19,6 +19,8 @@ BAD = "bad-replacement"
 def reset_gpus(nodes: Nodes, node: str) -> None:
     if not nodes.is_on(node):
         raise TargetError(f"{node} is off", hint="reboot or replace it")
+    if not nodes.placement.gpus_simulated:
+        raise TargetError(f"the GPUs of {node} are this machine's own", hint="reset them there: `nvidia-smi -r`")
     mend(nodes, node, Remedy.RESET)
 
 

@@ -86,7 +86,7 @@ class Room:
             return {"error": f"the machine room failed: {error}", "hint": "its log says why; ask again"}
 
     def power(self, node: str) -> dict[str, Any]:
-        nodes = open_nodes(LocalRunner(), self.folder)
+        nodes = open_nodes(LocalRunner(), self.folder, to_look=True)
         nodes.node(node)
         boot = (read_text(self.folder.boot_id(node)) or "").strip()
         return {"ok": True, "on": nodes.is_on(node), "boot": boot}
