@@ -1,0 +1,128 @@
+"""The loop that looks after nodes, in its own thread, with a cluster in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+from dalsegno.recovery.watch import (
+    CALM_S,
+    JOURNAL,
+    LARGE_CALM_S,
+    LARGE_QUICK_S,
+    QUICK_S,
+    Watch,
+    pause_s,
+)
+from tests.recovery.clinic import quick_folder
+from tests.recovery.stage import eventually
+
+
+@dataclass
+class FakeSite:
+    cluster: FakeCluster
+    changing: bool = False
+    said: list[str] = field(default_factory=list)
+    watch: Watch | None = None
+
+    def ring_and_wait(self) -> None:
+        """Until it has been heard."""
+        watch = self.watch
+        assert watch is not None
+        watch.ring()
+        eventually(lambda: not watch._rung.is_set())
+
+    @property
+    def slurm(self) -> FakeSlurm:
+        return FakeSlurm(self.cluster)
+
+    @property
+    def target(self) -> object:
+        return FakeTarget(self.cluster)
+
+    def policy(self) -> Policy:
+        return Policy(boot_s=5, validate_s=5)
+
+    def is_being_changed(self) -> bool:
+        return self.changing
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = quick_folder()
+    (root / "controller").mkdir()
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[FakeSite]:
+    """A cluster of four nodes that is looked after."""
+    one = FakeSite(FakeCluster.of(4))
+    one.watch = Watch(folder, one, FakeAgents(one.cluster), one.said.append)
+    one.watch.start()
+    eventually(lambda: _seen(folder))
+    yield one
+    eventually(one.watch.close)
+
+
+def _seen(folder: Path) -> bool:
+    store = Store(folder / JOURNAL)
+    try:
+        return len(store.book.nodes) == 4
+    finally:
+        store.close()
+
+
+def test_who_rings_is_heard_at_once_and_a_lost_node_comes_back(site: FakeSite):
+    site.cluster.power_off("n2")
+    site.ring_and_wait()
+    eventually(lambda: site.cluster.nodes["n2"].effects[-1:] == ["resume"])
+    assert site.cluster.nodes["n2"].effects == ["down", "evidence", "replace", "validate", "resume"]
+    assert site.cluster.forbidden == [] and site.said == []
+
+
+def test_while_an_up_is_at_work_nothing_is_done(site: FakeSite):
+    site.changing = True
+    site.ring_and_wait()
+    site.cluster.power_off("n2")
+    for _ in range(3):
+        site.ring_and_wait()
+    assert site.cluster.nodes["n2"].effects == []
+    site.changing = False
+    eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
+
+
+def test_that_slurm_does_not_answer_is_said_once_and_nothing_is_done(site: FakeSite):
+    site.cluster.slurm_answers = False
+    site.cluster.power_off("n2")
+    for _ in range(3):
+        site.ring_and_wait()
+    eventually(lambda: site.said)
+    assert len(site.said) == 1 and "nodes are left as they are" in site.said[0]
+    assert site.cluster.nodes["n2"].effects == []
+    site.cluster.slurm_answers = True
+    site.ring_and_wait()
+    eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
+
+
+def test_slurm_is_asked_often_only_while_a_node_is_under_our_hands():
+    small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
+    mending = Book({"n2": NodeBook("n2", Phase.MENDING)})
+    given_up = Book({"n2": NodeBook("n2", Phase.GIVEN_UP)})
+    joining = FakeCluster.of(4)
+    joining.start(9, comment="dalsegno:join")
+    assert (pause_s(Book(), small), pause_s(Book(), large)) == (CALM_S, LARGE_CALM_S)
+    assert (pause_s(mending, small), pause_s(mending, large)) == (QUICK_S, LARGE_QUICK_S)
+    assert pause_s(given_up, small) == CALM_S
+    assert pause_s(Book(), joining.facts()) == QUICK_S
+    assert pause_s(Book(), replace(small, nodes=None)) == CALM_S
