@@ -62,7 +62,15 @@ def test_a_stranger_hears_a_nonce_and_no_more(node: NewNode, said: bytes) -> Non
 
 
 def test_before_the_agent_has_told_the_secret_nobody_is_served(node: NewNode) -> None:
-    assert says(node("one"), b"") == b""
+    """Who calls early waits."""
+    one = node("one")
+    with socket.create_connection(one.address, 5) as early:
+        early.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            early.recv(4096)
+        one.keep()
+        early.settimeout(5)
+        assert b"nonce" in early.recv(4096)
 
 
 def test_strangers_who_only_wait_do_not_keep_others_out(node: NewNode) -> None:

@@ -34,6 +34,12 @@ class Books:
             self.keep = keep
             self.look()
 
+    def wait_for_orders(self, timeout_s: float) -> Keep | None:
+        """A keeper's port is known before its agent has spoken to it."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.keep is not None, timeout_s)
+            return self.keep
+
     def look(self) -> None:
         """Something has changed: whoever waits looks again, and the agent is told what there is now."""
         with self.changed:

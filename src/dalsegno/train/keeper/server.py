@@ -11,7 +11,7 @@ from dalsegno.train.frames import BadFrame
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.giving import give
 from dalsegno.train.keeper.receiving import Receiving
-from dalsegno.train.keeper.wire import IDLE_S, STALL_S, Stranger, prove_as_called, receive
+from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Stranger, prove_as_called, receive
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32
@@ -57,7 +57,7 @@ class Server:
                     self._calls.release()
 
     def _is_ours(self, sock: socket.socket) -> bool:
-        keep = self._books.keep
+        keep = self._books.wait_for_orders(PROOF_S)
         try:
             if keep is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
