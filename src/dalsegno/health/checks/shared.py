@@ -1,0 +1,83 @@
+"""Shared file systems: mounted, and answering."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dalsegno.health.check import Check
+from dalsegno.health.checks.twice import PATIENCE_S, ask_twice
+from dalsegno.health.result import Remedy, Result, failed, passed
+from dalsegno.health.world import World
+from dalsegno.system.apart import Late, NoAnswer
+
+ANSWERS = "answers"
+SHARED = re.compile(
+    r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
+    r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
+)
+MOST_ASKED = 32
+MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
+
+
+class Mount(NamedTuple):
+    source: str
+    target: str
+    kind: str
+    options: str
+
+
+def _mounts(text: str) -> list[Mount]:
+    """Of /proc/mounts or fstab; blanks in a name are written `\\040`."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return [Mount(row[0], row[1].replace("\\040", " "), row[2], row[3]) for row in rows]
+
+
+def _is_shared(mount: Mount) -> bool:
+    """A user's own mount is the user's affair: nobody may have a node drained by one that hangs."""
+    users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
+    return SHARED.fullmatch(mount.kind) is not None and not users
+
+
+def ask_shared(world: World) -> Mapping[str, str]:
+    """Every shared file system that is mounted or should be: whether it answers, or what it says."""
+    mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
+    mounted = [mount.target for mount in mounts]
+    wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
+    found = {target: "is not mounted" for target in wanted if target not in mounted}
+    hanging = 0
+    once = {mount.source: mount.target for mount in reversed(mounts)}  # one may be mounted in many places
+    for target in list(once.values())[:MOST_ASKED]:
+        if hanging < MOST_HANGING:
+            found[target] = _stat(world, target)
+            hanging += found[target].startswith("does not answer")
+    return found
+
+
+def _stat(world: World, target: str) -> str:
+    try:
+        done = ask_twice(world, ("stat", "--file-system", "--format=%T", target))
+    except Late:
+        return f"does not answer within {PATIENCE_S:g} s"
+    return ANSWERS if done.exit_code == 0 else (done.stderr.strip() or done.stdout.strip() or "cannot be read")
+
+
+def _fstab(world: World) -> str:
+    try:
+        lines = world.read("/etc/fstab").splitlines()
+    except NoAnswer:
+        return ""
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
+
+
+def judge_shared(answers: Mapping[str, str]) -> Result:
+    bad = [f"{target} {said}" for target, said in answers.items() if said != ANSWERS]
+    if bad:
+        return failed("; ".join(bad[:4]), Remedy.REBOOT)
+    return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")
+
+
+SHARED_CHECKS = (
+    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10, settle_s=5),
+)
