@@ -466,6 +466,21 @@ def test_other_jobs_get_no_spare(clinic_of: MakeClinic):
     assert clinic.phase("n4") is Phase.SPARE
 
 
+def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    for lent in (False, True):
+        if lent:
+            clinic.cluster.start(9, comment="dalsegno:join")
+            clinic.round()
+            clinic.cluster.start(9, "n4", comment="dalsegno:join")
+        clinic.cluster.nodes["n4"].agent = False  # the host answers, the agent does not
+        clinic.rounds(3)
+        assert clinic.phase("n4") is (Phase.LENT if lent else Phase.SPARE)
+        clinic.cluster.nodes["n4"].agent = True
+        clinic.rounds(3)
+        assert clinic.phase("n4") is (Phase.LENT if lent else Phase.SPARE)
+
+
 def test_a_broken_spare_is_mended_and_is_a_spare_again(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     clinic.cluster.break_gpu("n4", Remedy.REBOOT)

@@ -111,6 +111,8 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if fault:
         return _take_out(this, node, own, fault)
     if suspicion := find_suspicion(node, own):
+        if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
+            return _say(own, suspicion)
         return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None
     if own.phase is Phase.SUSPECTED:
         return Turn(node.name, Phase.IN_SERVICE, "nothing is wrong with it any more")

@@ -38,6 +38,7 @@ class FakeNode:
     reason_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
+    heard: bool = False  # its agent was there once
     asked: str = ""  # a validation under way
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
@@ -199,7 +200,9 @@ class FakeAgents:
             boot = machine.boot if node.agent else ""
             return AgentView(name, Presence.GONE, now, boot=boot, host_answers=False, slurmd_answers=False)
         if not node.agent:
-            return AgentView(name, host_answers=True, slurmd_answers=True)
+            known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
+            return AgentView(name, known, host_answers=True, slurmd_answers=True)
+        node.heard = True
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(machine.gpus))
         report = Report(name, machine.boot, (self._finding(machine),), gpus)
         return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)

@@ -32,7 +32,9 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
 
 def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now: float) -> bool:
     kept = own.phase is Phase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
-    return kept and node.connected and node.slurm.responding and not find_fault(node, own, policy)
+    return (
+        kept and node.slurm.draining and node.connected and node.slurm.responding and not find_fault(node, own, policy)
+    )
 
 
 def keep_spare(
@@ -43,8 +45,9 @@ def keep_spare(
         return _lent(node, own, whose, facts)
     if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
         return False, None
-    due = not own.validated_at or now - own.validated_at >= policy.burn_in_s
-    return True, Validate(node.name, boot=node.agent.boot) if due and node.connected and not node.busy else None
+    if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
+        return True, Validate(node.name, boot=node.agent.boot) if node.connected and not node.busy else None
+    return True, Turn(node.name, Phase.SPARE, "is a spare") if own.phase is not Phase.SPARE else None
 
 
 def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts) -> tuple[bool, Action | None]:
