@@ -23,7 +23,7 @@ local: {{hosts: {hosts}}}
 partitions:
   - {{name: train, nodes: {nodes}, gpus: 8, gpu_type: h100}}
 slurm: {{accounting: {accounting}}}
-health: {{mode: observe}}
+health: {{mode: {health}, max_out: 50%, per_hour: 1000}}
 """
 
 
@@ -34,10 +34,11 @@ class Shape:
     nodes: int
     hosts: str = "virtual"
     accounting: bool = True
+    health: str = "observe"
 
     def file(self) -> str:
         accounting = "true" if self.accounting else "false"
-        return FILE.format(name=NAME, hosts=self.hosts, nodes=self.nodes, accounting=accounting)
+        return FILE.format(name=NAME, hosts=self.hosts, nodes=self.nodes, accounting=accounting, health=self.health)
 
 
 class Failed(Exception):

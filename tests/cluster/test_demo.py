@@ -1,4 +1,4 @@
-"""`dalsegno demo` as a newcomer sees it in a plain pipe: a host loses its power, a GPU falls off the bus, all is mended."""
+"""`dalsegno demo` as a newcomer sees it in a plain pipe: a host loses power, a GPU falls off the bus, all is mended."""
 
 from __future__ import annotations
 

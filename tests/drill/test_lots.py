@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.drill.lots import KINDS, draw
+from dalsegno.drill.lots import KINDS, chosen, draw
+from dalsegno.errors import UsageError
 
 
 def test_the_same_seed_draws_the_same_faults():
@@ -17,3 +19,11 @@ def test_there_are_as_many_as_asked_for_and_no_kind_is_left_out(count: int, seed
     lots = draw(count, seed)
     assert len(lots) == count
     assert len({lot.kind for lot in lots}) >= min(count, len(KINDS))
+
+
+def test_only_some_kinds_may_be_asked_for():
+    assert {lot.kind.fault for lot in draw(9, 7, chosen(["xid", "power-off"]))} == {"xid", "power-off"}
+    assert list(chosen([])) == list(KINDS)
+    with pytest.raises(UsageError, match="no fault `power-of`") as refused:
+        chosen(["power-of"])
+    assert refused.value.hint == "did you mean `power-off`?"

@@ -35,10 +35,10 @@ def check_python() -> None:
 
 
 def play(place: Place, report: str | None) -> None:
+    from dalsegno.cli.drill import write_page
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.demo.survival import LOTS, SEED
     from dalsegno.drill.page import render_page
-    from dalsegno.system.files import write_atomic
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
     view = View()
@@ -46,7 +46,7 @@ def play(place: Place, report: str | None) -> None:
     drill = theatre.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
     view.clear()
     path = Path(report or PAGE).absolute()
-    write_atomic(path, render_page(drill, "Dal Segno: the demo"), mode=0o644)
+    write_page(path, render_page(drill, "Dal Segno: the demo"))
     _show(drill)
     out.data(f"\nall of it as a page, with a picture: {path}")
     if not drill.survived:

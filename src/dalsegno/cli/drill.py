@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--nodes", "-N", type=click.IntRange(1, 512), default=4, show_default=True, help="How many train.")
 @click.option("--spares", type=click.IntRange(0, 64), default=1, show_default=True, help="How many more stand by.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Where the page goes. Default: drill-SEED.html here.")
+@click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be given again.")
 @click.option("--no-compare", is_flag=True, help="Leave out the undisturbed run, and with it the look at the weights.")
 @cluster_option
 @json_option
@@ -30,6 +31,7 @@ def command(
     nodes: int,
     spares: int,
     report: str | None,
+    only: tuple[str, ...],
     no_compare: bool,
     name: str | None,
     json_: bool,
@@ -40,26 +42,40 @@ def command(
 
     \b
     dalsegno drill --faults 10 --seed 7
+    dalsegno drill --only power-off --only xid
     """
     import random
 
     from dalsegno.cli.drill_stage import Theatre
-    from dalsegno.drill.lots import draw
+    from dalsegno.drill.lots import chosen, draw
     from dalsegno.drill.page import render_page
     from dalsegno.drill.words import as_json
-    from dalsegno.system.files import write_atomic
 
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
+    kinds = chosen(only)
     theatre = Theatre.open(name, nodes, spares)
-    found = theatre.perform(draw(faults, seed), seed, compare=not no_compare, say=_tell, tell=_tell_marks)
-    write_atomic(path, render_page(found, f"Drill on {theatre.place.name}"), mode=0o644)
+    found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=_tell, tell=_tell_marks)
+    write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
     if json_:
         out.as_json({**as_json(found), "report": str(path)})
     else:
         _show(found)
     out.talk(f"the report: {path}")
     raise SystemExit(0 if found.survived else 1)
+
+
+def write_page(path: Path, text: str) -> None:
+    """What is no plain file, such as /dev/null or a pipe, is written to; a file is replaced as a whole."""
+    from dalsegno.system.files import explain, write_atomic
+
+    if not path.exists() or path.is_file():
+        write_atomic(path, text, mode=0o644)
+        return
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise explain(error, path) from error
 
 
 def _tell(blow: Blow | str) -> None:

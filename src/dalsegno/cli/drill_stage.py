@@ -31,6 +31,7 @@ PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and sl
 ROOM = 30  # steps for each fault, beside those that the lots want
 END_S = 300.0
 HEAL_S = 90.0
+ORPHANS_S = 5.0
 MOST_RESTARTS = 1000
 SCRIPT = Path(drill.__file__).with_name("training.py")
 
@@ -190,8 +191,20 @@ def _account(training: Training, seed: int, started: float, blows: Sequence[Blow
         tuple(training.notes.steps),
         dict(progress.account.spent) if progress else {},
         code,
+        orphans=_orphans(training.folder.run),
         exact=training.notes.weights == weights if weights else None,
     )
+
+
+def _orphans(run: str) -> int:
+    """Processes of the run that are still there a moment after its end: its id is the name of all its jobs."""
+    from dalsegno.system.procfs import environment, find
+
+    until = time.monotonic() + ORPHANS_S
+    name = f"SLURM_JOB_NAME={run}".encode()
+    while (left := find(lambda pid: name in environment(pid))) and time.monotonic() < until:
+        time.sleep(0.1)
+    return len(left)
 
 
 def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
+from dalsegno.errors import UsageError
 from dalsegno.targets.faults import Options
 
 
@@ -42,6 +44,17 @@ class Lot:
     kind: Kind
     after_steps: int  # since the last one was recovered from
     node: int  # the how manieth of those that train at that time
+
+
+def chosen(names: Sequence[str]) -> Sequence[Kind]:
+    """The kinds of these names; all where none is named."""
+    known = [kind.fault for kind in KINDS]
+    for name in names:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"one of {', '.join(known)}"
+            raise UsageError(f"a drill has no fault `{name}`", hint=hint)
+    return [kind for kind in KINDS if not names or kind.fault in names]
 
 
 def draw(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Lot]:
