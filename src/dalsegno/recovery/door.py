@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dalsegno.system.sockets import listen_at, peer_uid
 from dalsegno.train.frames import BadFrame, Message, Reader, pack
 
 MOST_CALLERS = 128
@@ -39,7 +38,8 @@ class Door:
     ) -> None:
         self.selector, self.answer, self.say = selector, answer, say
         self.callers: list[Caller] = []  # the longest there first
-        self.listener = _listen(path)
+        self.listener = listen_at(path, 0o666)  # everyone may knock: who it is, the kernel tells
+        self.listener.setblocking(False)
         selector.register(self.listener, selectors.EVENT_READ, lambda events: self._accept())
 
     def close(self) -> None:
@@ -107,25 +107,3 @@ class Door:
         self.callers.remove(caller)
         self.selector.unregister(caller.sock)
         caller.sock.close()
-
-
-def _listen(path: Path) -> socket.socket:
-    """Everyone may knock: who it is, the kernel tells."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # of a controller that is dead
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o111)
-    try:
-        sock.bind(str(path))
-    finally:
-        os.umask(before)
-    sock.listen(1024)
-    sock.setblocking(False)
-    return sock
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Who is at the other end, as the kernel knows it."""
-    credentials = struct.Struct("iII")  # pid, uid, gid
-    _, uid, _ = credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
-    return int(uid)

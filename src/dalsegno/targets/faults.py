@@ -42,11 +42,6 @@ class Fault:
     safe: bool = False
     undone: str = "`--clear`"  # by what it is undone by hand
 
-    @property
-    def lasts(self) -> bool:
-        """Whether it stays until something is done: then it is written down."""
-        return self.undone == "`--clear`"
-
 
 # How deep an injected Xid sits, as real ones do; all others are gone after a reset of the GPU.
 XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}

@@ -28,7 +28,6 @@ from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.removal import Removal, look_at
-from dalsegno.targets.local.room_client import MachineRoom
 from dalsegno.targets.local.services import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, user_env
 from dalsegno.targets.local.status import read_status, read_summary
@@ -189,10 +188,6 @@ class LocalTarget:
 
     def _nodes(self) -> Nodes:
         return open_nodes(self.runner, self.folder)
-
-    def room(self) -> MachineRoom:
-        """What resets, reboots and replaces its nodes."""
-        return MachineRoom(self.folder.root)
 
     def ask(self, *argv: str) -> str:
         """What a command of Slurm's prints, as it prints it."""
