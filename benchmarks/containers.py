@@ -2,7 +2,7 @@
 """How long it takes to import an image, beside the usual tools, and what a container adds to the start of a step.
 
 benchmarks/containers.py            some minutes; prints a table
-benchmarks/containers.py --quick    fewer runs, under a minute
+benchmarks/containers.py --quick    fewer runs
 benchmarks/containers.py --write    also puts the table into docs/performance.md
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ PAGE = ROOT / "docs/performance.md"
 def main() -> int:
     options = parse_options()
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with us
     measured = f"Measured on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, {os.cpu_count()} cores."
     try:
         for row in measure(options.quick):
