@@ -71,7 +71,7 @@ class Controller:
 
     def look_after(self, site: Site) -> None:
         """Look after the nodes from now on, in a thread beside the loop."""
-        self.watch = Watch(self.folder, site, self.nodes, self.say)
+        self.watch = Watch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
         self.watch.start()
 
     def ring(self) -> None:

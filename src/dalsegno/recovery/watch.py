@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.launch.vacating import to_be_mended
 from dalsegno.recovery.act import Hands
 from dalsegno.recovery.book import Book
 from dalsegno.recovery.facts import NOTHING, Facts, gather, joins
@@ -16,6 +17,8 @@ from dalsegno.recovery.hands import Agents
 from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import OFF, Policy
+from dalsegno.recovery.records import Record
+from dalsegno.recovery.run_hints import with_hint
 from dalsegno.recovery.site import Site
 from dalsegno.recovery.store import Store
 
@@ -28,13 +31,14 @@ AT_ONCE = 20  # rounds without a pause while each brings something
 HANDS = 8  # slow things at a time
 
 Say = Callable[[str], None]
+Runs = Callable[[], Mapping[str, Record]]  # those that the controller keeps
 
 
 class Watch:
     """Looks after the nodes of one cluster until it is closed."""
 
-    def __init__(self, folder: Path, site: Site, agents: Agents, say: Say) -> None:
-        self.folder, self.site, self.agents, self.say = folder, site, agents, say
+    def __init__(self, folder: Path, site: Site, agents: Agents, say: Say, runs: Runs = dict) -> None:
+        self.folder, self.site, self.agents, self.say, self.runs = folder, site, agents, say, runs
         self._rung, self._closed = threading.Event(), False
         self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
@@ -108,7 +112,8 @@ class Watch:
             self._complain(f"Slurm does not answer; nodes are left as they are: {error.what}")
             return NOTHING
         self._complaint = ""
-        return gather(nodes, jobs, self.agents, at, underway)
+        wanted, runs = to_be_mended(nodes), self.runs()
+        return gather(nodes, [with_hint(job, wanted, runs) for job in jobs], self.agents, at, underway)
 
     def _complain(self, text: str) -> None:
         """Once, until something else is wrong."""

@@ -1,0 +1,65 @@
+"""Which nodes a run has left, where its job's comment cannot say so.
+
+Without accounting Slurm (22.05) refuses every change of a job that has lost a node ("the DB index is being set"). The
+run's own status tells the same. It is a file of the user's: believed only of that user's own job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import RUNNING, Status
+from dalsegno.launch.vacating import left_comment, nodes_left
+from dalsegno.recovery.facts import RUNS, is_active
+from dalsegno.recovery.records import Record
+from dalsegno.slurm import JobInfo
+from dalsegno.spec.facts_json import facts_from_json
+
+MOST_BYTES = 1 << 20
+
+
+def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record]) -> JobInfo:
+    """The job as its comment would tell of it; `wanted` are nodes that are to be mended."""
+    record = runs.get(job.name)
+    here = frozenset(wanted) & set(job.nodes)
+    if not here or not record or not job.comment.startswith(RUNS) or not is_active(job) or nodes_left(job.comment):
+        return job
+    status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
+    if status is None or status.phase != RUNNING or job.id not in status.jobs or not _is_of(job, record.uid):
+        return job
+    left = here - {node.name for node in status.nodes}
+    role = job.comment.removeprefix(RUNS).split(" ")[0]
+    return replace(job, comment=left_comment(role, left))
+
+
+def _is_of(job: JobInfo, uid: int) -> bool:
+    try:
+        return pwd.getpwuid(uid).pw_name == job.user
+    except KeyError:
+        return False
+
+
+def read_hint(path: Path, uid: int) -> Status | None:
+    """A user's file, read as root: a plain one, the user's own, and not for long; None for anything else."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid:
+            return None
+        value = json.loads(os.read(handle, MOST_BYTES))
+        return facts_from_json(Status, value) if isinstance(value, dict) else None
+    except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
+        return None
+    finally:
+        os.close(handle)
