@@ -45,6 +45,24 @@ def is_now(cli: Cli, node: str, presence: str) -> bool:
 
 
 @pytest.mark.alone
+def test_agents_cost_little(three: Cli):
+    before, began = [ticks(three, n) for n in (1, 2, 3)], time.monotonic()
+    time.sleep(8)  # what is measured
+    taken = sum(ticks(three, n) for n in (1, 2, 3)) - sum(before)
+    percent = taken * 100 / os.sysconf("SC_CLK_TCK") / 3 / (time.monotonic() - began)
+    assert percent < 1.0, "of one processor, each"
+
+
+def ticks(cli: Cli, number: int) -> int:
+    """The processor's time that an agent, its processes and those that have ended have taken."""
+    host = host_process(cli.home / f"clusters/one/hosts/train-{number}")
+    assert host is not None
+    own = [pid for pid in descendants(host.pid) if "node-agent" in arguments(pid)]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in own]
+    return sum(int(each) for stat in stats for each in stat[11:15])
+
+
+@pytest.mark.alone
 def test_a_power_cut_is_known_within_a_second_and_a_half_and_the_next_boot_is_another(three: Cli):
     host = host_process(three.home / "clusters/one/hosts/train-2")
     assert host is not None and is_now(three, "train-2", "connected")

@@ -18,6 +18,7 @@ from dalsegno.health.seen import Seen
 from dalsegno.system import apart
 from dalsegno.system.apart import NoAnswer
 from dalsegno.system.kmsg import KernelLog
+from dalsegno.system.listening import listening_ports, parse_listening
 from dalsegno.system.machine import program
 from dalsegno.system.patience import Patient
 from dalsegno.system.processes import Completed
@@ -51,6 +52,10 @@ class World(Protocol):
         ...
 
     def has(self, program: str) -> bool: ...
+
+    def listening(self) -> set[int]:
+        """The ports on which somebody listens."""
+        ...
 
     def kernel_records(self) -> list[str]:
         """The kernel's log since the last look, in the form of /dev/kmsg."""
@@ -97,6 +102,12 @@ class Machine:
 
     def has(self, name: str) -> bool:
         return program(name) is not None
+
+    def listening(self) -> set[int]:
+        try:
+            return listening_ports()
+        except OSError:  # a kernel that can only be read
+            return parse_listening(self.read("/proc/net/tcp"))
 
     def kernel_records(self) -> list[str]:
         try:
@@ -166,6 +177,9 @@ class FolderWorld:
 
     def has(self, program: str) -> bool:
         return any(name.split(" ")[0].split(".")[0] == program for name in self.names("/commands"))
+
+    def listening(self) -> set[int]:
+        return parse_listening(self.read("/proc/net/tcp"))
 
     def kernel_records(self) -> list[str]:
         return self.read("/dev/kmsg").splitlines()

@@ -14,7 +14,6 @@ from dalsegno.system.apart import Late, NoAnswer
 
 # slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
-LISTEN = "0A"  # in /proc/net/tcp
 
 
 def ask_slurmd(world: World) -> tuple[str, bool]:
@@ -23,20 +22,7 @@ def ask_slurmd(world: World) -> tuple[str, bool]:
     if world.expected.slurmd is None:
         raise NoAnswer("slurm.conf does not tell where slurmd should answer")
     address, port = world.expected.slurmd
-    return f"{address}:{port}", port in listening(world.read("/proc/net/tcp")) | listening(_tcp6(world))
-
-
-def _tcp6(world: World) -> str:
-    try:
-        return world.read("/proc/net/tcp6")
-    except NoAnswer:
-        return ""  # a kernel without IPv6
-
-
-def listening(table: str) -> set[int]:
-    """The ports in /proc/net/tcp on which somebody listens."""
-    rows = [line.split() for line in table.splitlines()[1:] if line.strip()]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTEN}
+    return f"{address}:{port}", port in world.listening()
 
 
 def ask_munge(world: World) -> str:

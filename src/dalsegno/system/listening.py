@@ -1,0 +1,50 @@
+"""On which ports of this host somebody listens, as the kernel says: no call is made, and nobody's log complains."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
+_REQUEST, _DUMP = 0x1, 0x300
+_ERROR, _DONE = 2, 3
+_HEAD = struct.Struct("=IHHII")  # length, kind, flags, sequence, pid
+_ASK = struct.Struct("=BBBxI48x")  # family, protocol, extensions; states; any socket
+_LISTEN_BIT, _LISTEN = 1 << 10, "0A"
+
+
+def listening_ports() -> set[int]:
+    """Asked for listeners only: /proc/net/tcp goes through every connection of the machine, which takes 10 ms."""
+    return _ports(socket.AF_INET) | _ports(socket.AF_INET6)
+
+
+def parse_listening(table: str) -> set[int]:
+    """The same from the text of /proc/net/tcp."""
+    rows = [line.split() for line in table.splitlines()[1:] if line.strip()]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTEN}
+
+
+def _ports(family: int) -> set[int]:
+    """OSError where the kernel does not tell."""
+    ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, _LISTEN_BIT)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
+        sock.settimeout(2.0)
+        sock.send(_HEAD.pack(_HEAD.size + len(ask), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0) + ask)
+        found: set[int] = set()
+        while _take(sock.recv(1 << 16), found):
+            pass
+        return found
+
+
+def _take(data: bytes, found: set[int]) -> bool:
+    """Add the ports in one packet; whether more will come."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        length, kind, *_ = _HEAD.unpack_from(data, at)
+        if kind == _DONE:
+            return False
+        if kind == _ERROR or length < _HEAD.size:
+            raise OSError("the kernel does not tell who listens")
+        found.add(int.from_bytes(data[at + _HEAD.size + 4 : at + _HEAD.size + 6], "big"))
+        at += (length + 3) & ~3
+    return True
