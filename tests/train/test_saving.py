@@ -33,7 +33,7 @@ def test_a_save_is_waited_for_past_those_it_has_overtaken() -> None:
         saver.ask(Request(TERMS, step, f"slot-{step}"))
     answer(its, 50, "given up", overtaken=True)
     answer(its, 100)
-    assert saver.wait(100, 10).why == "" and saver.busy == set()
+    assert saver.wait(100, 10).why == "" and saver.busy == {}
 
 
 def test_a_save_that_was_overtaken_says_so() -> None:
@@ -55,3 +55,15 @@ def test_a_saver_that_has_died_is_told_with_the_step_it_was_asked_for() -> None:
     saver.ask(Request(TERMS, 50, "slot-50"))
     its.close()
     assert [(result.step, result.why) for result in saver.results(10)] == [(50, "the saver has died")]
+
+
+def test_an_answer_for_an_older_step_in_the_same_slot_is_no_answer_for_the_newer() -> None:
+    """A slot may be written to again while its older step is being committed."""
+    saver, its = saver_and_its_end()
+    for step in (50, 100):
+        saver.ask(Request(TERMS, step, "slot"))
+    answer(its, 50, slot="slot")
+    assert [result.step for result in saver.results(10)] == [50]
+    assert set(saver.busy) == {"slot"}
+    answer(its, 100, slot="slot")
+    assert saver.wait(100, 10).why == "" and not saver.busy

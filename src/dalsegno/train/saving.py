@@ -35,14 +35,14 @@ class Saver:
         self._buffer = b""
         self.started = False
         self._step = -1  # asked for last
-        self.busy: set[str] = set()  # slots it was asked to read and has not answered for
+        self.busy: dict[str, int] = {}  # slots it was asked to read and has not answered for, and which step
 
     def ask(self, request: Request) -> None:
         if self._sock is None:
             self._sock = self._from_agent() or _start()
             self.started = True
         self._step = request.step
-        self.busy = {request.slot}  # a request that waits is replaced by a newer one
+        self.busy = {request.slot: request.step}  # a request that waits is replaced by a newer one
         with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
             self._sock.sendall(render(request))
 
@@ -58,7 +58,8 @@ class Saver:
             return self._lost()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         found = [_parse(line) for line in lines]
-        self.busy -= {each.slot for each in found}
+        done = {(each.slot, each.step) for each in found}
+        self.busy = dict(self.busy.items() - done)
         return found
 
     def wait(self, step: int, timeout_s: float) -> Result:
@@ -91,7 +92,7 @@ class Saver:
         return sock
 
     def _lost(self) -> list[Result]:
-        lost, self.busy = self.busy, set()
+        lost, self.busy = self.busy, {}
         self.close()
         return [Result(self._step, slot, 0.0, "the saver has died") for slot in lost]
 
