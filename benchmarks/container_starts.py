@@ -1,4 +1,4 @@
-"""What a container adds to `srun`: bare and contained steps in turn on one virtual host, and the difference of each pair.
+"""What a container adds to `srun`: bare and contained steps in turn, and the difference of each pair.
 
 A busy machine slows both alike, and now one, now the other; of many pairs the median still tells.
 """

@@ -116,7 +116,7 @@ def test_the_working_folder_is_read_from_an_images_rc(library: ctypes.CDLL, rc: 
 
 def test_random_words_do_no_harm(tmp_path: Path):
     """The long form: DALSEGNO_FUZZ_S=600."""
-    sanitize = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
+    sanitize = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
     program = compiled(tmp_path / "fuzz", *sanitize, "fuzz.c", "options.c")
     done = subprocess.run([program, str(FUZZ_S), str(os.getpid())], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -97,10 +97,10 @@ static bool start_fuse_server(struct image *image) {
     for (size_t i = 0; i < sizeof squashfuse / sizeof *squashfuse; i++)
         if (access(squashfuse[i], X_OK) == 0)
             program = squashfuse[i];
-    int pair[2];
-    if (!program || access("/dev/fuse", R_OK | W_OK) != 0 ||
-        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+    int pair[2], fuse_works = program ? open("/dev/fuse", O_RDWR | O_CLOEXEC) : -1; /* not if its module is missing */
+    if (fuse_works < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return false;
+    close(fuse_works);
     pid_t child = fork();
     if (child < 0)
         return false;
