@@ -34,6 +34,12 @@ def test_what_the_next_fault_of_the_same_node_brings_about_is_its_own():
     assert [each.known_s for each in drill((first, second), marks).recoveries] == [None, 1.0]
 
 
+def test_a_blow_that_needs_no_mending_takes_nothing_from_the_one_before():
+    first, second = Blow(1, "slurmd-dead", "n1", 10.0), Blow(2, "agent-dead", "n1", 15.0, stops=False, heals=False)
+    marks = (Mark(12.0, DRAINED, "n1"), Mark(30.0, RETURNED, "n1"))
+    assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, None]
+
+
 def test_a_return_before_the_drain_is_not_its_return():
     blow = Blow(1, "xid", "n1", 10.0, stops=False)
     marks = (Mark(10.1, RETURNED, "n1"), Mark(11.0, DRAINED, "n1"), Mark(20.0, RETURNED, "n1"))

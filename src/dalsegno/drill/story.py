@@ -89,8 +89,9 @@ class Drill:
 
 
 def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> Recovery:
-    """What the next blow to the same node brings about is its own."""
-    until = min((each.at for each in blows if each.node == blow.node and each.at > blow.at), default=float("inf"))
+    """What the next blow to the same node brings about is its own, if there is anything to mend after it."""
+    later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
+    until = min(later, default=float("inf"))
     on_node = [mark for mark in marks if mark.node == blow.node and blow.at <= mark.at < until]
 
     def after(what: str, since: float = blow.at) -> float | None:
