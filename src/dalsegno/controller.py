@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Remedy
+from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.controller import say, serve
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import SlurmClient
@@ -51,8 +51,7 @@ class LocalSite:
     def policy(self) -> Policy:
         cluster = self._look()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
-        can = frozenset({Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE})
-        return Policy.of(cluster.health, can, spares, boot_s=BOOT_S)
+        return Policy.of(cluster.health, remedies_of(self.target), spares, boot_s=BOOT_S)
 
     def is_being_changed(self) -> bool:
         try:

@@ -39,9 +39,11 @@ class Hands:
     target: object
     evidence: Path  # a folder
 
-    def can(self) -> frozenset[Remedy]:
-        able = {Remedy.RESET: CanReset, Remedy.REBOOT: CanReboot, Remedy.REPLACE: CanReplace}
-        return frozenset(remedy for remedy, kind in able.items() if isinstance(self.target, kind))
+
+def remedies_of(target: object) -> frozenset[Remedy]:
+    """What a target can do for a node."""
+    able = {Remedy.RESET: CanReset, Remedy.REBOOT: CanReboot, Remedy.REPLACE: CanReplace}
+    return frozenset(remedy for remedy, kind in able.items() if isinstance(target, kind))
 
 
 def do(action: Action, id: str, at: float, hands: Hands) -> str:

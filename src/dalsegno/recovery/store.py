@@ -185,10 +185,6 @@ class Store:
             self.db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", (str(int(paused)),))
             self._event(now, "", "automation", f"{'paused' if paused else 'resumed'} by {who}")
 
-    def note(self, text: str, now: float, node: str = "", kind: str = "note") -> None:
-        with self._changing(self.book):
-            self._event(now, node, kind, text)
-
     def _event(self, now: float, node: str, kind: str, text: str) -> None:
         self.db.execute("INSERT INTO events (at, node, kind, text) VALUES (?, ?, ?, ?)", (now, node, kind, text))
 

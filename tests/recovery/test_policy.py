@@ -1,0 +1,58 @@
+"""What the cluster file allows, and what a target can do, as the policy by which is decided."""
+
+from __future__ import annotations
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.act import remedies_of
+from dalsegno.recovery.fakes import FakeCluster, FakeTarget
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.reason import Owner, owner, read_reason, write_reason
+from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo, NodeState
+from dalsegno.spec.facts import CheckSetting, Health
+
+DRAIN = frozenset({NodeFlag.DRAIN})
+
+
+def test_the_cluster_file_s_limits_are_the_policy_s():
+    checks = {"disk": CheckSetting(action="drain"), "zombies": CheckSetting(enabled=False)}
+    health = Health("observe", 0.5, 7, 3, 6, 60, checks)
+    policy = Policy.of(health, frozenset({Remedy.REBOOT}), frozenset({"n4"}), boot_s=30.0)
+    assert (policy.mode, policy.max_out, policy.per_hour) == ("observe", 0.5, 7)
+    assert (policy.reboots_per_fault, policy.reboots_per_day, policy.reboots_apart_s) == (3, 6, 60.0)
+    assert (policy.caps, policy.off, policy.spares) == ({"disk": Remedy.DRAIN}, {"zombies"}, {"n4"})
+    assert policy.remedy(Fault("disk", Remedy.REPLACE, "full")) is Remedy.DRAIN
+    assert policy.remedy(Fault("xid", Remedy.REPLACE, "54")) is Remedy.REPLACE
+
+
+def test_what_a_target_can_do_its_type_tells():
+    assert remedies_of(FakeTarget(FakeCluster())) == {Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE}
+    assert remedies_of(object()) == frozenset()
+
+
+def test_a_reason_of_ours_can_be_read_back():
+    fault = Fault("xid", Remedy.REBOOT, "GPU has fallen off the bus", "79")
+    assert write_reason(fault) == "dalsegno:reboot:xid[79] GPU has fallen off the bus"
+    assert read_reason(write_reason(fault)) == fault
+    plain = Fault("disk", Remedy.DRAIN, "full")
+    assert read_reason(write_reason(plain)) == plain
+    assert len(write_reason(Fault("disk", Remedy.DRAIN, "x" * 1000))) == 200
+
+
+def test_whose_a_node_is():
+    def node(state: NodeState = NodeState.IDLE, flags: frozenset[NodeFlag] = frozenset(), reason: str = "") -> NodeInfo:
+        return NodeInfo("n1", state, flags, reason=reason)
+
+    assert owner(node()) is Owner.NOBODY
+    assert owner(node(flags=DRAIN, reason="dalsegno:reset:ecc two bits")) is Owner.US
+    assert owner(node(flags=DRAIN, reason=SPARE_REASON)) is Owner.SPARE
+    assert owner(node(flags=DRAIN, reason="mine")) is Owner.SOMEONE
+    assert owner(node(flags=DRAIN)) is Owner.SOMEONE
+    assert owner(node(NodeState.DOWN, reason="mine")) is Owner.SOMEONE
+    assert owner(node(NodeState.DOWN, reason="Not responding")) is Owner.NOBODY, "that is Slurm's own word"
+    assert owner(node(NodeState.DOWN, DRAIN, "Not responding")) is Owner.SOMEONE
+    assert owner(node(flags=DRAIN, reason="dalsegno:remove")) is Owner.SOMEONE, "an `up` is about to take it away"
+    assert owner(node(NodeState.DOWN, reason="dalsegno:boot")) is Owner.SOMEONE, "an `up` is about to boot it"
+    assert owner(node(flags=frozenset({NodeFlag.MAINTENANCE}))) is Owner.SOMEONE
+    assert owner(node(flags=frozenset({NodeFlag.POWERED_DOWN, NodeFlag.NOT_RESPONDING}))) is Owner.SOMEONE
+    assert owner(node(flags=frozenset({NodeFlag.NOT_RESPONDING}))) is Owner.NOBODY
