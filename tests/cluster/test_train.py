@@ -109,7 +109,7 @@ class Training:
 @pytest.fixture(scope="module")
 def undisturbed(cluster_for_runs: Cli, tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(cluster_for_runs, tmp_path_factory.mktemp("undisturbed"), STEPS, 0.0)
-    assert training.run.wait_for_end(LONG_S) == 0, training.run.tail()
+    assert training.run.wait_for_end(2 * LONG_S) == 0, training.run.tail()
     training.run.no_trace()
     return training
 
