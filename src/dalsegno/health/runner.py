@@ -14,6 +14,8 @@ from dalsegno.health.settings import Settings, capped, enabled, every_s, thresho
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 
+CHOSEN_S = 30.0
+
 
 class Checkup:
     """A node looked at again and again: each check when its time has come.
@@ -26,10 +28,11 @@ class Checkup:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
         self._failing: dict[str, float] = {}  # since when
+        self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
         """All checks that are asked here."""
-        return [check.name for check in _of(self.checks, context, self.world, self.settings)]
+        return [check.name for check in self._of(context)]
 
     def due(self, context: Context) -> list[Finding]:
         """Those of this context whose time has come; at first, all."""
@@ -38,11 +41,19 @@ class Checkup:
     def look(self, context: Context, without: frozenset[str] = frozenset()) -> Iterator[str | Finding]:
         """The same one by one: first a check's name, then what it found."""
         now, answers = self.world.now(), _Answers(self.world)
-        for check in _of(self.checks, context, self.world, self.settings):
+        for check in self._of(context):
             if check.name not in without and self._is_due(check, context, now):
                 self._last[context, check.name] = now
                 yield check.name
                 yield self._settled(check, _finding(check, answers, self.world, self.settings), context)
+
+    def _of(self, context: Context) -> list[Check]:
+        """Those that apply here; looked up now and then, for hardware does not come and go."""
+        at, chosen = self._chosen.get(context, (-math.inf, []))
+        if not 0 <= self.world.now() - at < CHOSEN_S:
+            at, chosen = self.world.now(), _of(self.checks, context, self.world, self.settings)
+            self._chosen[context] = at, chosen
+        return chosen
 
     def all(self, context: Context) -> list[Finding]:
         return examine(self.checks, context, self.world, self.settings)

@@ -22,7 +22,7 @@ def judge_count(count: GpuCount) -> Result:
         return failed(f"{which(lost)} does not answer; {there} of {max(wanted, len(count.gpus))} do", Remedy.REBOOT)
     if there < wanted:
         return failed(f"{there} of {wanted} GPUs are there", Remedy.REBOOT)
-    return passed(f"{there} GPUs")
+    return passed(f"{there} GPU{'s' * (there != 1)}")
 
 
 def judge_ecc(gpus: Sequence[GpuFacts], *, corrected: float = 20_000_000) -> Result:
