@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,14 +84,47 @@ def test_a_power_cut_is_known_within_a_second_and_a_half_and_the_next_boot_is_an
 
 
 def test_a_dead_agent_is_not_a_dead_node_and_is_started_again(three: Cli):
-    host = host_process(three.home / "clusters/one/hosts/train-3")
-    assert host is not None
-    (agent, *_) = [pid for pid in descendants(host.pid) if "node-agent" in arguments(pid)]
+    agent = pid_of(three, "train-3", "node-agent")
     three.ok("inject", "agent-dead", "train-3")
     eventually(lambda: is_now(three, "train-3", "agent dead"))
     assert view(three, "train-3")["host"] is True and not os.path.exists(f"/proc/{agent}")
     three.ok("inject", "--clear", "train-3")
     eventually(lambda: is_now(three, "train-3", "connected"))
+
+
+def test_a_controller_that_stood_still_forgives_everyone(three: Cli):
+    before = [view(three, f"train-{n}") for n in (1, 2, 3)]
+    controller = pid_of(three, "head", "controller")
+    os.kill(controller, signal.SIGSTOP)
+    time.sleep(2.5)  # more than it takes to lose a node
+    os.kill(controller, signal.SIGCONT)
+    eventually(lambda: all(view(three, f"train-{n}")["heard"] > before[0]["heard"] + 3 for n in (1, 2, 3)))
+    assert [view(three, f"train-{n}")["since"] for n in (1, 2, 3)] == [each["since"] for each in before]
+
+
+def test_an_agent_that_stands_still_is_silent_and_its_node_is_not_gone(three: Cli):
+    agent = pid_of(three, "train-1", "node-agent")
+    os.kill(agent, signal.SIGSTOP)
+    eventually(lambda: is_now(three, "train-1", "silent") and view(three, "train-1")["host"], every_s=0.05)
+    os.kill(agent, signal.SIGCONT)
+    eventually(lambda: is_now(three, "train-1", "connected"), every_s=0.05)
+
+
+def pid_of(cli: Cli, host: str, program: str) -> int:
+    process = host_process(cli.home / "clusters/one/hosts" / host)
+    assert process is not None
+    return next(pid for pid in descendants(process.pid) if program in arguments(pid))
+
+
+def test_a_plain_user_neither_reads_the_secrets_nor_writes_the_controllers_files(three: Cli):
+    root = three.home / "clusters/one"
+    assert (root / "secret/agents/train-1").is_file() and (root / "controller").is_dir()
+    for words in (
+        ["cat", "secret/agents/train-1"], ["ls", "secret"], ["ls", "controller"], ["touch", "controller/x"],
+        ["touch", "etc/health.json"], ["touch", "hosts/train-1/telemetry.json"], ["touch", "hosts/train-1/plan.json"],
+    ):  # fmt: skip
+        done = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", *words], cwd=root, capture_output=True)
+        assert done.returncode != 0 and b"ermission denied" in done.stderr, words
 
 
 def test_a_broken_gpu_is_told_of_within_two_seconds(three: Cli):
@@ -102,10 +137,7 @@ def test_a_broken_gpu_is_told_of_within_two_seconds(three: Cli):
 
 
 def test_agents_find_a_controller_that_was_started_again(three: Cli):
-    head = host_process(three.home / "clusters/one/hosts/head")
-    assert head is not None
-    (controller,) = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
-    os.kill(controller, 9)
+    os.kill(pid_of(three, "head", "controller"), signal.SIGKILL)
     eventually(lambda: _answers(three) and all(is_now(three, f"train-{n}", "connected") for n in (1, 2, 3)))
 
 
