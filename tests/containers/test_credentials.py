@@ -42,6 +42,13 @@ def test_enroots_file_is_read_over_lines_and_variables_are_looked_up():
     assert found["ghcr.io"] == Credential("bob", "gh")
 
 
+def test_lines_that_lack_a_part_are_passed_over():
+    text = (
+        "login a password b\nmachine x account a password b\nmachine y login a\nmachine z login a password b\nmachine"
+    )
+    assert [machine for machine, _ in parse_netrc(text, {})] == ["z"]
+
+
 def test_a_password_that_is_a_command_is_not_run():
     with pytest.raises(DalsegnoError, match="not run") as caught:
         parse_netrc("machine x login a password $(aws ecr get-login-password)", {})

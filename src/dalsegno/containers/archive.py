@@ -15,6 +15,7 @@ from dalsegno.containers.sources import Found
 from dalsegno.containers.squash import Advance
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.closest import did_you_mean
+from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 
 _MANIFEST = "manifest.json"
@@ -102,9 +103,12 @@ def _plain(path: Path, scratch: Path) -> Path:
     with open(path, "rb") as file:
         if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
             return path
-    with open(scratch, "wb") as target:
-        for chunk in unpacked(Blob(path).raw()):
-            target.write(chunk)
+    try:
+        with open(scratch, "wb") as target:
+            for chunk in unpacked(Blob(path).raw()):
+                target.write(chunk)
+    except OSError as error:
+        raise explain(error, scratch) from error
     return scratch
 
 

@@ -68,8 +68,9 @@ class Wallet:
             helper = value.helpers.get(key) or (value.store if key in value.auths or key == keys[0] else "")
             if helper:
                 yield from self._from_helper(helper, key)
-            if key in value.auths and value.auths[key] is not None:
-                yield value.auths[key]  # type: ignore[misc]
+            written = value.auths.get(key)
+            if written is not None:
+                yield written
 
     def _from_helper(self, helper: str, key: str) -> Iterator[Credential]:
         if not _HELPER.fullmatch(helper):
@@ -121,7 +122,8 @@ def parse_netrc(text: str, env: Mapping[str, str]) -> list[tuple[str, Credential
         elif key in ("login", "password", "account") and found:
             found[-1][1].setdefault(key, value)
         at += 2 if key in ("machine", "login", "password", "account") else 1
-    return [(m, Credential(each["login"], _expanded(each["password"], m, env))) for m, each in found if len(each) >= 2]
+    whole = [(machine, each) for machine, each in found if {"login", "password"} <= set(each)]
+    return [(machine, Credential(each["login"], _expanded(each["password"], machine, env))) for machine, each in whole]
 
 
 def _expanded(password: str, machine: str, env: Mapping[str, str]) -> str:

@@ -65,7 +65,11 @@ class FromRegistry:
             check_digest(data, self._name.digest, "the manifest")
         digest, manifest = _resolve(data, arch, str(self._name), self._manifest)
         config = Blob(self._fetch(manifest.config, lambda _: None, threading.Event()))
-        return Found(digest, manifest.layers, parse_config(check_digest(config.read(), manifest.config.digest, "it")))
+        return Found(
+            digest,
+            manifest.layers,
+            parse_config(check_digest(config.read(), manifest.config.digest, "the configuration")),
+        )
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
         return Blob(self._fetch(layer, advance, stop))
