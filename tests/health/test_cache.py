@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health import Finding, Remedy, failed, passed, unknown
-from dalsegno.health.cache import keep, read_kept
+from dalsegno.health.cache import cache_file, keep, read_kept
 
 NOW = 1_700_000_000.0
 GOOD = Finding("disk", passed("room"), NOW - 10)
@@ -48,6 +48,13 @@ def test_rubbish_is_as_good_as_nothing(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_text(text)
     assert read_kept(path, NOW) == {}
+
+
+def test_each_node_has_a_file_of_its_own() -> None:
+    one, two = {"SLURM_CONF": "/a/slurm.conf"}, {"SLURM_CONF": "/b/slurm.conf"}
+    assert len({cache_file("gpu-1", one), cache_file("gpu-1", two), cache_file("gpu-2", one)}) == 3
+    simulated = cache_file("gpu-1", {**one, "DALSEGNO_TELEMETRY": "/state/hosts/gpu-1/telemetry.json"})
+    assert simulated.parent == Path("/state/hosts/gpu-1/health")
 
 
 def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.report import BadReport, Finding, Report, parse_report, report_message
 from dalsegno.health.result import Verdict
+from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system.files import write_atomic
 
 KEPT_S = 60.0
@@ -28,6 +29,8 @@ def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
 
 
 def _folder(env: Mapping[str, str]) -> Path:
+    if told := telemetry_path(env):
+        return told.parent / "health"  # a simulated node's, which goes when its cluster does
     if os.geteuid() == 0:
         return Path("/run/dalsegno-health")
     return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/dalsegno-{os.geteuid()}") / "health"
