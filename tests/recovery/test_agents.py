@@ -21,7 +21,7 @@ from dalsegno.health.words import MOST_PART, Reply, Told, reply_message, told_me
 from dalsegno.recovery.agent_door import STRANGERS
 from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.agents import Agents, merge
+from dalsegno.recovery.agents import RESTART_S, Agents, merge
 from dalsegno.recovery.presence import LOOK_S
 from dalsegno.recovery.probes import Place
 from dalsegno.train.frames import Message, pack
@@ -276,6 +276,19 @@ def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
     assert scene.until(lambda: view(scene).host_answers)
     agent.beat()
     scene.until(lambda: view(scene).presence is Presence.CONNECTED)
+
+
+def test_a_node_on_a_shared_address_is_gone_with_its_agent_and_its_slurmd_but_not_while_both_start_again(scene: Scene):
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        scene.agents.expect({"gpu-1": Place("127.0.0.1", slurmd.getsockname()[1], shared=True)})
+        agent = scene.agent()
+        agent.sock.close()
+        scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD, 2)
+    again = scene.agent(started=2.0)
+    again.sock.close()
+    scene.until(lambda: view(scene).presence is Presence.SILENT, 2)
+    assert scene.until(lambda: view(scene).presence is Presence.GONE, RESTART_S + 2)
+    assert time.time() - view(scene).heard >= RESTART_S
 
 
 def test_a_node_that_is_gone_has_no_connection_left(scene: Scene):

@@ -97,11 +97,11 @@ def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Pat
     conf.write_text("NodeName=gpu-[1-2] NodeAddr=10.0.0.[7-8]\n")
     assert roster.places() == {"gpu-1": Place("10.0.0.7", 6818)}
     conf.write_text("SlurmdPort=7000\nNodeName=DEFAULT CPUs=4\nNodeName=gpu-[1-2] NodeAddr=a-name\n")
-    assert roster.places() == {"gpu-1": Place("", 7000)}
+    assert roster.places() == {"gpu-1": Place("", 7000, shared=True)}
     conf.write_text("NodeName=gpu-1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001\n")
-    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001)}
+    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001, shared=True)}
     conf.unlink()
-    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001)}, "what it said last"
+    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001, shared=True)}, "what it said last"
     assert roster.secret_of("gpu-1") == b"x" * 32
     assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
 

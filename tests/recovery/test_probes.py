@@ -95,3 +95,11 @@ def test_probes_that_are_cancelled_tell_nothing(asked: Asked, slurmd: socket.soc
     assert asked.probes.wake(time.monotonic() + 10) is None and asked.told == {} and not asked.selector.get_map()
     for sock in callers:
         sock.close()
+
+
+def test_where_nodes_share_an_address_only_their_slurmd_is_a_witness(asked: Asked, slurmd: socket.socket):
+    place = Place("127.0.0.1", slurmd.getsockname()[1], shared=True)
+    assert asked.ask("a", place, slurmd=False) == (True, True)
+    slurmd.close()
+    assert asked.ask("a", place, slurmd=False) == (False, False)
+    assert asked.ask("a", Place("127.0.0.1", 0, shared=True)) == (None, None)

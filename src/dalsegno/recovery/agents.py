@@ -24,6 +24,7 @@ from dalsegno.recovery.presence import LOOK_S, Attendance
 from dalsegno.recovery.probes import Place, Probes, family_of
 from dalsegno.train.frames import Message
 
+RESTART_S = 4.0  # how long services of a node may take to be started again
 OLD_BOOTS = 32  # of one node, that are remembered
 
 Say = Callable[[str], None]
@@ -151,7 +152,11 @@ class Agents:
         self._probes.start(node, place, now, slurmd=self._attendance.signs[node].slurmd is None)
 
     def _probed(self, node: str, host: bool | None, slurmd: bool | None) -> None:
-        self._attendance.answered(node, time.monotonic(), host=host, slurmd=slurmd)
+        now = time.monotonic()
+        sign = self._attendance.signs.get(node)
+        if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
+            host = slurmd = None  # agent and slurmd may both be on their way back: there is no third witness
+        self._attendance.answered(node, now, host=host, slurmd=slurmd)
         self._note(node)
 
     def _note(self, node: str) -> None:

@@ -25,10 +25,15 @@ Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node is: an address, and no name. Port 0: its slurmd cannot be asked."""
+    """Where a node is: an address, and no name. Port 0: its slurmd cannot be asked.
+
+    Shared: several nodes have this address, as on loopback ports. That its host answers says nothing of the node then:
+    it is there as long as its slurmd is.
+    """
 
     address: str
     slurmd_port: int = 0
+    shared: bool = False
 
 
 @dataclass(eq=False)
@@ -55,9 +60,10 @@ class Probes:
     def start(self, node: str, place: Place, now: float, *, slurmd: bool) -> None:
         if node in self._under_way:
             return
-        probe = _Probe(node, place, now, wants_slurmd=slurmd and place.slurmd_port > 0)
+        probe = _Probe(node, place, now, wants_slurmd=(slurmd or place.shared) and place.slurmd_port > 0)
         self._under_way[node] = probe
-        self._dial(probe, QUIET_PORT)
+        if not place.shared:
+            self._dial(probe, QUIET_PORT)
         if probe.wants_slurmd:
             self._dial(probe, place.slurmd_port)
         self._settle(probe)
@@ -80,7 +86,7 @@ class Probes:
 
     def _try_again(self, probe: _Probe) -> None:
         probe.tries += 1
-        if probe.host is not True:
+        if probe.host is not True and not probe.place.shared:
             self._dial(probe, QUIET_PORT)
         if probe.slurmd is not True and probe.place.slurmd_port and (probe.wants_slurmd or probe.host is not True):
             self._dial(probe, probe.place.slurmd_port)
@@ -156,7 +162,7 @@ def family_of(address: str) -> socket.AddressFamily | None:
 def _take(probe: _Probe, code: int, slurmd: bool) -> None:
     """A refusal is an answer of the host; what is our own fault says nothing of it."""
     if code in (0, errno.ECONNREFUSED):
-        probe.host = True
+        probe.host = not probe.place.shared or code == 0
         if slurmd:
             probe.slurmd = code == 0
     elif code in _NOT_THERE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
@@ -54,7 +55,11 @@ class Roster:
     def _read_again(self) -> None:
         if self._slurm_conf.changed():
             told = slurmd_places(read_text(self._slurm_conf.path) or "")
-            self._places = {name: Place(host if family_of(host) else "", port) for name, (host, port) in told.items()}
+            several = {host for host, count in Counter(host for host, _ in told.values()).items() if count > 1}
+            self._places = {
+                name: Place(host if family_of(host) else "", port, host in several or host.startswith("127."))
+                for name, (host, port) in told.items()
+            }
 
 
 class _Watched:
