@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs import RunRequest
-from dalsegno.jobs.container import check_container, container_words, launcher_inside, parse_mounts
+from dalsegno.jobs.container import check_container, container_words, launcher_inside, parse_mounts, takes_containers
 
 LAUNCHER = ("/usr/bin/python3.12", "-I", "/opt/lib/dalsegno/programs.py")
 
@@ -72,6 +72,13 @@ def test_what_is_no_mount_is_refused(text: str):
 def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, object], why: str):
     with pytest.raises(UsageError, match=why):
         check_container(request(**fields), "/runs/x")
+
+
+def test_a_cluster_without_containers_is_told_how_to_have_them():
+    with pytest.raises(UsageError, match="knows no --container-image") as caught:
+        check_container(request(), "/runs/x", takes_containers=False)
+    assert "containers: {enabled: true}" in caught.value.hint
+    assert takes_containers("  --container-image=IMAGE  the image") and not takes_containers("  --container=PATH")
 
 
 def test_an_image_brings_its_own_python():

@@ -371,8 +371,8 @@ def test_a_file_that_someone_changed_is_put_right():
 def test_files_are_those_that_the_cluster_needs():
     plainest = want(cluster(1, shape={"gpus": 0}, slurm=Slurm(accounting=False)), USER).files
     assert set(plainest) == {
-        "etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "etc/health.json", "hosts/train-1/telemetry.json",
-        "bin/dalsegno",
+        "etc/slurm.conf", "etc/gres.conf", "etc/cgroup.conf", "etc/plugstack.conf", "etc/health.json",
+        "hosts/train-1/telemetry.json", "bin/dalsegno",
     }  # fmt: skip
     full = want(cluster(1, slurm=Slurm(topology=(Switch("leaf", ("train-1",)),)))).files
     assert set(full) - set(plainest) == {

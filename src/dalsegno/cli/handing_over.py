@@ -70,6 +70,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
         python=find_python(slurm.env, "torch" if request.framework == "torch" else ""),
         runs_folder=str(home),
         mpi_types=_mpi_types(slurm) if request.framework == "mpi" else (),
+        containers=not request.container_image or _takes_containers(slurm),
     )
 
 
@@ -88,6 +89,13 @@ def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:
 
     done = LocalRunner().run(MPI_LIST_ARGV, env=slurm.env, timeout_s=30)
     return parse_mpi_types(done.stdout + done.stderr)
+
+
+def _takes_containers(slurm: SlurmHere) -> bool:
+    from dalsegno.jobs.container import OPTIONS_ARGV, takes_containers
+    from dalsegno.system.processes import LocalRunner
+
+    return takes_containers(LocalRunner().run(OPTIONS_ARGV, env=slurm.env, timeout_s=30).stdout)
 
 
 def _answers(controller: Path) -> bool:

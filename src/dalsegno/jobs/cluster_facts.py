@@ -38,6 +38,7 @@ class ClusterFacts:
     python: str = "python3"  # of runs that name no environment
     runs_folder: str = "runs"
     mpi_types: tuple[str, ...] = ()  # as `srun --mpi=list` tells
+    containers: bool = True  # srun takes --container-image: Pyxis's plugin, or ours
 
     def partition(self, name: str) -> PartitionFacts | None:
         """The one a job with this `--partition` goes to; None where that is open. UsageError if it is not there."""

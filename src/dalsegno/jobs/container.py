@@ -15,6 +15,12 @@ from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
 
 PYTHON = "python3"  # the image's
+OPTIONS_ARGV = ("srun", "--help")
+
+
+def takes_containers(help_text: str) -> bool:
+    """Whether a plugin has given srun the option; Slurm's own `--container` is another thing."""
+    return "--container-image" in help_text
 
 
 def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...]) -> list[str]:
@@ -23,7 +29,7 @@ def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...])
         return []
     own = [request.chdir or "/", dirname(join(request.chdir, request.script)), folder]
     mounts = [f"{path}:{path}" for path in _outermost(own)]
-    if len(launcher) > 1:
+    if _is_script(launcher):
         mounts.append(f"{dirname(launcher[-1])}:{dirname(launcher[-1])}:ro")
     return [
         f"--container-image={_image(request)}",
@@ -34,16 +40,24 @@ def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...])
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
     """Our programs need a Python and no library: the image's will do."""
-    return (PYTHON, *launcher[1:]) if request.container_image and len(launcher) > 1 else launcher
+    return (PYTHON, *launcher[1:]) if request.container_image and _is_script(launcher) else launcher
 
 
-def check_container(request: RunRequest, folder: str) -> None:
-    """Raises UsageError for what cannot be meant, or could not be mounted."""
+def _is_script(launcher: tuple[str, ...]) -> bool:
+    """A Python and a file of our package, rather than a command that the image may or may not have."""
+    return len(launcher) > 1 and launcher[-1].startswith("/")
+
+
+def check_container(request: RunRequest, folder: str, takes_containers: bool = True) -> None:
+    """Raises UsageError for what cannot be meant, could not be mounted, or is not known to this cluster's srun."""
     if not request.container_image:
         if request.container_mounts:
             raise UsageError("there is nothing to mount into", hint="`--container-image` names the image")
         return
     parse_name(request.container_image)
+    if not takes_containers:
+        hint = "`containers: {enabled: true}` in the cluster file and `dalsegno up`; on other clusters, Pyxis"
+        raise UsageError("this cluster's srun knows no --container-image", hint=hint)
     for path in (request.chdir, dirname(join(request.chdir, request.script)), folder):
         if set(path) & set(":,"):
             hint = "use a folder without `:` and `,`: Pyxis's options cannot name such"

@@ -46,7 +46,7 @@ def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
     check_fits(request, partition)
     job = _job(request, partition, run)
     folder = join(request.chdir, request.output or cluster.runs_folder, run)
-    check_container(request, folder)
+    check_container(request, folder, cluster.containers)
     if request.has_agents:
         checks.check_signal(job.signal_lead_s, job.time_limit_s)
     return RunPlan(

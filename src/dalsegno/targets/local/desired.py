@@ -75,10 +75,10 @@ def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine
         "etc/slurm.conf": File(render_slurm_conf(cluster, layout, version)),
         "etc/gres.conf": File(render_gres_conf(cluster, layout, version)),
         "etc/cgroup.conf": File(render_cgroup_conf(cluster, layout, version)),
+        # Without containers too: one that lies beside slurm.conf is read, whether slurm.conf names it or not.
+        "etc/plugstack.conf": File(render_plugstack_conf(cluster, layout, version)),
         f"etc/{HEALTH}": File(settings_text(cluster.health)),
     }
-    if cluster.containers.enabled:
-        files["etc/plugstack.conf"] = File(render_plugstack_conf(cluster, layout, version))
     if cluster.slurm.topology:
         files["etc/topology.conf"] = File(render_topology_conf(cluster, layout, version))
     if cluster.slurm.accounting:
