@@ -15,7 +15,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
-FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
+FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
 PARTS = {
     PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "options.c"),
     HELPER: (
