@@ -61,7 +61,7 @@ def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, floa
     before, began = last_event(cli), time.time()
     breaking()
     eventually(lambda: any(each["kind"] == "return" for each in events(cli, node, before)), 60)
-    assert state(cli, node) == "idle"
+    eventually(lambda: state(cli, node) == "idle")  # for a moment `idle*`, until Slurm has heard of it again
     found = events(cli, node, before)
     return {each["kind"]: each["at"] - began for each in reversed(found) if not each["text"].startswith("begins")}
 

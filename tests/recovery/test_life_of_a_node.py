@@ -214,6 +214,36 @@ def test_a_node_without_an_agent_is_left_alone(clinic_of: MakeClinic):
     assert clinic.done == []
 
 
+def test_a_reboot_that_was_ordered_just_before_our_death_is_not_ordered_again_while_it_may_still_begin(
+    clinic_of: MakeClinic,
+):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(2)
+    target = clinic.healer.hands.target
+    clinic.healer.beside = lambda work: None  # told, and we die; the machine room takes its time
+    clinic.round()
+    clinic.store.close()
+    clinic.open()
+    clinic.rounds(10)
+    assert "reboot" not in clinic.effects("n2")
+    target.reboot("n2")  # type: ignore[attr-defined]
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
+
+
+def test_and_one_that_nobody_heard_is_ordered_again(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(2)
+    clinic.healer.beside = lambda work: None
+    clinic.round()
+    clinic.store.close()
+    clinic.open()
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
+
+
 # ---- others have the last word
 
 

@@ -74,7 +74,8 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
     """An action whose end is not known, and that is not being done: the controller died in between.
 
     What does no harm when it is done twice is done again. Whether a machine was rebooted or replaced, its boot tells:
-    another is the proof that it was, the same that it was not, and silence may mean that it is on its way.
+    another is the proof that it was; the same, that it was not, once whoever was told has had the time to begin; and
+    silence may mean that it is on its way.
     """
     pending = own.pending
     if pending is None or pending.id in this.facts.underway:
@@ -82,7 +83,7 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
     mend = pending.how in (Remedy.REBOOT.value, Remedy.REPLACE.value)
     if mend and node.connected and node.agent.boot != pending.boot:
         yield Found(node.name, pending.id)
-    elif mend and not node.connected and this.now - pending.at < this.policy.boot_s:
+    elif mend and this.now - pending.at < (this.policy.told_s if node.connected else this.policy.boot_s):
         return
     else:
         yield Again(node.name, pending.id)

@@ -31,6 +31,7 @@ class Policy:
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long a lost node may come back by itself before it is rebuilt; a cloud's: 60
     boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
+    told_s: float = 15.0  # from the word until whoever was told has begun, or never will
     validate_s: float = 180.0  # checks, load and the pair test
     removal_s: float = 600.0  # for Slurm to take a node out of its jobs
     person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
