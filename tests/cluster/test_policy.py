@@ -434,7 +434,7 @@ def test_accounting_is_off_by_one_key(tiers: Site):
     answer = tiers.run("sacct")
     assert answer.code != 0 and "accounting storage is disabled" in answer.err
     daemons = {daemon["name"] for daemon in tiers.cli.status("two")["daemons"]}  # type: ignore[attr-defined]
-    assert daemons == {"munged", "slurmctld", "slurmd", "controller"}
+    assert daemons == {"munged", "slurmctld", "slurmd", "controller", "machine-room", "node-agent"}
     switched = tiers.cli.run("up", tiers.cli.file(TIERS.replace("accounting: false, ", ""), "two.yaml"))
     assert switched.code == 1 and "accounting cannot be switched on while the cluster is up" in switched.err
     assert tiers.ok("srun", "hostname") == "scavenge-1"

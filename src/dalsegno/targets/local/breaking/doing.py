@@ -85,7 +85,8 @@ def _known(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
 
 
 def _check(nodes: Nodes, fault: Fault, node: str, options: Options) -> None:
-    nodes.node(node)
+    if fault.name != "power-off" or node not in nodes.placement.addresses:  # the head's power can be cut, too
+        nodes.node(node)
     if fault.name == "power-off":
         nodes.check_virtual(node, "it has no power to cut")
     elif apart := kind_of(fault.name).apart:
