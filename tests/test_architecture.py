@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,6 +125,7 @@ def source(file: str, text: str) -> Source:
     return Source(dotted.removesuffix(".__init__"), file, ast.parse(text))
 
 
+@cache
 def read_sources() -> list[Source]:
     return [source(path.relative_to(SRC).as_posix(), path.read_text()) for path in sorted(SRC.rglob("*.py"))]
 
