@@ -1,8 +1,9 @@
-"""Two pytests side by side: each takes the next file that the other has not taken.
+"""Pytests side by side: each takes the next file that no other has taken.
 
-`python -m tests.lanes WHICH ARGS...` runs `pytest -m WHICH ARGS...` so. Files share nothing but the machine. After
-`--beside waits` those of them with that mark, which do little but wait, for Slurm's look at time limits once a minute,
-say, have a third pytest. What measures times is marked `alone` and is not for lanes.
+`python -m tests.lanes WHICH --lanes 3 ARGS...` runs `pytest -m WHICH ARGS...` so. Files share nothing but the machine,
+and most tests on real clusters wait more than they work. After `--beside waits` those with that mark, which do little
+else, for Slurm's look at time limits once a minute, say, have a pytest of their own. What measures times is marked
+`alone` and is not for lanes.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ def take(mark: Path) -> bool:
 # All of them ------------------------------------------------------------------------------------------------
 
 
-def run(which: str, *args: str, waits: str = "") -> int:
-    """Tests of mark `waits` have a pytest of their own. One lane is to be seen while it runs, the others when all have
-    ended. 0 if all was well in all."""
+def run(which: str, *args: str, count: int = 2, waits: str = "") -> int:
+    """In so many lanes; tests of mark `waits` have a pytest of their own. One lane is to be seen while it runs, the
+    others when all have ended. 0 if all was well in all."""
     with tempfile.TemporaryDirectory(prefix="dalsegno-lanes-") as folder:
         in_turn = ["-p", "tests.lanes", f"--lane={folder}"]  # =: it is no test path
         lane = [*in_turn, "-m", f"({which}) and not {waits}" if waits else which, *args]
-        told = [Path(folder) / f"told-{number}" for number in (2, 3)]
-        lanes = [start(None, *lane), start(told[0], *lane)]
+        told = [None, *(Path(folder) / f"told-{number}" for number in range(1, count + 1))]
+        lanes = [start(told[number], *lane) for number in range(count)]
         if waits:
-            lanes += [start(told[1], "-m", f"({which}) and {waits}", *args)]
+            lanes += [start(told[count], "-m", f"({which}) and {waits}", *args)]
         codes = [ended(each) for each in lanes]
-        for path in told[: len(lanes) - 1]:
-            print(path.read_text(), flush=True)
+        for path in told[1 : len(lanes)]:
+            print(path.read_text() if path else "", flush=True)
     return next((code for code in codes if code), 0)
 
 
@@ -93,9 +94,10 @@ def ended(lane: subprocess.Popen[bytes]) -> int:
 
 
 def main(which: str, *args: str) -> int:
-    if args[:1] == ("--beside",):
-        return run(which, *args[2:], waits=args[1])
-    return run(which, *args)
+    options = {"--lanes": "2", "--beside": ""}
+    while args and args[0] in options:
+        options[args[0]], args = args[1], args[2:]
+    return run(which, *args, count=int(options["--lanes"]), waits=options["--beside"])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_every_test_is_run_once_and_told_and_a_failure_is_the_end_s(tmp_path: Pa
         body = f"    open({str(tmp_path / name)!r}, 'x')\n    assert {word if name == 'd' else True}\n"
         text = f"import pytest\n{mark}def try_it():\n{body}"
         (tmp_path / f"test_{name}.py").write_text(text)
-    argv = [sys.executable, "-m", "tests.lanes", "not cluster", "--beside", "waits", "-v"]
+    argv = [sys.executable, "-m", "tests.lanes", "not cluster", "--lanes", "3", "--beside", "waits", "-v"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to load
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
