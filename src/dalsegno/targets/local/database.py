@@ -57,7 +57,8 @@ def _make_template(runner: Runner, template: Path, user: str) -> None:
     install = program("mariadb-install-db") or "mariadb-install-db"
     # From inside its parent: with a blank in an absolute path its own script fails.
     argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
-    done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), timeout_s=120)
+    env = {**os.environ, "TMPDIR": "."}  # in the new folder itself: the user's own may be full, or not there
+    done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
     if done.exit_code != 0:
         remove_tree(part)
         done.checked()
