@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "targets": UP_TO_5,
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
-    "why": (*UP_TO_4, "train.contract"),  # what was noted by whom, and what it comes to
+    "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
     "drill": (
         *UP_TO_4,
         "train",

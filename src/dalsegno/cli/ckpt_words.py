@@ -7,6 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dalsegno.cli.sizes import size
+
 if TYPE_CHECKING:
     from dalsegno.train.disk.verify import Checked
 
@@ -17,8 +19,14 @@ def row(checked: Checked) -> list[str]:
     manifest = checked.manifest
     if manifest is None:
         return [checked.path.name, "-", "-", "-", "-", _state(checked)]
-    age, size = _age(manifest.time), _size(manifest.bytes)
-    return [str(manifest.step), age, size, str(manifest.world), manifest.run, _state(checked)]
+    return [
+        str(manifest.step),
+        _age(manifest.time),
+        size(manifest.bytes),
+        str(manifest.world),
+        manifest.run,
+        _state(checked),
+    ]
 
 
 def _state(checked: Checked) -> str:
@@ -30,7 +38,7 @@ def _state(checked: Checked) -> str:
 def verdict(checked: Checked) -> str:
     if checked.faults or checked.manifest is None:
         return f"{checked.path}: damaged: {'; '.join(checked.faults)}"
-    return f"{checked.path}: whole, {len(checked.manifest.files) + 1} files, {_size(checked.manifest.bytes)}"
+    return f"{checked.path}: whole, {len(checked.manifest.files) + 1} files, {size(checked.manifest.bytes)}"
 
 
 def as_json(checked: Checked) -> dict[str, object]:
@@ -55,14 +63,6 @@ def _is_latest(path: Path) -> bool:
         return os.readlink(path.parent / "latest") == path.name
     except OSError:
         return False
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _age(time: str) -> str:

@@ -14,6 +14,7 @@ from dalsegno.cli import image_words, out
 from dalsegno.cli.image_progress import Bar
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import json_option
+from dalsegno.cli.sizes import size
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def gc(layers: bool, json_: bool) -> None:
     if json_:
         out.as_json({"files": swept.files, "size": swept.size})
     else:
-        out.talk(f"removed {swept.files} files, {image_words.size(swept.size)}")
+        out.talk(f"removed {swept.files} files, {size(swept.size)}")
 
 
 @command.command()

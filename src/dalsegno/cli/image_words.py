@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from dalsegno.cli.sizes import size
+
 if TYPE_CHECKING:
     from dalsegno.containers.inside import Inside
     from dalsegno.containers.store import Stored
@@ -51,14 +53,6 @@ def inside_lines(path: str, inside: Inside) -> list[str]:
     pairs = [("file", path), ("workdir", inside.workdir)]
     pairs += [("env" if not number else "", f"{k}={v}") for number, (k, v) in enumerate(inside.env.items())]
     return [f"{key:<12}{value}" for key, value in pairs]
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def age(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.asking import when
 from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, NotThere
 
@@ -42,17 +42,13 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     if json_:
         out.as_json(asdict(answer))
         return
-    rows = [[_clock(moment.at), moment.who, moment.text] for moment in answer.moments]
+    rows = [[when(moment.at), moment.who, moment.text] for moment in answer.moments]
     if rows:
         out.table(["WHEN", "WHO", "WHAT"], rows)
         out.data("")
     out.data(answer.verdict.sentence)
     if answer.verdict.next:
         out.talk(f"next: `{answer.verdict.next}`")
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _answer(subject: str, slurm: SlurmHere) -> Answer:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health import Finding, Verdict
-from dalsegno.launch.vacating import nodes_left
+from dalsegno.launch.vacating import OURS, nodes_left
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
 
 _WAITING = (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.REQUEUE_FED, JobState.SPECIAL_EXIT)
-RUNS = "dalsegno:"  # how the comment of a run's job begins: its coordinator looks after it
+RUNS = OURS  # how the comment of a run's job begins: its coordinator looks after it
 JOIN = "dalsegno:join"
 
 

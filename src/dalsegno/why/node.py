@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import re
-
+from dalsegno.health import Remedy
+from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.reason import read_reason
+from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag
 from dalsegno.why.answer import Verdict
 
-_OURS = re.compile(r"dalsegno:(\w+)(?::([\w-]+)(?:\[([^\]]*)\])?)?\s*(.*)")
 _DOES = {
-    "drain": "it is only taken out of service: somebody has to look at it",
-    "reset": "its GPUs are being reset",
-    "reboot": "it is being booted anew",
-    "replace": "another machine takes its place",
-    "validate": "it is being tried out before it comes back",
+    Remedy.DRAIN: "it is only taken out of service: somebody has to look at it",
+    Remedy.RESET: "its GPUs are being reset",
+    Remedy.REBOOT: "it is being booted anew",
+    Remedy.REPLACE: "another machine takes its place",
 }
 
 
 def explain_node(node: NodeInfo) -> Verdict:
     """From the outside in: what Slurm does not hear of, what somebody took out, what runs."""
-    found = _OURS.match(node.reason)
-    if found and found[1] == "spare":
+    fault = read_reason(node.reason)
+    if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
-    if found and (node.draining or node.down):
+    if fault and (node.draining or node.down):
         return Verdict(
-            f"{node.name} is out of service by our own hand: {_fault(found)}", f"dalsegno nodes show {node.name}"
+            f"{node.name} is out of service by our own hand: {_fault(fault)}", f"dalsegno nodes show {node.name}"
         )
     if node.draining:
         by = f" by {node.reason_user}" if node.reason_user else ""
@@ -36,11 +36,10 @@ def explain_node(node: NodeInfo) -> Verdict:
     return _by_state(node)
 
 
-def _fault(found: re.Match[str]) -> str:
-    code = f" {found[3]}" if found[3] else ""
-    fault = f"{found[2]}{code}" if found[2] else found[1]
-    said = f" ({found[4]})" if found[4] else ""
-    return f"{fault}{said}; {_DOES.get(found[1], found[1])}"
+def _fault(fault: Fault) -> str:
+    code = f" {fault.code}" if fault.code else ""
+    said = f" ({fault.text})" if fault.text else ""
+    return f"{fault.check}{code}{said}; {_DOES[fault.remedy]}"
 
 
 def _by_state(node: NodeInfo) -> Verdict:

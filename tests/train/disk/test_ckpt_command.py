@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 torch = pytest.importorskip("torch")
 
 from dalsegno.cli.ckpt import command  # noqa: E402
-from dalsegno.cli.ckpt_words import _age, _size  # noqa: E402
+from dalsegno.cli.ckpt_words import _age  # noqa: E402
+from dalsegno.cli.sizes import size  # noqa: E402
 from dalsegno.errors import DalsegnoError  # noqa: E402
 from dalsegno.train.disk.lock import lock_folder  # noqa: E402
 from tests.train.disk.states import filled, save  # noqa: E402
@@ -100,7 +101,7 @@ def test_looking_needs_no_torch(two: Path) -> None:
 
 
 def test_sizes_and_ages_are_for_people() -> None:
-    assert [_size(size) for size in (0, 2048, 3 << 30, 5 << 40)] == ["0 B", "2.0 KiB", "3.0 GiB", "5.0 TiB"]
+    assert [size(count) for count in (0, 2048, 3 << 30, 5 << 40)] == ["0 B", "2.0 KiB", "3.0 GiB", "5.0 TiB"]
     assert _age("2020-01-01T00:00:00+00:00").endswith(" d")
     assert _age("2999-01-01T00:00:00+00:00") == "0 s", "a clock that was ahead"
     assert _age("yesterday") == "?"
