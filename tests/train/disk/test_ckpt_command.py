@@ -144,7 +144,6 @@ def test_a_bare_state_dict_goes_under_a_name(tmp_path: Path) -> None:
 
 
 def test_to_safetensors_and_back(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
     state = training_state()
     save(tmp_path / _made(tmp_path, "old"), state, 7)
     result = ckpt("convert", tmp_path / "old" / "latest", tmp_path / "t.safetensors")
@@ -156,9 +155,9 @@ def test_to_safetensors_and_back(tmp_path: Path) -> None:
     assert same(dict(sorted(again.items())), dict(sorted(state["model"].items())))
 
 
-def test_without_safetensors_the_error_says_how_to_get_it(two: Path) -> None:
-    if _has_safetensors():
-        pytest.skip("safetensors is installed")
+def test_without_safetensors_the_error_says_how_to_get_it(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "safetensors.torch", raising=False)
     assert "pip install safetensors" in refused("convert", two, two / "t.safetensors")
 
 
@@ -216,11 +215,3 @@ def test_a_file_with_code_in_it_is_loaded_only_on_request(tmp_path: Path) -> Non
 def _made(tmp_path: Path, name: str) -> str:
     (tmp_path / name).mkdir()
     return name
-
-
-def _has_safetensors() -> bool:
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        return False
-    return True
