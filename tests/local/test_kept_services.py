@@ -39,7 +39,7 @@ def test_it_is_back_after_a_kill(folder: Path):
     start(host(folder, "echo $$; exec sleep 60"))
     eventually(lambda: lines(folder))
     os.kill(int(lines(folder)[0]), signal.SIGKILL)
-    eventually(lambda: len(lines(folder)) == 2 and service_facts(folder)["kept"].running)
+    eventually(lambda: len(lines(folder)) == 2 and (fact := service_facts(folder).get("kept")) and fact.running)
 
 
 def test_one_that_dies_at_once_comes_back_after_a_pause(folder: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.hosts import HostPlan, Service, boot, host_process, reload, service_facts, write_plan
+from dalsegno.system.hosts import HostPlan, Service, ServiceFact, boot, host_process, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK, Process, descendants, end, marked, send, start_ticks
 
@@ -44,9 +44,13 @@ def change(folder: Path, *services: Service) -> None:
     reload(folder)
 
 
+def fact(folder: Path, name: str) -> ServiceFact:
+    """As the host last wrote it; of what it has not written yet nothing is known."""
+    return service_facts(folder).get(name) or ServiceFact(name, running=False)
+
+
 def running(folder: Path, name: str) -> bool:
-    fact = service_facts(folder).get(name)
-    return fact is not None and fact.running
+    return fact(folder, name).running
 
 
 def test_services_run_and_their_output_is_kept(folder: Path):
@@ -57,14 +61,14 @@ def test_services_run_and_their_output_is_kept(folder: Path):
 
 def test_a_service_that_ends_is_reported_with_its_code_and_not_restarted(folder: Path):
     start(folder, service("fails", folder, "/bin/sh", "-c", "exit 3"))
-    eventually(lambda: service_facts(folder)["fails"].exit_code == 3)
+    eventually(lambda: fact(folder, "fails").exit_code == 3)
     assert not running(folder, "fails")
 
 
 def test_a_program_that_is_not_there_is_reported(folder: Path):
     start(folder, service("ghost", folder, "/no/such/program"))
     eventually(lambda: "ghost" in service_facts(folder))
-    assert "No such file" in service_facts(folder)["ghost"].error
+    assert "No such file" in fact(folder, "ghost").error
 
 
 def test_another_revision_restarts_only_that_service(folder: Path):
@@ -72,7 +76,7 @@ def test_another_revision_restarts_only_that_service(folder: Path):
     eventually(lambda: running(folder, "b"))
     before = set(descendants(host_process(folder).pid))  # type: ignore[union-attr]
     change(folder, service("a", folder, "/bin/sleep", "61", revision="2"), service("b", folder, "/bin/sleep", "60"))
-    eventually(lambda: service_facts(folder)["a"].revision == "2" and running(folder, "a"))
+    eventually(lambda: fact(folder, "a").revision == "2" and running(folder, "a"))
     after = set(descendants(host_process(folder).pid))  # type: ignore[union-attr]
     assert len(before & after) == 1 and len(after) == 2
 
@@ -87,7 +91,7 @@ def test_a_service_on_hold_is_left_as_it_is(folder: Path):
         service("new", folder, "/bin/sleep", "60"),
     )
     eventually(lambda: running(folder, "new"))
-    assert service_facts(folder)["on"].revision == "1" and running(folder, "on") and not running(folder, "off")
+    assert fact(folder, "on").revision == "1" and running(folder, "on") and not running(folder, "off")
 
 
 def test_a_service_no_longer_named_is_stopped(folder: Path):
