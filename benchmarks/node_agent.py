@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""What the node agent costs its node: memory and a share of a core, on the machine at hand and with its real GPUs.
+
+    benchmarks/node_agent.py                  one minute; prints figures
+    benchmarks/node_agent.py --seconds 20
+
+The agent is started as on a node, with a controller that never answers: it looks at its checks all the same. Shared
+pages are counted by share (PSS) too: Python and NVIDIA's library are mapped by others as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from dalsegno.programs import launcher
+from dalsegno.system.procfs import descendants
+
+MOST_MB, MOST_CPU_PERCENT = 30.0, 1.0
+SETTLE_S = 10.0  # every check has been asked once
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long it is watched")
+    seconds = parser.parse_args().seconds
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder) / "secret"
+        secret.write_text("a secret that is long enough for all\n")
+        secret.chmod(0o600)
+        argv = [*launcher(), "node-agent", "--node", "here", "--controller", "127.0.0.1:9", "--secret", str(secret)]
+        agent = subprocess.Popen([*argv, "--boot-id", "boot-1"], stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(SETTLE_S)
+            before = spent_s(agent.pid)
+            time.sleep(seconds)
+            percent = (spent_s(agent.pid) - before) / seconds * 100
+            pids = [agent.pid, *descendants(agent.pid)]
+            for number, pid in enumerate(pids):
+                print(f"{'agent' if number == 0 else 'checks'}: {memory(pid)}")
+        finally:
+            agent.terminate()
+            agent.wait()
+    print(f"CPU of all: {percent:.2f} % of a core (asked: < {MOST_CPU_PERCENT:g} %)")
+    print(f"asked of memory: <= {MOST_MB:g} MB resident")
+    return 0
+
+
+def spent_s(pid: int) -> float:
+    """Of the agent and all it has started, those that have ended too."""
+    return sum(ticks(each) for each in [pid, *descendants(pid)]) / TICKS
+
+
+def ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(int(each) for each in fields[11:15])  # utime, stime, and the same of children that were waited for
+
+
+def memory(pid: int) -> str:
+    """In MB, as the kernel counts it."""
+    rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
+    figures = {"resident": "Rss", "by share": "Pss", "its own": "Anonymous"}
+    return ", ".join(f"{word} {int(rollup[key]) / 1000:.1f} MB" for word, key in figures.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
