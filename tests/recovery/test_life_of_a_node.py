@@ -65,7 +65,7 @@ def test_a_live_node_keeps_its_jobs_until_they_end(clinic_of: MakeClinic):
     clinic.cluster.end(7)
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "evidence", "reset", "validate", "resume"]
-    assert clinic.cluster.forbidden == []
+    assert clinic.cluster.forbidden == [] and not clinic.cluster.nodes["n2"].resting
 
 
 def test_a_lost_node_is_not_rebuilt_while_slurm_has_jobs_on_it(clinic_of: MakeClinic):

@@ -104,7 +104,7 @@ def _ours_or_nobodys(hands: Hands, node: str) -> NodeInfo:
 def _mend(action: Mend, hands: Hands) -> str:
     words: dict[Remedy, Callable[[], tuple[Callable[[str], None], str] | None]] = {
         Remedy.RESET: lambda: (
-            (hands.target.reset_gpus, "its GPUs are reset") if isinstance(hands.target, CanReset) else None
+            (lambda node: _reset(node, hands), "its GPUs are reset") if isinstance(hands.target, CanReset) else None
         ),
         Remedy.REBOOT: lambda: (hands.target.reboot, "is rebooted") if isinstance(hands.target, CanReboot) else None,
         Remedy.REPLACE: lambda: (hands.target.replace, "is replaced") if isinstance(hands.target, CanReplace) else None,
@@ -119,6 +119,16 @@ def _mend(action: Mend, hands: Hands) -> str:
     return said
 
 
+def _reset(node: str, hands: Hands) -> None:
+    """The agent looks again as soon as it is done: what it found before is no longer so."""
+    assert isinstance(hands.target, CanReset)
+    hands.agents.rest(node, MOST_RESET_S)
+    try:
+        hands.target.reset_gpus(node)
+    finally:
+        hands.agents.rest(node, 0.0)
+
+
 def _release(action: Release, hands: Hands) -> str:
     """The job gets this node, and goes before all others: they would take it first."""
     if owner(hands.slurm.nodes(action.node)[0]) is Owner.SOMEONE:
@@ -128,6 +138,7 @@ def _release(action: Release, hands: Hands) -> str:
     return f"is released for job {action.job}"
 
 
+MOST_RESET_S = 120.0  # the agent looks again by itself after that
 HIGHEST = str(2**32 - 3)  # the two above mean something else
 _EXCLUDED = re.compile(r"\bExcNodeList=(\S+)")
 

@@ -40,6 +40,7 @@ class FakeNode:
     agent: bool = True
     heard: bool = False  # its agent was there once
     asked: str = ""  # a validation under way
+    resting: bool = False  # its agent holds no GPU
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
 
@@ -229,6 +230,9 @@ class FakeAgents:
         nodes = self.cluster.nodes.items()
         return {name: node.asked for name, node in nodes if node.asked and node.machine.on}
 
+    def rest(self, node: str, seconds: float) -> None:
+        self.cluster.nodes[node].resting = seconds > 0
+
     def evidence(self, node: str) -> Mapping[str, str]:
         self.cluster.nodes[node].effects.append("evidence")
         return {"dmesg.txt": "NVRM: Xid"} if self.cluster.nodes[node].machine.on else {}
@@ -241,6 +245,8 @@ class FakeTarget:
         self.cluster = cluster
 
     def reset_gpus(self, node: str) -> None:
+        if not self.cluster.nodes[node].resting:
+            self.cluster.forbidden.append(f"the GPUs of {node} were reset while its agent held them")
         self._touch(node, "reset")
         self._cure(node, Remedy.RESET)
 

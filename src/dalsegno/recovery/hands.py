@@ -48,6 +48,10 @@ class Agents(Protocol):
         """Tell a node to prove itself; its answer carries `ask`. Told again with the same, it does not start anew."""
         ...
 
+    def rest(self, node: str, seconds: float) -> None:
+        """Have an agent let go of its GPUs for so long: they cannot be reset while it holds them. 0: no longer."""
+        ...
+
     def evidence(self, node: str) -> Mapping[str, str]:
         """What a node can tell of its last hours, as files; none if it cannot speak any more. This one may wait."""
         ...
