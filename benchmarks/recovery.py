@@ -6,7 +6,7 @@
     sudo benchmarks/recovery.py --write    also puts the table into docs/performance.md
 
 Six virtual hosts; a small GPT trains on four with one spare (`dalsegno drill`). A replaced virtual host boots in a
-second: what is shown is our own part of it. `benchmarks/agents.py` measures 256 agents on one controller.
+second: what is shown is our own part of it. 256 agents on one controller are played by `benchmarks/agents.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agents import MOST_CPU_PERCENT, MOST_MIB, MOST_SEEN_S
 from quiet import wait_for_quiet
 from stage import ROOT, Failed, Shape, Stage
-from table import Row, render, write
+from table import Row, render, seconds, write
 
 PAGE = ROOT / "docs/performance.md"
 SHAPE = Shape(6, health="auto")
+SETTLED_S = 20.0
 BUSY = 2  # cores that are kept busy during the soak
 
 
@@ -71,6 +73,7 @@ def measure(stage: Stage, quick: bool) -> Iterator[Row]:
     yield of(xids, "Xid 79: training stands still while it moves", "resumed_s", None, busy)
     yield many(drill(stage, 6 if quick else 30, "--seed", "7"))
     yield soak(stage, 60 if quick else 600)
+    yield from agents(quick)
 
 
 def drill(stage: Stage, faults: int, *words: str) -> dict[str, Any]:
@@ -87,9 +90,10 @@ def drill(stage: Stage, faults: int, *words: str) -> dict[str, Any]:
 def of(told: dict[str, Any], what: str, figure: str, limit_s: float | None, busy: float) -> Row:
     """A figure of all faults; one that was not seen is no figure, and said."""
     found = [each[figure] for each in told["faults"]]
-    unseen = sum(each is None for each in found)
-    note = f"{unseen} of {len(found)} not seen" if unseen else ""
-    return Row(what, limit_s, tuple(each for each in found if each is not None), busy, note)
+    seen = [each for each in found if each is not None]
+    notes = [f"{len(found) - len(seen)} of {len(found)} not seen"] if len(seen) < len(found) else []
+    notes += [f"worst {seconds(max(seen))}"] if seen else []
+    return Row(what, limit_s, tuple(seen), busy, "; ".join(notes), held=len(seen) == len(found))
 
 
 def many(told: dict[str, Any]) -> Row:
@@ -101,25 +105,55 @@ def many(told: dict[str, Any]) -> Row:
         f"{told['steps_lost']} of {told['steps']} steps done again",
         f"goodput {told['share']:.0%}",
     ]
-    resumed = tuple(each["resumed_s"] for each in told["faults"] if each["resumed_s"] is not None)
+    stopped = [each["resumed_s"] for each in told["faults"] if each["stops"]]
+    resumed = tuple(each for each in stopped if each is not None)
+    held = told["exit_code"] == 0 and told["orphans"] == 0 and told["exact"] and len(resumed) == len(stopped)
     what = f"{count} faults by lot in one run: training goes on"
-    return Row(what, None, resumed, note="; ".join(facts), asked="all survived, 0 orphans, bit-identical")
+    return Row(what, None, resumed, note="; ".join(facts), asked="all survived, 0 orphans, bit-identical", held=held)
 
 
-def soak(stage: Stage, seconds: int) -> Row:
+def soak(stage: Stage, length_s: int) -> Row:
     """Nothing is broken, but the machine is busy: nothing may be done."""
-    before = events(stage)
+    before = mended(stage)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     try:
-        time.sleep(seconds)
+        time.sleep(length_s)
     finally:
         for each in busy:
             each.kill()
-    acted = [
-        event for event in events(stage)[len(before) :] if event["kind"] in ("drain", "setdown", "reboot", "replace")
-    ]
-    note = f"{len(acted)} nodes taken out of service in {seconds} s with {BUSY} busy cores"
-    return Row("a quiet soak", None, (float(seconds),), note=note, asked="no action")
+    told = events(stage)[len(before) :]
+    note = f"{len(told)} events, with {BUSY} cores busy" + "".join(f"; {each['node']} {each['text']}" for each in told)
+    return Row(
+        "a soak in which nothing is broken", None, (float(length_s),), note=note, asked="no action", held=not told
+    )
+
+
+def mended(stage: Stage) -> Sequence[dict[str, Any]]:
+    """All events, when the last node that a drill broke is back: nothing new for a while."""
+    found, since = events(stage), time.monotonic()
+    while time.monotonic() - since < SETTLED_S:
+        time.sleep(1)
+        if len(now := events(stage)) > len(found):
+            found, since = now, time.monotonic()
+    return found
+
+
+def agents(quick: bool) -> Iterator[Row]:
+    """Many agents on one controller, as `agents.py` plays them."""
+    argv = [sys.executable, str(ROOT / "benchmarks/agents.py"), "--json"]
+    argv += ["--seconds", "5", "--deaths", "2"] if quick else []
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    try:
+        held = json.loads(done.stdout)
+    except ValueError:
+        raise Failed(f"agents.py told nothing: {done.stderr[-500:]}") from None
+    asked = f"≤ {MOST_CPU_PERCENT:g} % of a core, ≤ {MOST_MIB:g} MiB"
+    good = held["cpu_percent"] <= MOST_CPU_PERCENT and held["memory_mib"] <= MOST_MIB and not held["false_alarms"]
+    note = f"{held['cpu_percent']:.1f} % of a core, {held['memory_mib']:.0f} MiB, {held['false_alarms']} false alarms"
+    what = f"{held['nodes']} agents on one controller: all connected"
+    yield Row(what, None, (held["connected_s"],), note=note, asked=asked, held=good)
+    worst = f"worst {seconds(max(held['seen_s']))}"
+    yield Row("… a dead node among them is known", MOST_SEEN_S, tuple(held["seen_s"]), note=worst)
 
 
 def events(stage: Stage) -> Sequence[dict[str, Any]]:

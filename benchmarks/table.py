@@ -15,7 +15,8 @@ HEADERS = ("what", "asked", "median", "best", "runs", "verdict", "machine")
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was measured. `limit_s`: the time asked for, None where none was; `asked`: what was, in words."""
+    """One thing that was measured. `limit_s`: the time asked for, None where none was; `asked`: what was, in words, and
+    `held` whether it was so."""
 
     what: str
     limit_s: float | None
@@ -23,6 +24,7 @@ class Row:
     busy: float = 0.0  # the largest share of the processors that others used just before a run
     note: str = ""
     asked: str = ""
+    held: bool = True
 
     @property
     def verdict(self) -> str:
@@ -30,7 +32,8 @@ class Row:
             return f"not measured: {self.note}"
         if self.limit_s is None and not self.asked:
             return self.note
-        kept = "kept" if self.limit_s is None or median(self.times_s) <= self.limit_s else "**missed**"
+        in_time = self.limit_s is None or median(self.times_s) <= self.limit_s
+        kept = "kept" if in_time and self.held else "**missed**"
         return f"{kept}; {self.note}" if self.note else kept
 
     def cells(self) -> tuple[str, ...]:

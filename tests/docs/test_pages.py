@@ -101,4 +101,5 @@ def test_a_row_is_judged_by_its_median(table: ModuleType):
     assert table.Row("up", 3.0, (2.0, 2.9, 9.0)).verdict == "kept"
     assert table.Row("up", 3.0, (2.0, 3.1, 9.0)).verdict == "**missed**"
     assert table.Row("up", None, (15.0,), note="takes 9 MiB", asked="come up").verdict == "kept; takes 9 MiB"
+    assert table.Row("up", None, (15.0,), asked="come up", held=False).verdict == "**missed**"
     assert table.Row("up", None, (), note="needs root").verdict == "not measured: needs root"
