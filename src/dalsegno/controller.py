@@ -12,8 +12,10 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.controller import say, serve
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.slurm import SlurmClient
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.room_client import MachineRoom
@@ -48,10 +50,15 @@ class LocalSite:
     def target(self) -> MachineRoom:
         return MachineRoom(self.folder.root)
 
+    @cached_property
+    def slurm_users(self) -> frozenset[str]:
+        """Without root, slurmctld is its owner's."""
+        return SLURM_USERS | {owner_name(self.folder.root)}
+
     def policy(self) -> Policy:
         cluster = self._look()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
-        return Policy.of(cluster.health, remedies_of(self.target), spares, boot_s=BOOT_S)
+        return Policy.of(cluster.health, remedies_of(self.target), spares, self.slurm_users, boot_s=BOOT_S)
 
     def is_being_changed(self) -> bool:
         try:

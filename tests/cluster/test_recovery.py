@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import arguments, descendants
+from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import Cli, at_home, eventually, taken_down
 
@@ -21,7 +24,7 @@ name: one
 target: local
 partitions:
   - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
-slurm: {accounting: false}
+slurm: {accounting: false, extra: {Prolog: PROLOG}}
 health: {per_hour: 100, max_out: 50%}
 """
 SPARE = "train-4"
@@ -31,7 +34,10 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(scope="module")
 def cluster(cache: Path) -> Iterator[Cli]:
     with taken_down(at_home(cache)) as cli:
-        cli.ok("up", cli.file(FILE))
+        prolog = cli.home / "prolog"
+        prolog.write_text(f"#!/bin/sh\ntest ! -e {cli.home}/bad-$SLURMD_NODENAME\n")
+        prolog.chmod(0o755)
+        cli.ok("up", cli.file(FILE.replace("PROLOG", str(prolog))))
         eventually(lambda: phase(cli, SPARE) == "spare", 60)
         yield cli
 
@@ -120,6 +126,44 @@ def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster
     eventually(lambda: phase(cluster, "train-1") == "in service")
     request(cluster, {"automation": "resume"})
     assert {each["kind"] for each in events(cluster, "train-1", before)} <= {"note", "turn"}
+
+
+def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(cluster: Cli):
+    words = ("sbatch", "--parsable", "-w", "train-1", "-o", "/dev/null", "--wrap", "true")
+
+    def let_a_prolog_fail() -> None:
+        (cluster.home / "bad-train-1").touch()
+        job = cluster.ok("shell", "--", *words).strip()
+        eventually(lambda: "drained" in state(cluster, "train-1") or phase(cluster, "train-1") != "in service")
+        (cluster.home / "bad-train-1").unlink()
+        cluster.ok("shell", "--", "scancel", job)
+
+    before = last_event(cluster)
+    heals(cluster, "train-1", let_a_prolog_fail)
+    told = [each["text"] for each in events(cluster, "train-1", before)]
+    assert "drained: slurm[prolog] Prolog error" in told
+
+
+def test_a_controller_whose_cable_is_out_misses_all_nodes_and_touches_none(cluster: Cli):
+    before, nodes = last_event(cluster), ("train-1", "train-2", "train-3", SPARE)
+    folder = cluster.home / "clusters/one"
+    switch = host_process(folder / "hosts/switch")
+    assert switch is not None
+    port = port_name(json.loads((folder / "state.json").read_text())["placement"]["addresses"]["head"])
+    cable = ("nsenter", "-n", "-t", str(switch.pid), "ip", "link", "set", port)
+
+    def told(text: str) -> bool:
+        return any(text in each["text"] for each in request(cluster, {"events": before})["events"])
+
+    subprocess.run([*cable, "down"], check=True)
+    try:
+        eventually(lambda: told("a fault of the controller's own network"))
+    finally:
+        subprocess.run([*cable, "up"], check=True)
+    eventually(lambda: told("nodes are seen again"))
+    eventually(lambda: all(phase(cluster, node) in ("in service", "spare") for node in nodes))
+    assert not {each["kind"] for node in nodes for each in events(cluster, node, before)} - {"turn", "note"}
+    eventually(lambda: state(cluster, "train-1") == "idle")
 
 
 def test_a_job_that_loses_its_node_starts_elsewhere_without_the_two_minutes(cluster: Cli):

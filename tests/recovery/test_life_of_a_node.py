@@ -12,6 +12,7 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fakes import FakeCluster, FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.sight import is_blind
 from dalsegno.slurm import SPARE_REASON, JobState, NodeFlag
 from tests.recovery.clinic import Clinic
 
@@ -292,6 +293,177 @@ def test_a_drain_of_ours_that_nobody_remembers_is_taken_up(clinic_of: MakeClinic
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), "dalsegno:reset:ecc[dbe] two bits"
     clinic.settle()
     assert clinic.effects("n2") == ["evidence", "reset", "validate", "resume"]
+
+
+# ---- what Slurm itself takes out of service
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Prolog error", "Epilog error", "Kill task failed", "batch job complete failure", "Not responding",
+        "Low RealMemory (reported:900 < 100.00% of configured:1000)", "Low socket*core*thread count, Low CPUs",
+        "gres/gpu count reported lower than configured (7 < 8)",
+    ],
+)  # fmt: skip
+def test_a_node_that_slurm_itself_drains_is_validated_and_returned(clinic_of: MakeClinic, reason: str):
+    clinic = clinic_of()
+    clinic.cluster.slurm_drains("n2", reason)
+    clinic.round()
+    assert clinic.reason("n2").startswith("dalsegno:drain:slurm[") and clinic.reason("n2").endswith(f"] {reason}")
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_node_that_slurm_missed_and_that_is_back_is_validated_and_returned(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    node = clinic.cluster.nodes["n2"]
+    node.down, node.reason, node.user = True, "Node unexpectedly rebooted", "slurm"
+    clinic.settle()
+    assert (clinic.effects("n2")[-1], clinic.phase("n2")) == ("resume", Phase.IN_SERVICE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "user"),
+    [("Prolog error", "ada"), ("Prolog error: see ticket 7", "root"), ("NHC: disk", "root"), ("Kill task failed", "")],
+)
+def test_what_a_person_writes_is_never_touched_whatever_the_words(clinic_of: MakeClinic, reason: str, user: str):
+    clinic = clinic_of()
+    clinic.cluster.slurm_drains("n2", reason)
+    clinic.cluster.nodes["n2"].user = user
+    clinic.rounds(50)
+    assert (clinic.effects("n2"), clinic.reason("n2")) == ([], reason)
+
+
+def test_what_slurm_drains_again_and_again_is_left_to_a_person(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for _ in range(3):
+        clinic.cluster.slurm_drains("n2", "Prolog error")
+        clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"] * 2
+    assert clinic.reason("n2") == "Prolog error"
+    assert clinic.told("n2")[-1].endswith("3 times today (Prolog error): a person is needed")
+
+
+def test_processes_that_cannot_be_killed_twice_a_day_cost_a_boot(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for _ in range(2):
+        clinic.cluster.slurm_drains("n2", "Kill task failed")
+        clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume", "drain", "evidence", "reboot", "validate", "resume"]
+
+
+def test_a_node_that_slurm_drains_keeps_its_jobs_and_its_own_fault_counts_more(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.slurm_drains("n2")
+    clinic.rounds(50)
+    assert clinic.effects("n2") == ["drain"]
+    clinic.cluster.slurm_drains("n3")
+    clinic.cluster.break_gpu("n3", Remedy.REBOOT)
+    clinic.cluster.end(7)
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"]
+    assert clinic.effects("n3") == ["drain", "evidence", "reboot", "validate", "resume"]
+
+
+def test_where_a_platform_looks_after_slurm_s_drains_itself_they_are_left_alone(clinic_of: MakeClinic):
+    clinic = clinic_of(slurm_users=frozenset())
+    clinic.cluster.slurm_drains("n2")
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
+# ---- it is we who see nothing
+
+
+def test_a_controller_that_sees_no_node_any_more_takes_it_for_its_own_fault(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.blind = True
+    clinic.rounds(500)
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    assert len(clinic.told()) == 1 and "a fault of the controller's own network" in clinic.told()[0]
+    clinic.cluster.blind = False
+    clinic.settle()
+    assert clinic.told()[1:] == ["nodes are seen again; goes on"]
+    clinic.cluster.end(7)
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume", "and it looks after them as before"
+
+
+def test_nodes_that_are_heard_later_than_others_when_we_see_again_are_not_lost(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.blind = True
+    clinic.rounds(20)
+    clinic.cluster.blind = False
+    for late in ("n3", "n4"):
+        clinic.cluster.nodes[late].late = True
+    clinic.rounds(10)
+    for late in ("n3", "n4"):
+        clinic.cluster.nodes[late].late = False
+    clinic.settle()
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    clinic.cluster.nodes["n4"].late = True
+    clinic.rounds(3)
+    assert clinic.effects("n4")[:1] == ["down"], "one that is lost after that is lost"
+
+
+def test_what_was_under_our_hands_when_we_saw_nothing_is_given_its_time_anew(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(3)
+    assert clinic.effects("n2")[-1] == "reboot"
+    clinic.cluster.blind = True
+    clinic.rounds(200)
+    clinic.cluster.blind, clinic.cluster.nodes["n2"].machine.on = False, False  # the others are heard first
+    clinic.rounds(3)
+    clinic.cluster.nodes["n2"].machine.on = True
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
+
+
+def test_a_controller_that_is_started_anew_while_it_sees_nothing_does_nothing_either(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.blind = True
+    clinic.rounds(3)
+    clinic.store.close()
+    clinic.open()
+    clinic.rounds(50)
+    assert len(clinic.told()) == 1 and clinic.cluster.nodes["n1"].effects == []
+
+
+def test_nodes_that_slurm_has_set_down_too_are_really_gone(clinic_of: MakeClinic):
+    clinic = clinic_of(max_out=1.0)
+    for node in clinic.cluster.nodes:
+        clinic.cluster.power_off(node)
+    clinic.rounds(200)
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    clinic.wait(300)
+    clinic.settle()
+    assert all(clinic.effects(node)[-1] == "resume" for node in clinic.cluster.nodes)
+    assert "Slurm has set the silent nodes down too: they are gone; goes on" in clinic.told()
+
+
+def test_one_host_that_answers_shows_that_we_see(clinic_of: MakeClinic):
+    clinic = clinic_of(3)
+    clinic.cluster.nodes["n1"].agent = False  # its agent is dead, its host answers
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume"
+
+
+def test_nodes_that_are_late_together_with_the_first_that_is_missed_are_not_seen(clinic_of: MakeClinic):
+    """They are found to be gone one after the other; the first must not be taken for the only one."""
+    clinic = clinic_of()
+    clinic.cluster.power_off("n1")
+    for quiet_s, blind in ((0.4, False), (1.0, True)):
+        facts = clinic.cluster.facts()
+        assert facts.nodes is not None
+        late = {name: replace(node, agent=replace(node.agent, quiet_s=quiet_s)) for name, node in facts.nodes.items()}
+        assert is_blind(replace(facts, nodes=late), clinic.store.book) is blind
 
 
 # ---- how much may be done

@@ -115,12 +115,28 @@ class World(RuleBasedStateMachine):
         self.foreign[node] = self._slurm_side(node)
         self.the_controller_works(then)
 
+    @rule(node=node_names, reason=st.sampled_from(["Prolog error", "Kill task failed"]), then=then)
+    def slurm_drains(self, node: str, reason: str, then: int) -> None:
+        self.cluster.slurm_drains(node, reason)
+        self.the_controller_works(then)
+
     @rule(node=node_names)
     def someone_resumes(self, node: str) -> None:
         known = self.cluster.nodes[node]
         if known.machine.on:
             known.flags, known.down, known.reason, known.user = frozenset(), False, "", ""
             self.foreign.pop(node, None)
+
+    @rule(rounds=st.integers(1, 60))
+    def the_controller_s_cable_is_out_for_a_while(self, rounds: int) -> None:
+        """Nothing at all is done, however long, unless hardly a node is left that could be missed."""
+        self.cluster.blind = True
+        self.clinic.round()
+        before = self._deeds()
+        if self.clinic.store.book.blind:
+            self.clinic.rounds(rounds)
+            assert not self.clinic.store.book.blind or self._deeds() == before
+        self.cluster.blind = False
 
     @rule()
     def slurm_goes_away(self) -> None:

@@ -13,6 +13,7 @@ from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.recovery.store import Store
 from dalsegno.recovery.watch import (
     CALM_S,
@@ -48,6 +49,10 @@ class FakeSite:
     @property
     def target(self) -> object:
         return FakeTarget(self.cluster)
+
+    @property
+    def slurm_users(self) -> frozenset[str]:
+        return SLURM_USERS
 
     def policy(self) -> Policy:
         return Policy(boot_s=5, validate_s=5)

@@ -25,7 +25,7 @@ from dalsegno.recovery.actions import (
 )
 from dalsegno.recovery.evidence import save_evidence
 from dalsegno.recovery.hands import Agents, Slurm
-from dalsegno.recovery.reason import Owner, owner, write_reason
+from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm import SPARE_REASON, NodeInfo
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset
 
@@ -38,6 +38,7 @@ class Hands:
     agents: Agents
     target: object
     evidence: Path  # a folder
+    slurm_users: frozenset[str] = SLURM_USERS
 
 
 def remedies_of(target: object) -> frozenset[Remedy]:
@@ -93,7 +94,7 @@ def _ours_or_nobodys(hands: Hands, node: str) -> NodeInfo:
     found = [each for each in hands.slurm.nodes(node) if each.name == node]
     if not found:
         raise DalsegnoError(f"Slurm knows no node {node} any more", hint="`dalsegno up` puts it back")
-    if owner(found[0]) is Owner.SOMEONE:
+    if owner(found[0], hands.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(
             f"someone else keeps {node} out of service: {found[0].reason or found[0].state_text}",
             hint=f"`scontrol update node={node} state=resume` gives it back",
@@ -131,7 +132,7 @@ def _reset(node: str, hands: Hands) -> None:
 
 def _release(action: Release, hands: Hands) -> str:
     """The job gets this node, and goes before all others: they would take it first."""
-    if owner(hands.slurm.nodes(action.node)[0]) is Owner.SOMEONE:
+    if owner(hands.slurm.nodes(action.node)[0], hands.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(f"someone else keeps {action.node} out of service", hint="`sinfo -R` shows the reason")
     hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST)
     hands.slurm.resume(action.node)

@@ -176,6 +176,19 @@ class Note(Action):
 
 
 @dataclass(frozen=True)
+class Sight(Action):
+    """The whole cluster is out of our sight, or is seen again; `node` is empty."""
+
+    blind: bool
+    why: str
+    touches: ClassVar[bool] = False
+
+    @property
+    def words(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True)
 class Again(Action):
     """An action that was begun before a controller's death, and of whose end nothing is known: do it (again)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from dalsegno.health.report import Report
@@ -36,6 +36,7 @@ class AgentView:
     boot: str = ""  # another after every boot of the host
     host_answers: bool | None = None
     slurmd_answers: bool | None = None
+    quiet_s: float = field(default=0.0, compare=False)  # how long ago that last word was, when this was told
 
 
 def views_message(views: Collection[AgentView]) -> Message:

@@ -91,8 +91,9 @@ class Agents:
 
     def view(self, node: str) -> AgentView:
         known, sign = self._known[node], self._attendance.signs[node]
+        quiet_s = max(time.time() - known.heard, 0.0) if known.heard else 0.0
         return AgentView(
-            node, known.presence, known.since, known.heard, known.report, known.boot, sign.host, sign.slurmd
+            node, known.presence, known.since, known.heard, known.report, known.boot, sign.host, sign.slurmd, quiet_s
         )
 
     def views(self) -> dict[str, AgentView]:

@@ -75,6 +75,8 @@ class Book:
     marks: tuple[Mark, ...] = ()
     lemons: frozenset[str] = frozenset()  # GPUs that we have sent away
     paused: bool = False
+    blind: bool = False  # we see no node: our own fault, as far as we can tell
+    saw_at: float = 0.0  # when that was last over: what has not come by then may still come
 
     def of(self, node: str) -> NodeBook:
         return self.nodes.get(node) or NodeBook(node)

@@ -16,6 +16,7 @@ from dalsegno.recovery.actions import (
     Requeue,
     Return,
     SetDown,
+    Sight,
     TakeEvidence,
     Turn,
     Validate,
@@ -150,6 +151,10 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
         return book.with_node(replace(fresh(old, action.to, now), excused=action.excused), *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault, said=action.why)
     return book.with_node(replace(new, boot=action.boot or old.boot), *marks)
+
+
+def sighted(book: Book, action: Sight, now: float) -> Book:
+    return replace(book, blind=action.blind, saw_at=book.saw_at if action.blind else now)
 
 
 def noticed(book: Book, facts: Facts) -> Book:

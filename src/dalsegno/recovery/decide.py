@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown, Turn
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.budget import Outs
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault
@@ -17,6 +17,8 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import AUTO, OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
 from dalsegno.recovery.repair import repair
+from dalsegno.recovery.sight import change_of_sight, is_blind, is_doubtful
+from dalsegno.recovery.slurms_own import CHECK, fault_of_drain, rule_of
 from dalsegno.recovery.spares import keep_spare, lend
 
 
@@ -33,15 +35,20 @@ class Round:
 
 
 def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]:
-    """In the order in which it is to be done; at most one thing a node. Without Slurm's word there is nothing."""
+    """In the order in which it is to be done; at most one thing a node. Without Slurm's word there is nothing, nor
+    while we see hardly a node."""
     if facts.nodes is None or policy.mode == OFF:
         return []
+    if (blind := is_blind(facts, book)) or book.blind:
+        return [] if blind and book.blind else [change_of_sight(facts, blind)]
     outs = Outs(facts.nodes.values(), book, policy, now)
     this = Round(facts, book, policy, now, outs, quick_failures(facts.jobs, book, policy, now))
     lent = lend(facts, book, policy, now)
     actions = []
     for node in facts.nodes.values():
         own = book.of(node.name)
+        if is_doubtful(node, book, now):
+            continue
         actions += [lent[node.name]] if node.name in lent else list(_for_node(this, node, own))
     return [held for action in actions if (held := _hold_back(action, book, policy)) is not None]
 
@@ -90,7 +97,7 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
 
 
 def _next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
-    whose = owner(node.slurm)
+    whose = owner(node.slurm, this.policy.slurm_users)
     if own.phase in (Phase.SPARE, Phase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
         kept, action = keep_spare(node, own, whose, this.facts, this.policy, this.now)
         if kept:
@@ -111,6 +118,8 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         return _say(own, text) if text else None
     if fault:
         return _take_out(this, node, own, fault)
+    if whose is Owner.SLURM and node.connected:
+        return _take_over(this, node, own)
     if suspicion := find_suspicion(node, own):
         if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
             return _say(own, suspicion)
@@ -128,6 +137,26 @@ def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Acti
     this.outs.take(node)
     if fault.gone:
         return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)))
+    return Drain(node.name, fault)
+
+
+def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
+    """What Slurm itself has taken out of service: from now on it is ours to validate and return."""
+    rule = rule_of(node.slurm, this.policy.slurm_users)
+    if rule is None:
+        return None
+    key = Fault(CHECK, Remedy.NONE, "", rule.code).key
+    times = this.book.count(TAKEN, this.now - DAY_S, node=node.name, key=key)
+    fault = fault_of_drain(node.slurm, rule, times)
+    if fault is None:
+        return _say(
+            own,
+            f"Slurm has taken it out of service again, {times + 1} times today ({node.slurm.reason}): "
+            "a person is needed",
+        )
+    if refusal := this.outs.refusal(node):
+        return _say(own, f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal}")
+    this.outs.take(node)
     return Drain(node.name, fault)
 
 

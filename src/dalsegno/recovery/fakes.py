@@ -12,6 +12,7 @@ from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 
 _NO_REQUEUE = "no-requeue"
+SLURMD_TIMEOUT_S = 300.0
 
 
 @dataclass
@@ -41,6 +42,9 @@ class FakeNode:
     heard: bool = False  # its agent was there once
     asked: str = ""  # a validation under way
     resting: bool = False  # its agent holds no GPU
+    missed_at: float | None = None  # by slurmctld
+    late: bool = False  # not heard by us, though it is there
+    lost_at: float | None = None  # since when we do not hear it
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
 
@@ -56,6 +60,7 @@ class FakeCluster:
     same_gpus_again: int = 0  # so many replacements are the old machine
     boots: int = 0
     validations: bool = True  # nodes answer when they are told to validate themselves
+    blind: bool = False  # the controller's own network is out
     slow: bool = False  # Slurm does not take a node out of its jobs at once
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
 
@@ -74,7 +79,17 @@ class FakeCluster:
         if not self.slurm_answers:
             return Facts(None)
         slurm, agents = FakeSlurm(self), FakeAgents(self)
+        self._slurm_misses()
         return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway)
+
+    def _slurm_misses(self) -> None:
+        """Who has not answered slurmctld for as long as it waits is down, and taken from its jobs."""
+        for name, node in self.nodes.items():
+            node.missed_at = None if node.machine.on else self.now if node.missed_at is None else node.missed_at
+            if node.missed_at is not None and not node.down and self.now - node.missed_at >= SLURMD_TIMEOUT_S:
+                node.down = True
+                node.reason, node.user = node.reason or "Not responding", node.user or "slurm"
+                FakeSlurm(self).remove_from_jobs(name)
 
     # What befalls it
 
@@ -100,6 +115,12 @@ class FakeCluster:
     def someone_drains(self, node: str, reason: str = "my own reason") -> None:
         old = self.nodes[node]
         old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "admin"
+
+    def slurm_drains(self, node: str, reason: str = "Prolog error") -> None:
+        """As slurmctld does itself; what is drained already keeps its reason."""
+        old = self.nodes[node]
+        if not old.flags and not old.down:
+            old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "slurm"
 
 
 class FakeSlurm:
@@ -128,7 +149,7 @@ class FakeSlurm:
     def set_down(self, nodes: str | Iterable[str], reason: str) -> None:
         self._take(nodes, reason, "down")
         for name in [nodes] if isinstance(nodes, str) and not self.cluster.slow else ():
-            self._remove_from_jobs(name)
+            self.remove_from_jobs(name)
 
     def _take(self, nodes: str | Iterable[str], reason: str, how: str) -> None:
         self._answers()
@@ -143,7 +164,7 @@ class FakeSlurm:
             if before != (node.flags, node.down, node.reason):
                 node.effects.append(how)
 
-    def _remove_from_jobs(self, name: str) -> None:
+    def remove_from_jobs(self, name: str) -> None:
         """Batch jobs are requeued, and held back for two minutes; a run's job goes on without the node."""
         for job in [job for job in self.cluster.queue.values() if is_active(job) and name in job.nodes]:
             if job.comment:
@@ -197,9 +218,11 @@ class FakeAgents:
 
     def _view(self, name: str, node: FakeNode) -> AgentView:
         machine, now = node.machine, self.cluster.now
-        if not machine.on:
+        if not machine.on or self.cluster.blind or node.late:
             boot = machine.boot if node.agent else ""
-            return AgentView(name, Presence.GONE, now, boot=boot, host_answers=False, slurmd_answers=False)
+            node.lost_at = now if node.lost_at is None else node.lost_at
+            return AgentView(name, Presence.GONE, node.lost_at, boot=boot, host_answers=False, slurmd_answers=False)
+        node.lost_at = None
         if not node.agent:
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
             return AgentView(name, known, host_answers=True, slurmd_answers=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Gpu
 from dalsegno.recovery.act import Hands, do
-from dalsegno.recovery.actions import Action, Again, Found, Note, Turn
+from dalsegno.recovery.actions import Action, Again, Found, Note, Sight, Turn
 from dalsegno.recovery.change import noticed
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import Facts
@@ -77,6 +77,8 @@ class Healer:
     def _perform(self, action: Action) -> None:
         if isinstance(action, (Turn, Note)):
             self.store.turn(action, self.clock(), self._partitions(action.node))
+        elif isinstance(action, Sight):
+            self.store.sight(action, self.clock())
         elif isinstance(action, (Again, Found)):
             self._resume(action)
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
 
 AUTO, OBSERVE, OFF = "auto", "observe", "off"
@@ -28,6 +29,7 @@ class Policy:
     caps: Mapping[str, Remedy] = field(default_factory=dict)  # check -> the most that may be done for it
     off: frozenset[str] = frozenset()  # checks that say nothing
     spares: frozenset[str] = frozenset()
+    slurm_users: frozenset[str] = SLURM_USERS  # empty: all drains but ours are somebody's, as a platform's own
     gone_remedy: Remedy = Remedy.REPLACE
     gone_s: float = 0.0  # how long a lost node may come back by itself before it is rebuilt; a cloud's: 60
     boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
@@ -44,12 +46,19 @@ class Policy:
     quick_window_s: float = 300.0  # ... within so long
 
     @classmethod
-    def of(cls, health: Health, can: frozenset[Remedy], spares: frozenset[str], **times: float) -> Policy:
+    def of(
+        cls,
+        health: Health,
+        can: frozenset[Remedy],
+        spares: frozenset[str],
+        slurm_users: frozenset[str] = SLURM_USERS,
+        **times: float,
+    ) -> Policy:
         """From the cluster file, and what its target can do."""
         caps = {name: Remedy(check.action) for name, check in health.checks.items() if check.action}
         return cls(
             health.mode, health.max_out, health.per_hour, health.reboots_per_fault, health.reboots_per_day,
-            float(health.reboots_apart_s), can=can, caps=caps, spares=spares,
+            float(health.reboots_apart_s), can=can, caps=caps, spares=spares, slurm_users=slurm_users,
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip
 

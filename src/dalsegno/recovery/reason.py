@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import Enum
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo
 
 LONGEST = 200  # more makes `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
-# What Slurm itself writes of a node that was away. Nobody means anything by it.
-_SLURMS = ("not responding", "node unexpectedly rebooted", "none")
+# What stands there of a node that was away. Nobody means anything by it.
+_NOBODYS = ("not responding", "node unexpectedly rebooted", "none")
+# Under whom slurmctld, slurmd and slurmstepd write reasons.
+SLURM_USERS = frozenset({"root", "slurm"})
 
 
 class Owner(Enum):
     """Who keeps a node out of service."""
 
-    NOBODY = "nobody"  # it is in service, or Slurm itself has missed it
+    NOBODY = "nobody"  # it is in service, or away
     US = "us"
     SPARE = "spare"
+    SLURM = "slurm"  # by itself, for a fault it met there
     SOMEONE = "someone else"
 
 
@@ -37,12 +42,14 @@ def read_reason(reason: str) -> Fault | None:
     return Fault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
 
 
-def owner(node: NodeInfo) -> Owner:
+def owner(node: NodeInfo, slurm_users: Collection[str] = SLURM_USERS) -> Owner:
     if read_reason(node.reason):
         return Owner.US if node.draining or node.down else Owner.NOBODY
     if node.reason == SPARE_REASON:
         return Owner.SPARE if node.draining else Owner.NOBODY
-    if node.down and not node.draining and (not node.reason or node.reason.lower().startswith(_SLURMS)):
+    if rule_of(node, slurm_users):
+        return Owner.SLURM
+    if node.down and not node.draining and (not node.reason or node.reason.lower().startswith(_NOBODYS)):
         return Owner.NOBODY
     return Owner.SOMEONE if node.draining or node.down or node.flags & _TAKEN else Owner.NOBODY
 

@@ -38,7 +38,7 @@ class Case:
 
     @property
     def in_phase_s(self) -> float:
-        return self.now - self.own.entered
+        return self.now - max(self.own.entered, self.book.saw_at)
 
 
 def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Policy, now: float) -> Action | None:

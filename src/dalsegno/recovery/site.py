@@ -19,6 +19,11 @@ class Site(Protocol):
         """It may be able to reset, reboot and replace nodes: its type tells."""
         ...
 
+    @property
+    def slurm_users(self) -> frozenset[str]:
+        """Under whom Slurm's daemons write why they take a node out of service."""
+        ...
+
     def policy(self) -> Policy: ...
 
     def is_being_changed(self) -> bool:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Gpu
-from dalsegno.recovery.actions import KINDS, Action, Note, Turn
+from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
 from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
-from dalsegno.recovery.change import begun, ended, turned
+from dalsegno.recovery.change import begun, ended, sighted, turned
 from dalsegno.recovery.policy import Policy
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 
@@ -159,6 +159,13 @@ class Store:
         with self._changing(turned(self.book, action, now, partitions)):
             self._event(now, action.node, action.kind, action.words)
 
+    def sight(self, action: Sight, now: float) -> None:
+        book = sighted(self.book, action, now)
+        with self._changing(book):
+            rows = [("blind", str(int(book.blind))), ("saw_at", str(book.saw_at))]
+            self.db.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+            self._event(now, "", action.kind, action.words)
+
     def notice(self, book: Book) -> None:
         """What was only seen: no event."""
         if book != self.book:
@@ -225,12 +232,14 @@ class Store:
         old = latest - 30 * DAY_S  # long after they count for nothing
         marks = self.db.execute("SELECT body FROM marks WHERE at > ? ORDER BY id", (old,)).fetchall()
         lemons = self.db.execute("SELECT uuid FROM passports WHERE sent_away_at IS NOT NULL").fetchall()
-        paused = self.db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
+        settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
         return Book(
             {node.node: node for node in nodes},
             tuple(facts_from_json(Mark, json.loads(body)) for (body,) in marks),
             frozenset(uuid for (uuid,) in lemons),
-            bool(paused and paused[0] == "1"),
+            settings.get("paused") == "1",
+            settings.get("blind") == "1",
+            float(settings.get("saw_at", 0)),
         )
 
     def _data_version(self) -> int:

@@ -65,7 +65,8 @@ class Watch:
         except DalsegnoError as error:
             self.say(f"nodes are not looked after: {error.what}. {error.hint}")
             return
-        hands = Hands(self.site.slurm, self.agents, self.site.target, self.folder / EVIDENCE)
+        site, evidence = self.site, self.folder / EVIDENCE
+        hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
         healer = Healer(store, hands, Policy(mode=OFF), time.time, self._beside)
         while not self._closed:
             try:

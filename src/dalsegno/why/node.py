@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
-from dalsegno.recovery.reason import read_reason
+from dalsegno.recovery.reason import SLURM_USERS, read_reason
+from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag
@@ -26,6 +27,12 @@ def explain_node(node: NodeInfo) -> Verdict:
     if fault and (node.draining or node.down):
         return Verdict(
             f"{node.name} is out of service by our own hand: {_fault(fault)}", f"dalsegno nodes show {node.name}"
+        )
+    if rule_of(node, SLURM_USERS):
+        return Verdict(
+            f"{node.name} was taken out of service by Slurm itself: {node.reason}; a controller of ours validates and"
+            " returns it, unless it happens again and again",
+            f"dalsegno events --node {node.name}",
         )
     if node.draining:
         by = f" by {node.reason_user}" if node.reason_user else ""
