@@ -129,13 +129,30 @@ def test_mounts_go_where_they_are_told_and_never_over_the_root(helper: Path, ima
         assert done.returncode == 1 and "cannot mount /" in done.stderr
 
 
+def test_in_a_folder_of_somebody_elses_there_is_a_place_for_mounts_too(helper: Path, image: Path):
+    """Made in the container's own layer: nothing is written to the folder, and what it keeps to itself stays so."""
+    tree = image.parent / "tree"
+    words = for_user(SOMEONE, f"image={tree}", "mounts=/usr/share:/bin/new/share,/etc/hostname:/bin/name")
+    done = on_a_node(helper, words, "ls -d /bin/new/share/doc; cat /bin/name; touch /bin/own 2>&1 || echo refused")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "/bin/new/share/doc" and done.stdout.splitlines()[-1] == "refused"
+    assert not (tree / "bin/new").exists() and not (tree / "bin/name").exists()
+    closed = image.parent / "closed"
+    (closed / "private").mkdir(parents=True)
+    for folder, mode in ((closed, 0o755), (closed / "private", 0o700)):
+        folder.chmod(mode)
+    shutil.copytree(tree, closed, symlinks=True, dirs_exist_ok=True)
+    done = on_a_node(helper, for_user(SOMEONE, f"image={closed}", "mounts=/usr/share:/private/share"), "true")
+    assert done.returncode == 1 and "cannot mount /usr/share at /private/share" in done.stderr
+
+
 def test_the_gpu_drivers_libraries_are_shown_by_name(helper: Path, image: Path):
     node = """mount -t tmpfs t /usr/local; mkdir -p /usr/local/nvidia/lib64; cd /usr/local/nvidia/lib64
         echo driver > libcuda.so.580; ln -s libcuda.so.580 libcuda.so.1; echo no > libother.so; cd /
         cp -a /dev/null /dev/loop* /dev/urandom "$TMP_DEV"; touch "$TMP_DEV/nvidiactl"; mount --bind "$TMP_DEV" /dev"""
     dev = image.parent / "dev"
     dev.mkdir()
-    script = "cd /run/dalsegno-gpu; cat libcuda.so.1; ls libother.so; ls /dev/nvidiactl"
+    script = "cd /.dalsegno-gpu; cat libcuda.so.1; ls libother.so; ls /dev/nvidiactl"
     done = on_a_node(helper, for_user(SOMEONE, f"image={image}"), script, before=f"TMP_DEV={dev}; {node}")
     assert done.stdout.splitlines() == ["driver", "/dev/nvidiactl"]
     assert "libother.so: No such file" in done.stderr

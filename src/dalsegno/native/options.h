@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define GPU_FOLDER "/run/dalsegno-gpu" /* in the container: NVIDIA's driver, where the node has it */
+#define GPU_FOLDER "/.dalsegno-gpu" /* NVIDIA's driver; a container's top folder is the user's in any image */
 
 enum { MOUNTS_MAX = 64, NAMES_MAX = 128, NAME_LENGTH_MAX = 64, WHY_LENGTH = 512 };
 

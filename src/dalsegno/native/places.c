@@ -71,6 +71,29 @@ void open_places(void) {
 
 /* ---- where they go; the image is not trusted, so no path leads out of its root */
 
+static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) {
+    if (is_folder)
+        return mkdirat(folder, name, mode) == 0;
+    int file = openat(folder, name, O_CREAT | O_WRONLY | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    return file >= 0 && close(file) == 0;
+}
+
+/* Images that are folders may belong to somebody else. What is made here is new and lies in the container's own layer, so
+ * where the user may not, root makes it, and it is the user's. */
+static bool make_one(int folder, const char *name, mode_t mode, bool is_folder) {
+    if (make_new(folder, name, mode, is_folder))
+        return true;
+    if (errno != EACCES)
+        return false;
+    as_root();
+    bool made = make_new(folder, name, mode, is_folder) &&
+                fchownat(folder, name, request.uid, request.gid, AT_SYMLINK_NOFOLLOW) == 0;
+    int error = errno;
+    as_user();
+    errno = error;
+    return made;
+}
+
 static int make_folder(int root, const char *path, mode_t mode) {
     char part[PATH_MAX] = "";
     if (strlen(path) >= sizeof part)
@@ -88,7 +111,7 @@ static int make_folder(int root, const char *path, mode_t mode) {
         if (next < 0 && errno == ENOENT) {
             char last[NAME_MAX + 1];
             snprintf(last, sizeof last, "%.*s", (int)(end - name), name);
-            if (mkdirat(here, last, mode) == 0)
+            if (make_one(here, last, mode, true))
                 next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
         }
         int error = errno;
@@ -105,14 +128,12 @@ static int make_file(int root, const char *path) {
     char *slash = strrchr(parent, '/');
     *(slash ? slash : parent) = '\0';
     int folder = make_folder(root, parent, 0755);
-    if (folder < 0)
-        return -1;
-    close(folder);
-    int made = open_below(root, path, O_CREAT | O_WRONLY | O_EXCL, 0644);
-    if (made < 0)
-        return -1;
-    close(made);
-    return open_below(root, path, O_PATH, 0);
+    bool made = folder >= 0 && make_one(folder, slash ? slash + 1 : path, 0644, false);
+    int error = errno;
+    if (folder >= 0)
+        close(folder);
+    errno = error;
+    return made ? open_below(root, path, O_PATH, 0) : -1;
 }
 
 static int place_for(int root, const struct place *place) {
