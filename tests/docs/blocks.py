@@ -43,6 +43,8 @@ NOT_RUN = {
     "benchmarks/containers.py --quick": "takes a minute",
     "benchmarks/containers.py --write": "takes minutes, and writes into the repository",
     "benchmarks/checkpoint.py --write": "takes minutes, and writes into the repository",
+    "sudo benchmarks/recovery.py --quick": "takes minutes",
+    "sudo benchmarks/recovery.py --write": "takes half an hour, and writes into the repository",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
 }
 
