@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -196,6 +196,15 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
         return None
     folder = Folder(Path(slurm.env["SLURM_CONF"]).parents[1])
     return None if controller_runs(folder) else no_answer(f" of {folder.name}")
+
+
+def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
+    """How a command gets into a node of a cluster of ours on this machine, without Slurm; None for any other."""
+    if not cluster_id(slurm.env) or inside_a_host():
+        return None
+    folder = Path(slurm.env["SLURM_CONF"]).parents[1]
+    target = open_local(Place(folder.name, folder.parents[1]))
+    return lambda node, words: target.on_node(node, words, slurm.env, "/")
 
 
 def no_answer(of: str = "") -> DalsegnoError:

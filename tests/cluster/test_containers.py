@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,12 @@ class Contained:
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def on(self, host: str, *words: str) -> None:
+        """A command of root's on one of the hosts."""
+        target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
+        argv, env = target.shell(words, self.cli.env, "/", host, None)
+        subprocess.run(argv, env=env, check=True, timeout=30)
 
     def lines(self, script: str) -> list[str]:
         answer = self.sh(script)
@@ -313,6 +320,90 @@ def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(cluster: Contained
     assert "generation 2" in answer.err
     assert answer.out.count("[1] 1 2 as it says") == 2  # rank 0 may be ended before it has said anything
     assert "[0] 0 2 as it says" in answer.out
+
+
+# Hosts that do not know the option ----------------------------------------------------------------------------
+
+
+@contextmanager
+def own_settings(cluster: Contained, stacks: Mapping[str, str]) -> Iterator[None]:
+    """Hosts with a plugstack.conf on a disk of their own, of a cluster that is not known as ours: somebody's."""
+    etc = cluster.cli.home / "clusters/one/etc"
+    try:
+        for host, stack in stacks.items():
+            own = cluster.cli.home / f"tmp/etc-{host}"
+            shutil.copytree(etc, own)
+            (own / "cluster-id").unlink()
+            (own / "plugstack.conf").write_text(stack)
+            cluster.on(host, "mount", "--bind", str(own), str(etc))
+        yield
+    finally:
+        for host in stacks:
+            cluster.on(host, "umount", "--lazy", str(etc))
+            shutil.rmtree(cluster.cli.home / f"tmp/etc-{host}")
+
+
+def batch(cluster: Contained) -> str:
+    """What a batch script on train-2 gets from its srun with --container-image."""
+    said = cluster.cli.home / "tmp/batch.out"
+    said.unlink(missing_ok=True)
+    cluster.lines(
+        f"unset TMPDIR; sbatch -w train-2 -o {said} --wrap \"srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end\""
+    )
+    eventually(lambda: text_of(said).endswith("end\n"), 30, 0.05)
+    return text_of(said)
+
+
+def test_a_node_where_pyxis_is_not_registered_is_named_and_mended(cluster: Contained, ada: Contained):
+    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot: registering is what is tried."""
+    home = cluster.cli.home
+    line = (home / "clusters/one/etc/plugstack.conf").read_text().splitlines()[-1]
+    ours = Path(line.split()[1])
+    pyxis = home / "tmp/lib/spank_pyxis.so"
+    shutil.copytree(ours.parent, pyxis.parent)
+    (pyxis.parent / ours.name).rename(pyxis)
+    registered = line.replace(str(ours), str(pyxis))
+    enroot = home / "clusters/one/bin/enroot"
+    enroot.write_text("#!/bin/sh\necho 3.5.0\n")
+    enroot.chmod(0o755)
+    try:
+        with own_settings(cluster, {"head": f"{registered}\n", "train-1": f"{registered}\n", "train-2": "# none\n"}):
+            assert "unrecognized option '--container-image" in batch(cluster)
+            assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]  # not in the image!
+            answer = cluster.sh("dalsegno containers check --json")
+            found = json.loads(answer.out)
+            assert answer.code == 1 and [each["host"] for each in found["findings"]] == ["train-2"]
+            assert "plugstack.conf names no plugin for containers" in found["findings"][0]["what"]
+            assert found["findings"][0]["fix"].startswith(f"add `{registered}` to ")
+            refused = ada.sh("dalsegno containers check --repair")
+            assert refused.code == 1 and "Permission denied" in refused.err and "sudo" in refused.err
+            mended = cluster.sh("dalsegno containers check --repair")
+            assert mended.code == 0, mended
+            stack = home / "tmp/etc-train-2/plugstack.conf"
+            assert stack.read_text().splitlines()[-1] == registered
+            assert stack.with_name(".plugstack.conf.before-dalsegno").read_text() == "# none\n"
+            assert batch(cluster) == "from as it says\nend\n"
+            before = stack.stat()
+            again = cluster.sh("dalsegno containers check --repair --json")
+            assert json.loads(again.out)["repaired"] == [] and stack.stat() == before
+    finally:
+        enroot.unlink()
+
+
+def test_where_there_is_no_plugin_a_run_says_so_and_ours_is_installed(cluster: Contained):
+    """On every host, a required plugin that is not there among them: no step starts on train-1."""
+    home = cluster.cli.home
+    missing = "required /nowhere/spank_pyxis.so\n"
+    with own_settings(cluster, {"head": "", "train-1": missing, "train-2": ""}):
+        refused = cluster.sh(f"dalsegno run --framework=plain --container-image={cluster.image} true")
+        assert refused.code == 2 and "neither Pyxis nor Dal Segno's plugin is set up" in refused.err
+        assert "dalsegno containers check" in refused.err
+        answer = cluster.sh(f"dalsegno containers check --repair --folder {home}/tmp/ours --json")
+        found = json.loads(answer.out)
+        assert [each["host"] for each in found["findings"]] == ["train-1"], answer  # there is no ssh to it
+        assert "requires a plugin that does not load" in found["findings"][0]["fix"]
+        assert batch(cluster) == "from as it says\nend\n"
+    shutil.rmtree(home / "tmp/ours")
 
 
 # What is left -------------------------------------------------------------------------------------------------

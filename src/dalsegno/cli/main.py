@@ -37,6 +37,7 @@ COMMANDS = {  # name -> what it does, in the order of `--help`
     "automation": "Pause and resume the care for nodes.",
     "why": "What happened to a node, a run or a job, and what to do.",
     "image": "Import, list and remove container images.",
+    "containers": "Check, and mend, `srun --container-image` on every node.",
     "inject": "Break a node or a worker on purpose.",
     "drill": "A game day: train, break things, report what each fault cost.",
     "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",

@@ -56,8 +56,13 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
         return
     parse_name(request.container_image)
     if not takes_containers:
-        hint = "`containers: {enabled: true}` in the cluster file and `dalsegno up`; on other clusters, Pyxis"
-        raise UsageError("this cluster's srun knows no --container-image", hint=hint)
+        hint = (
+            "`dalsegno containers check` says why, and mends it with `--repair`; in a cluster file it is "
+            "`containers: {enabled: true}`"
+        )
+        raise UsageError(
+            "srun knows no --container-image here: neither Pyxis nor Dal Segno's plugin is set up", hint=hint
+        )
     for path in (request.chdir, dirname(join(request.chdir, request.script)), folder):
         if set(path) & set(":,"):
             hint = "use a folder without `:` and `,`: Pyxis's options cannot name such"

@@ -58,6 +58,11 @@ class NodeInfo:
         return NodeFlag.NOT_RESPONDING not in self.flags
 
     @property
+    def powered_down(self) -> bool:
+        """Off until a job wants it."""
+        return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
+
+    @property
     def in_service(self) -> bool:
         """Slurm would start a job here, now or when the present ones end."""
         busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)

@@ -1,0 +1,91 @@
+# Asked on each host: what does Slurm know of containers here? Says it in lines that begin with `ds:`, changes nothing.
+# Its arguments are plugins that other hosts use: are they here too?
+say() { printf 'ds:%s %s\n' "$1" "$2"; }
+soon() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }
+
+me=$(id -u)
+say uid "$me"
+settings=$(soon scontrol show config 2>/dev/null)
+setting() { printf '%s\n' "$settings" | sed -n "s/^$1 *= *//p" | head -n 1; }
+
+# As Slurm's own commands look for it.
+conf=${SLURM_CONF:-}
+if [ -z "$conf" ]; then
+    for each in "$(setting SLURM_CONF)" /etc/slurm/slurm.conf /run/slurm/conf/slurm.conf /opt/slurm/etc/slurm.conf; do
+        if [ -r "$each" ]; then conf=$each && break; fi
+    done
+fi
+say conf "$conf"
+stack=$(sed -n 's/^ *[Pp][Ll][Uu][Gg][Ss][Tt][Aa][Cc][Kk][Cc][Oo][Nn][Ff][Ii][Gg] *= *//p' "$conf" 2>/dev/null | tail -n 1)
+[ -z "$conf" ] || stack=${stack:-${conf%/*}/plugstack.conf}
+say stack "$stack"
+
+# Each line of the stack, with those of the files that it includes. A body in ( ) keeps its variables to itself.
+read_stack() (
+    [ "$2" -lt 6 ] && [ -r "$1" ] || return 0
+    cd "$(dirname "$1")" || return 0
+    file=$PWD/${1##*/}
+    say file "$file"
+    sed 's/#.*//; s/^[[:space:]]*//; s/[[:space:]]*$//; /^$/d' "$file" | while IFS= read -r line; do
+        say line "$file	$line"
+        case $line in
+        include[[:space:]]*) for each in ${line#include}; do read_stack "$each" $(($2 + 1)); done ;;
+        esac
+    done
+)
+stacked=$(read_stack "$stack" 1)
+[ -z "$stacked" ] || printf '%s\n' "$stacked"
+
+# Plugins that are here: those named in the stack, by other hosts, and where Pyxis is usually installed.
+folders="$(setting PluginDir | tr ':' ' ') /usr/local/lib/slurm /usr/lib/slurm /usr/lib64/slurm /usr/local/lib64/slurm"
+folders="$folders /usr/lib/x86_64-linux-gnu/slurm /usr/lib/aarch64-linux-gnu/slurm /opt/slurm/lib/slurm /opt/slurm/lib64/slurm"
+named=$(printf '%s\n' "$stacked" | sed -n 's/^ds:line [^	]*	[a-z]*[[:space:]]*\([^[:space:]]*\.so\).*/\1/p')
+for each in $named "$@"; do
+    case $each in
+    /*) [ -r "$each" ] && say plugin "$each" ;;
+    *) for folder in $folders; do [ -r "$folder/$each" ] && say plugin "$folder/$each" && break; done ;;
+    esac
+done
+for folder in $folders; do [ -r "$folder/spank_pyxis.so" ] && say plugin "$folder/spank_pyxis.so"; done
+
+# What the commands themselves say.
+for each in srun sbatch; do
+    help=$(soon $each --help 2>&1)
+    case $help in *--container-image*) say knows $each ;; esac
+    [ $each = srun ] && printf '%s\n' "$help" | grep -i 'error:.*\(spank\|plug\|dlopen\)' | head -n 3 | sed 's/^/ds:error /'
+done
+
+# Enroot, which Pyxis needs; where it writes, and whether a user may. What root may is not asked: users run jobs.
+if command -v enroot >/dev/null; then say enroot "$(soon enroot version 2>/dev/null || echo '?')"; fi
+who=$me
+may_write() { [ -w "$1" ]; }
+if [ "$me" = 0 ]; then
+    who=65534
+    may_write() { setpriv --reuid=65534 --regid=65534 --clear-groups test -w "$1"; }
+    command -v setpriv >/dev/null || may_write() { true; }
+fi
+cat /etc/enroot/enroot.conf /etc/enroot/enroot.conf.d/*.conf 2>/dev/null |
+    sed -n 's/^[[:space:]]*ENROOT_\(RUNTIME\|CACHE\|DATA\|TEMP\)_PATH[[:space:]]*=*[[:space:]]*/\1 /p' |
+    sed "s/\${*[E]*UID}*/$who/g; s/\$(id -u)/$who/g; s/\${*USER}*/$who/g; s/\$(whoami)/$who/g; s/[\"']//g" |
+    while read -r name path; do
+        case $path in *'$'* | '') continue ;; esac
+        there=$path
+        while [ ! -e "$there" ]; do there=$(dirname "$there"); done
+        may_write "$there" && continue
+        common=$path # without the part that is each user's own
+        while case $common in *$who*) true ;; *) false ;; esac; do common=$(dirname "$common"); done
+        say closed "$name	$common	$there"
+    done
+
+# What a container's root is made of.
+for each in squashfs overlay; do
+    if grep -qw $each /proc/filesystems || modprobe -nq $each 2>/dev/null; then say has $each; fi
+done
+for each in unsquashfs squashfuse fuse-overlayfs; do if command -v $each >/dev/null; then say has $each; fi; done
+if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
+    [ "$(cat /proc/sys/kernel/unprivileged_userns_clone 2>/dev/null || echo 1)" != 0 ]; then
+    say has namespaces
+fi
+# Our own command, if it is this user's: who else could write it would have others run it.
+ours=$(command -v dalsegno) && [ -O "$ours" ] && say dalsegno "$ours"
+say end "$(uname -n)"

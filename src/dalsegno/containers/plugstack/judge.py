@@ -1,0 +1,129 @@
+"""What is wrong with containers on a cluster's hosts, each in a sentence and with what mends it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dalsegno.containers.plugstack.choice import choose, line_for, wrong_lines
+from dalsegno.containers.plugstack.facts import HostFacts, Kind
+
+ENABLE = "`containers: {enabled: true}` in the cluster file, then `dalsegno up`"
+INSTALL = "`dalsegno containers check --repair`, as root, installs Dal Segno's own plugin"
+
+
+@dataclass(frozen=True)
+class Finding:
+    host: str
+    what: str
+    fix: str
+
+
+def judge(hosts: Sequence[HostFacts], own: bool = False) -> list[Finding]:
+    """`own`: a cluster of ours, which its file describes."""
+    return [finding for host in hosts for finding in _judge_host(host, hosts, own)]
+
+
+def _judge_host(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> Iterator[Finding]:
+    if host.silent:
+        yield Finding(host.host, f"could not be asked: {host.silent}", _unasked(host))
+        return
+    if "srun" not in host.knows:
+        yield Finding(host.host, _unknown(host, hosts), _registering(host, hosts, own))
+        return
+    if len({line.kind for line in host.registered if host.is_there(line.plugin)}) > 1:
+        what = f"{host.stack} names both Pyxis and Dal Segno's plugin, which have the same options"
+        yield Finding(host.host, what, "keep one of the two lines: Pyxis's")
+    elif host.working and host.working.kind is not choose(hosts):
+        what = f"has {_title(host.working.kind)} where other hosts have Pyxis: neither takes the other's options"
+        yield Finding(host.host, what, _registering(host, hosts, own))
+    if "sbatch" not in host.knows:
+        what = "sbatch does not know --container-image, only srun does: this Pyxis is older than 0.12"
+        yield Finding(host.host, what, "use `srun --container-image` inside the script, or install a newer Pyxis")
+    if host.working and not host.login:
+        yield from _judge_needs(host, host.working.kind)
+
+
+def _title(kind: Kind | None) -> str:
+    return kind.title if kind else "another plugin"
+
+
+def _unasked(host: HostFacts) -> str:
+    if "Plugin initialization failed" in host.silent:
+        return "its plugstack.conf requires a plugin that does not load; slurmd's log on the node names it"
+    if host.login:
+        return "Slurm's commands must work here first: `sinfo`"
+    return f"`sinfo -n {host.host}` tells its state; a node that is full or down can be asked later, or over ssh"
+
+
+def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
+    why = f"does not know --container-image: {_reason(host)}"
+    here = next((each for each in hosts if each.login), None)
+    if any(line.text.startswith("required") and not host.is_there(line.plugin) for line in host.registered):
+        return f"{why}, so that {'no job can be handed in' if host.login else 'no job starts there'}"
+    if host.login or here is None or "srun" not in here.knows:
+        return why
+    return (
+        f'{why}; inside sbatch, srun fails there with "unrecognized option", and a step that is started from '
+        f"{here.host} runs on the bare node, outside its container"
+    )
+
+
+def _reason(host: HostFacts) -> str:
+    if not host.conf:
+        return "there is no slurm.conf to be found"
+    if not host.files:
+        return f"there is no {host.stack}"
+    if not host.registered:
+        return f"{host.stack} names no plugin for containers"
+    line = next((line for line in host.registered if not host.is_there(line.plugin)), None)
+    if line:
+        return f"{line.file} names {line.plugin}, which is not there"
+    if host.errors:
+        return f"{host.registered[0].plugin} does not load ({host.errors[0]})"
+    return f"{host.registered[0].file} names {host.registered[0].plugin}, but srun does not read it"
+
+
+def _registering(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
+    kind, line = choose(hosts), line_for(host, hosts)
+    if host.configless:
+        return "its files come from slurmctld: mend plugstack.conf there, then `scontrol reconfigure`"
+    wrong = wrong_lines(host, hosts)
+    away = [f"take `{each.text}` out of {each.file}" for each in wrong]
+    named = any(line.split()[1] == each.plugin for each in host.registered if each not in wrong) if line else False
+    if named and not wrong:
+        return f"build {line.split()[1]} anew, for the Slurm that is there"
+    if line:
+        return ", and ".join([*away, *([] if named else [f"add `{line}` to {host.stack}"])])
+    if kind is Kind.PYXIS:
+        model = next(each for each in hosts if each.installed(Kind.PYXIS))
+        return f"install Pyxis and Enroot there, as on {model.host}"
+    return ENABLE if own else INSTALL
+
+
+def _judge_needs(host: HostFacts, kind: Kind | None) -> Iterator[Finding]:
+    """What a container is made with, on a node."""
+    if kind is Kind.PYXIS:
+        yield from _judge_enroot(host)
+    elif kind is Kind.OURS and "overlay" not in host.has:
+        yield Finding(host.host, "its kernel has no overlay file system", "`modprobe overlay`")
+    elif kind is Kind.OURS and not host.has & {"squashfs", "squashfuse", "unsquashfs"}:
+        what = "images cannot be opened: neither squashfs in the kernel, nor squashfuse, nor unsquashfs"
+        yield Finding(host.host, what, "install squashfs-tools")
+
+
+def _judge_enroot(host: HostFacts) -> Iterator[Finding]:
+    if host.enroot is None:
+        yield Finding(host.host, "Pyxis is registered, but Enroot, which it needs, is not installed", "install Enroot")
+        return
+    if "namespaces" not in host.has:
+        yield Finding(
+            host.host,
+            "users may make no namespaces, so Enroot starts nothing",
+            "`sysctl user.max_user_namespaces=65536`",
+        )
+    if "unsquashfs" not in host.has:
+        yield Finding(host.host, "Enroot cannot unpack images: there is no unsquashfs", "install squashfs-tools")
+    for each in host.closed:
+        what = f"users cannot write to ENROOT_{each.name}_PATH: {each.there} is closed to them"
+        yield Finding(host.host, what, f"`mkdir -p {each.common}` and `chmod 1777 {each.common}`")

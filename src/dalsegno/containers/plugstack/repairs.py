@@ -1,0 +1,70 @@
+"""What would put a cluster's hosts right, as values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from posixpath import basename
+
+from dalsegno.containers.plugstack.choice import choose, line_for, wrong_lines
+from dalsegno.containers.plugstack.facts import HostFacts, Kind, StackLine
+
+FOLDER = "/var/lib/dalsegno/containers"  # of our plugin and what it keeps, on hosts that are not ours
+
+
+@dataclass(frozen=True)
+class Repair:
+    """On one host: a line for its plugstack.conf, others out of use, our plugin's files first, folders for users."""
+
+    host: str
+    file: str = ""
+    add: str = ""
+    drop: tuple[StackLine, ...] = ()
+    install: str = ""  # the folder that our plugin's files come to
+    folders: tuple[str, ...] = ()
+    restart: bool = False  # Pyxis makes folders of its own when slurmd starts
+
+    def sentences(self) -> list[str]:
+        done = [
+            (self.install, f"installs Dal Segno's plugin in {self.install}"),
+            (self.add, f"adds `{self.add}` to {self.file}"),
+            *((line, f"puts `{line.text}` in {line.file} out of use") for line in self.drop),
+            *((folder, f"opens {folder} to users") for folder in self.folders),
+            (self.restart, "restarts slurmd, where systemd keeps it; jobs go on"),
+        ]
+        return [text for condition, text in done if condition]
+
+
+def decide_repairs(
+    hosts: Sequence[HostFacts], own: bool, built: str, folder: str = FOLDER
+) -> tuple[list[Repair], bool]:
+    """What can be done, and whether slurmctld must hand its files out anew. `built`: the name of our plugin's build."""
+    repairs = [repair for host in hosts if (repair := _repair(host, hosts, own, built, folder))]
+    handed_out = any(host.configless and "srun" not in host.knows for host in hosts)
+    return repairs, handed_out
+
+
+def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, folder: str) -> Repair | None:
+    if host.silent or host.configless or not host.stack:
+        return None
+    folders = tuple(dict.fromkeys(each.common for each in host.closed if "enroot" in each.common))
+    drop = wrong_lines(host, hosts)
+    kept = [line for line in host.registered if line not in drop]
+    if "srun" in host.knows and not drop:
+        return Repair(host.host, folders=folders) if folders else None
+    if (line := line_for(host, hosts)) and not any(each.plugin == line.split()[1] for each in kept):
+        restart = choose(hosts) is Kind.PYXIS and not own and not host.login
+        return Repair(host.host, host.stack, line, drop, folders=folders, restart=restart)
+    if line:
+        return Repair(host.host, host.stack, "", drop) if drop else None  # it is named, and does not load
+    if choose(hosts) is Kind.PYXIS or own:
+        return None  # to be installed there; or to be had from the cluster file
+    target = f"{folder}/{built}"
+    return Repair(host.host, host.stack, our_line(host, target, folder), host.registered, install=target)
+
+
+def our_line(host: HostFacts, target: str, folder: str) -> str:
+    importing = [f"import={host.dalsegno}"] if basename(host.dalsegno) == "dalsegno" else []
+    return " ".join(
+        ["required", f"{target}/{Kind.OURS.value}", f"data={folder}/kept", f"cache={folder}/unpacked", *importing]
+    )

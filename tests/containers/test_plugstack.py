@@ -1,0 +1,264 @@
+"""Whether hosts know --container-image: what they answer, what is wrong, and what mends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.plugstack.asking import ask_node, by_srun, by_ssh, question, script
+from dalsegno.containers.plugstack.facts import Closed, HostFacts, StackLine, parse_answer
+from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, judge
+from dalsegno.containers.plugstack.mending import mend_node, steps
+from dalsegno.containers.plugstack.repairs import Repair, decide_repairs
+from dalsegno.system.processes import Completed, FakeRunner
+
+STACK = "/etc/slurm/plugstack.conf"
+PYXIS = "/usr/local/lib/slurm/spank_pyxis.so"
+OURS = "/var/lib/dalsegno/containers/b1/dalsegno_container.so"
+ALL = frozenset(("squashfs", "overlay", "unsquashfs", "namespaces"))
+BOTH = frozenset(("srun", "sbatch"))
+
+
+def host(name: str, *lines: str, plugins: tuple[str, ...] = (PYXIS,), knows: bool = False, **more: object) -> HostFacts:
+    """One with Enroot and a plugstack.conf that has these lines."""
+    facts: dict[str, object] = {
+        "login": name == "login", "uid": 0, "conf": "/etc/slurm/slurm.conf", "stack": STACK, "files": (STACK,),
+        "lines": tuple(StackLine(STACK, line) for line in lines), "plugins": plugins, "enroot": "3.5.0", "has": ALL,
+        "knows": BOTH if knows else frozenset(), **more,
+    }  # fmt: skip
+    return HostFacts(name, **facts)  # type: ignore[arg-type]
+
+
+def with_pyxis(name: str, **more: object) -> HostFacts:
+    return host(name, f"required {PYXIS} sbatch_support=1", knows=True, **more)
+
+
+def repairs(*hosts: HostFacts, own: bool = False) -> list[Repair]:
+    return decide_repairs(hosts, own, "b1")[0]
+
+
+# Judging and deciding --------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_all_know_the_option_are_fine_and_left_alone():
+    hosts = [with_pyxis("login"), with_pyxis("n1")]
+    assert (judge(hosts), repairs(*hosts)) == ([], [])
+
+
+def test_a_node_whose_plugstack_names_no_plugin_gets_the_line_of_the_others():
+    hosts = [with_pyxis("login"), with_pyxis("n1"), host("n2")]
+    (found,) = judge(hosts)
+    assert found.host == "n2"
+    assert f"{STACK} names no plugin for containers" in found.what
+    assert '"unrecognized option"' in found.what and "runs on the bare node" in found.what
+    line = f"required {PYXIS} sbatch_support=1"
+    assert found.fix == f"add `{line}` to {STACK}"
+    assert repairs(*hosts) == [Repair("n2", STACK, line, restart=True)]
+
+
+def test_a_pyxis_that_is_installed_and_registered_nowhere_is_registered_not_ours():
+    hosts = [host("login"), host("n1")]
+    assert [each.add for each in repairs(*hosts)] == [f"required {PYXIS}"] * 2
+
+
+def test_where_there_is_no_plugin_at_all_ours_is_installed_or_the_cluster_file_says_so():
+    hosts = [host("login", plugins=(), dalsegno="/usr/bin/dalsegno"), host("n1", plugins=())]
+    assert [each.fix for each in judge(hosts)] == [INSTALL, INSTALL]
+    first, second = repairs(*hosts)
+    assert first.install == second.install == "/var/lib/dalsegno/containers/b1"
+    assert first.add.startswith(f"required {OURS} data=") and first.add.endswith(" import=/usr/bin/dalsegno")
+    assert [each.fix for each in judge(hosts, own=True)] == [ENABLE, ENABLE]
+    assert repairs(*hosts, own=True) == []
+
+
+def test_a_node_without_pyxis_where_others_have_it_is_told_to_install_it():
+    hosts = [with_pyxis("login"), host("n1", plugins=())]
+    assert [each.fix for each in judge(hosts)] == ["install Pyxis and Enroot there, as on login"]
+    assert repairs(*hosts) == []
+
+
+def test_a_line_that_names_a_missing_plugin_is_put_out_of_use():
+    missing = "required /old/spank_pyxis.so"
+    hosts = [with_pyxis("login"), host("n1", missing)]
+    (found,) = judge(hosts)
+    assert "/old/spank_pyxis.so, which is not there, so that no job starts there" in found.what
+    (repair,) = repairs(*hosts)
+    assert repair.drop == (StackLine(STACK, missing),) and repair.add.startswith(f"required {PYXIS}")
+
+
+def test_a_plugin_of_another_slurm_is_not_mended_by_naming_it_once_more():
+    said = "srun: error: plugin_load_from_file: Incompatible Slurm plugin version (23.11.4)"
+    hosts = [with_pyxis("login"), host("n1", f"required {PYXIS}", errors=(said,))]
+    (found,) = judge(hosts)
+    assert "does not load" in found.what and "23.11.4" in found.what
+    assert found.fix == f"build {PYXIS} anew, for the Slurm that is there"
+    assert repairs(*hosts) == []
+
+
+def test_two_plugins_on_one_host_or_on_two_are_one_too_many():
+    both = host("n1", f"required {PYXIS}", f"required {OURS}", plugins=(PYXIS, OURS), knows=True)
+    other = host("n2", f"required {OURS}", plugins=(PYXIS, OURS), knows=True)
+    hosts = [with_pyxis("login"), both, other]
+    assert ["names both" in each.what for each in judge(hosts)] == [True, False]
+    assert "neither takes the other's options" in judge(hosts)[1].what
+    assert [(each.host, [line.plugin for line in each.drop]) for each in repairs(*hosts)] == [
+        ("n1", [OURS]),
+        ("n2", [OURS]),
+    ]
+    assert repairs(*hosts)[1].add == f"required {PYXIS} sbatch_support=1"
+
+
+def test_files_that_slurmctld_hands_out_are_mended_there():
+    hosts = [with_pyxis("login"), host("n1", conf="/run/slurm/conf/slurm.conf")]
+    assert "scontrol reconfigure" in judge(hosts)[0].fix
+    assert decide_repairs(hosts, False, "b1") == ([], True)
+
+
+def test_what_pyxis_needs_on_a_node():
+    closed = Closed("RUNTIME", "/run/enroot", "/run")
+    bare = with_pyxis("n1", has=frozenset(), closed=(closed,))
+    hosts = [with_pyxis("login", enroot=None), bare, with_pyxis("n2", enroot=None)]
+    assert [each.what.split(":")[0] for each in judge(hosts)] == [
+        "users may make no namespaces, so Enroot starts nothing",
+        "Enroot cannot unpack images",
+        "users cannot write to ENROOT_RUNTIME_PATH",
+        "Pyxis is registered, but Enroot, which it needs, is not installed",
+    ]
+    assert repairs(*hosts) == [Repair("n1", folders=("/run/enroot",))]
+
+
+def test_an_old_pyxis_that_sbatch_does_not_know():
+    old = host("login", f"required {PYXIS}", knows=True)
+    (found,) = judge([HostFacts(**{**vars(old), "knows": frozenset({"srun"})})])
+    assert "older than 0.12" in found.what
+
+
+# Asking ----------------------------------------------------------------------------------------------------------
+
+
+def ask_in(tmp_path: Path, env: Mapping[str, str], *plugins: str) -> HostFacts:
+    """The question itself, in a shell, with a PATH that has stand-ins for Slurm's commands."""
+    done = subprocess.run(question(plugins), env=env, capture_output=True, text=True, timeout=60, check=True)
+    facts = parse_answer("n1", f"welcome to n1\n{done.stdout}")
+    assert facts, done
+    return facts
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """A host with slurm.conf, and an srun that knows the option if a file says so."""
+    for name, body in {
+        "srun": f"cat {tmp_path}/help >&2; cat {tmp_path}/help",
+        "sbatch": "true",
+        "scontrol": f"echo 'PluginDir               = {tmp_path}/lib'",
+    }.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "help").write_text("  --container-image=X\n")
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
+    return {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_CONF": f"{tmp_path}/slurm.conf"}
+
+
+def test_included_files_are_read_and_plugins_found_by_their_bare_name(tmp_path: Path, slurm: dict[str, str]):
+    (tmp_path / "plugstack.conf").write_text("# ours\n\ninclude plugstack.conf.d/*\noptional  x11.so # no\n")
+    (tmp_path / "plugstack.conf.d").mkdir()
+    (tmp_path / "plugstack.conf.d/pyxis.conf").write_text("required spank_pyxis.so a=b\n")
+    (tmp_path / "lib/spank_pyxis.so").touch()
+    (tmp_path / "elsewhere.so").touch()
+    facts = ask_in(tmp_path, slurm, f"{tmp_path}/elsewhere.so", "/nowhere/x.so")
+    assert facts.stack == f"{tmp_path}/plugstack.conf"
+    assert [line.text for line in facts.lines] == [
+        "include plugstack.conf.d/*", "required spank_pyxis.so a=b", "optional  x11.so"
+    ]  # fmt: skip
+    assert facts.plugins[:2] == (f"{tmp_path}/lib/spank_pyxis.so", f"{tmp_path}/elsewhere.so")
+    assert facts.working == facts.registered[0]
+    assert facts.knows == {"srun"}
+
+
+def test_slurm_conf_may_name_another_plugstack_and_errors_are_passed_on(tmp_path: Path, slurm: dict[str, str]):
+    (tmp_path / "slurm.conf").write_text(f"plugstackconfig = {tmp_path}/other.conf\n")
+    (tmp_path / "help").write_text("srun: error: spank: x.so: Dlopen of plugin file failed\n")
+    facts = ask_in(tmp_path, slurm)
+    assert (facts.stack, facts.files, facts.knows) == (f"{tmp_path}/other.conf", (), frozenset())
+    assert facts.errors[0].endswith("Dlopen of plugin file failed")
+
+
+def test_half_an_answer_is_none():
+    assert parse_answer("n1", "ds:uid 0\nds:knows srun\n") is None
+    assert parse_answer("n1", "ds:end\nds:closed x\nds:uid ?\n") == HostFacts("n1")
+
+
+def test_a_node_that_srun_does_not_reach_is_asked_over_ssh_and_else_says_why():
+    def answer(argv: tuple[str, ...], _: str | None) -> Completed:
+        if argv[0] == "srun":  # it ends with 0 all the same
+            return Completed(argv, 0, "", "srun: error: task 0 launch failed: Plugin initialization failed")
+        return Completed(argv, 0, "ds:end n1") if "n1" in argv else Completed(argv, 255, "", "ssh: refused")
+
+    runner = FakeRunner(answer)
+    env = {"PYXIS_CONTAINER_IMAGE": "x", "SLURM_JOB_ID": "7", "SLURM_CONF": "c"}
+    ways = [by_srun(env, {"n1": "train"}), by_ssh({})]
+    assert ways[0].enter("n1", [])[1] == {"SLURM_CONF": "c"}
+    assert "--partition=train" in ways[0].enter("n1", [])[0]
+    assert ask_node(runner, "n1", ways, ()) == HostFacts("n1")
+    silent = ask_node(runner, "n2", ways, ())
+    assert silent.silent.startswith("srun: ") and silent.silent.endswith("; ssh: ssh: refused")
+    assert "requires a plugin that does not load" in judge([silent])[0].fix
+
+
+# Mending ---------------------------------------------------------------------------------------------------------
+
+
+def write_stack(file: Path, add: str, *drop: str) -> None:
+    words = ["sh", "-c", script("stack.sh"), "dalsegno", str(file), add, *drop]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
+
+
+def test_a_line_is_added_once_others_are_put_out_of_use_and_what_was_is_kept(tmp_path: Path):
+    file = tmp_path / "plugstack.conf"
+    file.write_text("# mine\n  required  /old.so # why\noptional x11.so")
+    file.chmod(0o640)
+    for _ in range(2):
+        write_stack(file, "required /new.so", "required  /old.so")
+    assert file.read_text().splitlines() == [
+        "# mine",
+        "# out of use, by dalsegno:   required  /old.so # why",
+        "optional x11.so",
+        "# by dalsegno containers check --repair",
+        "required /new.so",
+    ]
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".plugstack.conf.before-dalsegno", "plugstack.conf"]
+    assert "optional x11.so" in (tmp_path / ".plugstack.conf.before-dalsegno").read_text()
+
+
+def test_a_plugstack_that_is_missing_is_made_and_a_link_stays_one(tmp_path: Path):
+    write_stack(tmp_path / "etc/plugstack.conf", "required /new.so")
+    assert (tmp_path / "etc/plugstack.conf").read_text().endswith("\nrequired /new.so\n")
+    (tmp_path / "link").symlink_to("etc/plugstack.conf")
+    write_stack(tmp_path / "link", "required /other.so")
+    assert (tmp_path / "link").is_symlink()
+    assert "required /other.so" in (tmp_path / "etc/plugstack.conf").read_text()
+
+
+def test_a_repair_that_srun_did_not_bring_there_is_brought_in_the_next_way():
+    runner = FakeRunner(lambda argv, _: Completed(argv, 0, "ds:done\n" if argv[0] == "ssh" else ""))
+    repair = Repair("n1", STACK, "required x.so", restart=True)
+    mend_node(runner, [by_srun({}, {}), by_ssh({})], repair, "")
+    assert [argv[0] for argv in runner.calls] == ["srun", "ssh", "ssh"]
+
+
+def test_lines_in_included_files_are_changed_where_they_are():
+    repair = Repair(
+        "n1", STACK, "required x.so", (StackLine("/d/a.conf", "required a"), StackLine(STACK, "required b"))
+    )
+    assert [words[4:] for words, _ in steps(repair, "")] == [
+        ["/d/a.conf", "", "required a"],
+        [STACK, "required x.so", "required b"],
+    ]
