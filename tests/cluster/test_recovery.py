@@ -18,6 +18,7 @@ from dalsegno.system.procfs import arguments, descendants
 from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import Cli, at_home, eventually, taken_down
+from tests.cluster.test_repair import daemon_pid
 
 FILE = """
 name: one
@@ -195,6 +196,15 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwa
         return cluster.ok("shell", "--", "squeue", "-h", "-j", joins, "-o", "%T %N").strip()
 
     eventually(lambda: node() == f"RUNNING {SPARE}", 30)
+    for read_again in (("shell", "--", "scontrol", "reconfigure"), ("up",)):  # slurm.conf says that it is a spare
+        before = last_event(cluster)
+        if read_again == ("up",):
+            os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
+        cluster.ok(*read_again)
+        given_back = f"is given back to job {joins}: Slurm had drained it again"
+        eventually(lambda before=before: given_back in [each["text"] for each in events(cluster, SPARE, before)], 60)
+        eventually(lambda: state(cluster, SPARE) == "allocated", 60)
+        assert node() == f"RUNNING {SPARE}"
     cluster.ok("shell", "--", "scancel", *full, joins)
     eventually(lambda: phase(cluster, SPARE) == "spare", 30)
     assert state(cluster, SPARE) == "drained"

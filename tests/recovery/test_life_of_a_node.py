@@ -650,6 +650,25 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_i
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_its_job(
+    clinic_of: MakeClinic, running: bool
+):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.start(9, comment="dalsegno:join")
+    clinic.round()
+    if running:
+        clinic.cluster.start(9, "n4", comment="dalsegno:join")
+    node = clinic.cluster.nodes["n4"]
+    node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
+    clinic.rounds(2)
+    assert (node.flags, clinic.phase("n4")) == (frozenset(), Phase.LENT)
+    assert clinic.cluster.queue[9].state is (JobState.RUNNING if running else JobState.PENDING)
+    clinic.cluster.end(9)
+    clinic.settle()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+
+
 def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at_once(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     clinic.cluster.start(9, comment="dalsegno:join")

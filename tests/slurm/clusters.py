@@ -143,7 +143,6 @@ def _everything() -> tuple[Cluster, Layout]:
         cgroups=Cgroups(plugin="cgroup/v1", constrain=True, ignore_systemd=True),
         task_plugin="task/cgroup,task/affinity",
         own_address_only=True,
-        released=frozenset({"train-6"}),
         tree_width=64,
         programs=Programs("/opt/ds/prolog", "/opt/ds/epilog", "/opt/ds/health check", 60, "/bin/true"),
         timeouts=Timeouts(message_s=20, kill_wait_s=10, min_job_age_s=600, credential_s=30),

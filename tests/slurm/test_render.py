@@ -80,12 +80,10 @@ def test_nodes_that_differ_get_lines_of_their_own() -> None:
     assert [line.split()[0] for line in lines] == ["NodeName=a[1-2]", "NodeName=b[1-2]"]
 
 
-def test_a_spare_starts_drained_until_it_is_released() -> None:
+def test_a_spare_starts_drained() -> None:
     cluster = cluster_of(Node("n1", 4, 8000), Node("n2", 4, 8000, spare=True))
     waiting = starting(conf(cluster), "NodeName=n2")[0]
     assert waiting.endswith("State=DRAIN Reason=dalsegno:spare")
-    (serving,) = starting(conf(cluster, layout_of(released=frozenset({"n2"}))), "NodeName")
-    assert serving.startswith("NodeName=n[1-2]") and serving.endswith("State=UNKNOWN")
 
 
 def test_simulated_nodes_have_sockets_and_real_ones_only_a_cpu_count() -> None:

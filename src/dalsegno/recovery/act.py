@@ -26,7 +26,7 @@ from dalsegno.recovery.actions import (
 from dalsegno.recovery.evidence import save_evidence
 from dalsegno.recovery.hands import Agents, Slurm
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
-from dalsegno.slurm import SPARE_REASON, NodeInfo
+from dalsegno.slurm import SPARE_REASON, JobState, NodeInfo
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset
 
 
@@ -134,6 +134,9 @@ def _release(action: Release, hands: Hands) -> str:
     """The job gets this node, and goes before all others: they would take it first."""
     if owner(hands.slurm.nodes(action.node)[0], hands.slurm_users) is Owner.SOMEONE:
         raise DalsegnoError(f"someone else keeps {action.node} out of service", hint="`sinfo -R` shows the reason")
+    if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
+        hands.slurm.resume(action.node)
+        return f"is given back to job {action.job}: Slurm had drained it again"
     hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST)
     hands.slurm.resume(action.node)
     return f"is released for job {action.job}"

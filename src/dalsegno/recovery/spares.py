@@ -51,8 +51,14 @@ def keep_spare(
 
 
 def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts) -> tuple[bool, Action | None]:
-    """Back among the spares when the job it was lent to has gone and it has nothing else to do."""
+    """Back among the spares when the job it was lent to has gone and it has nothing else to do.
+
+    slurmctld drains it again when it is started anew or reads its files again, where it is a spare: it is given back at
+    once, or its job would wait for it for ever, and a run would think ill of it.
+    """
     waits = any(job.id == own.lent_to and not job.state.ended for job in facts.jobs)
+    if waits and whose is Owner.SPARE:
+        return True, Release(node.name, own.lent_to) if node.connected and node.slurm.responding else None
     if waits or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
         return False, None
     if whose is Owner.SPARE:  # slurmctld has read its files again, where it is one

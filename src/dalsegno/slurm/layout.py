@@ -149,7 +149,6 @@ class Layout:
     cgroups: Cgroups = field(default_factory=Cgroups)
     overrides: bool = False  # nodes may claim more than the machine has
     own_address_only: bool = False  # listen where the machine's own host name resolves to, not on all addresses
-    released: frozenset[str] = frozenset()  # spares in service: Slurm drains any other at each reconfigure and restart
     tree_width: int | None = None
     programs: Programs = field(default_factory=Programs)
     spank: Spank | None = None

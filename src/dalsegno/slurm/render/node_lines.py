@@ -20,16 +20,15 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """What makes two nodes alike."""
-    waits = node.spare and node.name not in layout.released
+    """What makes two nodes alike. Slurm drains spares at its start and at each reconfigure, also those that are lent."""
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
         "Gres": _gres(node),
         "Feature": ",".join(node.features),
         "Weight": str(node.weight) if node.weight != 1 else "",
-        "State": "DRAIN" if waits else "UNKNOWN",
-        "Reason": SPARE_REASON if waits else "",
+        "State": "DRAIN" if node.spare else "UNKNOWN",
+        "Reason": SPARE_REASON if node.spare else "",
     }
 
 
