@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,14 @@ import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
-CLUSTER_TIMEOUT_S = 300
+CLUSTER_TIMEOUT_S = 600
 
 settings.register_profile("suite", deadline=None)  # other tests are at work beside: no example is judged by its time
 settings.load_profile("suite")
+
+# Whoever starts the suite in the background may have interrupts ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,7 +56,7 @@ def run(argv: list[str], env: dict[str, str], cwd: Path | None = None, user: int
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DALSEGNO_")}
     return subprocess.run(
         argv, env={**clean, **env}, cwd=cwd, user=user, group=user, extra_groups=[] if user else None,
-        capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

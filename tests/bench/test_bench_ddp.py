@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 # Real processes with torch: too slow for the unit part.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = [
@@ -61,7 +61,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]
     ranks = [
         bench(*SMALL, "--json", "--timeline", "t.svg", cwd=folder, env={**world, "RANK": str(rank)}) for rank in (0, 1)
     ]
-    answers = [rank.communicate(timeout=100) for rank in ranks]
+    answers = [rank.communicate(timeout=200) for rank in ranks]
     assert ElementTree.parse(folder / "t.svg").getroot().tag.endswith("svg")
     return [(rank.returncode, *answer) for rank, answer in zip(ranks, answers, strict=True)]
 

@@ -18,6 +18,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.follow import Line
 from tests.cli.runs import end, make_run, members, say, tell
+from tests.waiting import PATIENCE_S, eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 # What `run` does once a run is handed over. Slurm is never asked: the coordinator has just spoken.
@@ -62,13 +63,6 @@ def follow(run: RunFolder) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         child.wait()
 
 
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
 def test_lines_carry_their_rank_where_there_are_several() -> None:
     assert prefixed(Line(1, 3, "a"), 4) == "[3] a"
     assert prefixed(Line(1, 3, "a"), 11) == "[ 3] a"
@@ -81,7 +75,7 @@ def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow
     say(run, 1, 0, "step 1\n")
     say(run, 1, 1, "step 1\nno end")
     end(run, 7, report="Traceback: ValueError\n", message="rank 1: ValueError", world_size=2, nproc_per_node=2)
-    out, err = follow().communicate(timeout=20)
+    out, err = follow().communicate(timeout=PATIENCE_S)
     assert out == "[0] step 1\n[1] step 1\n[1] no end\n"
     assert err.splitlines() == [
         "Traceback: ValueError",
@@ -99,7 +93,7 @@ def test_what_comes_while_it_is_followed(run: RunFolder, follow: Callable[..., s
     say(run, 2, 0, "again\n")
     assert child.stdout.readline() == "[0] again\n"
     end(run)
-    assert child.wait(20) == 0
+    assert child.wait(PATIENCE_S) == 0
     assert child.stderr.read() == "run train-k3f9x is done after 1:00\n"
 
 
@@ -131,7 +125,7 @@ def test_a_run_that_was_over_before_anybody_looked_had_a_generation_all_the_same
 ):
     formed(run, 1)
     end(run)
-    _, err = follow().communicate(timeout=20)
+    _, err = follow().communicate(timeout=PATIENCE_S)
     assert err.splitlines() == ["generation 1: 1 node, 2 processes", "run train-k3f9x is done after 1:00"]
 
 
@@ -140,8 +134,8 @@ def test_ctrl_c_in_a_script_cancels_the_run(run: RunFolder, follow: Callable[...
     assert child.stderr
     child.stderr.readline()
     child.send_signal(signal.SIGINT)
-    until(run.cancel.exists)
-    assert child.wait(20) == 130
+    eventually(run.cancel.exists)
+    assert child.wait(PATIENCE_S) == 130
 
 
 def test_a_follower_that_is_terminated_leaves_the_run_alone(
@@ -151,7 +145,7 @@ def test_a_follower_that_is_terminated_leaves_the_run_alone(
     assert child.stderr
     child.stderr.readline()
     child.send_signal(signal.SIGTERM)
-    assert child.wait(20) == 143
+    assert child.wait(PATIENCE_S) == 143
     assert child.stderr.read() == "run train-k3f9x goes on; `dalsegno logs -f train-k3f9x` follows it again\n"
     assert not run.cancel.exists()
 
@@ -174,7 +168,7 @@ def test_ctrl_c_in_a_terminal_asks(
     else:
         os.write(ours, answer.encode())
     drain(ours)
-    assert child.wait(20) == code
+    assert child.wait(PATIENCE_S) == code
     assert run.cancel.exists() == cancelled
 
 
@@ -192,7 +186,7 @@ def test_one_may_also_go_on(run: RunFolder, follow: Callable[..., subprocess.Pop
     assert "still here" in read_until(ours, "still here")
     end(run)
     assert "is done" in drain(ours)
-    assert child.wait(20) == 0
+    assert child.wait(PATIENCE_S) == 0
 
 
 def read_until(fd: int, text: str) -> str:

@@ -172,7 +172,7 @@ def test_a_run_whose_cluster_is_gone_ends_here(call: Call, tmp_path: Path, on_he
     run = make_run(tmp_path, on_head=on_head)
     started = time.monotonic()
     done = call(cancel, run.run)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert done.stderr.endswith("run train-k3f9x is cancelled\n")
     found = read_status(run.status)
     assert found is not None

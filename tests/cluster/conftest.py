@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +112,6 @@ class Cli:
     def status(self, name: str) -> dict[str, object]:
         value: dict[str, object] = json.loads(self.ok("status", "--json", "-M", name))
         return value
-
-
-def eventually(true: Callable[[], object], timeout_s: float = 30.0, every_s: float = 0.1) -> None:
-    """Wait for something that must happen; what is waited for is the condition, never a fixed time."""
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(every_s)
 
 
 def leftovers(home: Path) -> list[str]:

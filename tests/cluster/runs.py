@@ -23,10 +23,11 @@ from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe
-from tests.cluster.conftest import Cli, eventually
+from tests.cluster.conftest import Cli
+from tests.waiting import eventually
 
-LONG_S = 60.0  # for what takes some seconds on a machine that has nothing else to do
-FEW_S = 30.0
+LONG_S = 180.0  # for what takes some seconds on a machine that has nothing else to do
+FEW_S = 90.0
 
 # Trains a Linear over gloo until its stop file is there. Every completed step is a line in its log, and one in a file
 # that all ranks of all generations share: generation, rank, step, pid, time. A thread writes such lines with step 0,
@@ -118,7 +119,8 @@ class Run:
     @property
     def status(self) -> Status:
         status = read_status(self.folder.status)
-        assert status is not None
+        if status is None:
+            raise LookupError(f"{self.id} has not said anything of itself yet")
         return status
 
     def journal(self, event: str = "", since: float = 0.0) -> list[Entry]:
@@ -178,9 +180,9 @@ class Run:
     def wait_for(self, true: Callable[[], object], timeout_s: float = FEW_S) -> None:
         """What must happen; if it does not, the run's journal tells what did."""
         try:
-            eventually(true, timeout_s, every_s=0.05)
-        except AssertionError:
-            raise AssertionError(f"did not happen in time; {self.tail()}") from None
+            eventually(true, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.tail()}") from None
 
     def tail(self) -> str:
         lines = [str(each) for each in self.journal()[-25:]]

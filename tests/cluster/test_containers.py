@@ -19,8 +19,9 @@ import pytest
 
 from dalsegno.system.procfs import arguments, find
 from dalsegno.targets.local.target import LocalTarget
-from tests.cluster.conftest import Answer, Cli, at_home, eventually, make_home, taken_down
+from tests.cluster.conftest import Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
+from tests.waiting import eventually
 
 FILE = """
 name: one
@@ -175,19 +176,19 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
         assert answer.code == 1 and len(ours) == 1, answer
         assert re.match("dalsegno: train-[12]: container: image /", ours[0]) and why in ours[0]
     someone.lines(f"cd {home}/tmp; sbatch -o bad.out --container-image=./missing.sqsh --wrap true")
-    eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"), 10, 0.05)
-    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], 10)
+    eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"))
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
 @pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
 def test_what_is_cancelled_leaves_nothing(someone: Contained):
     mark = f"98{os.getpid()}"
     job = someone.lines(f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\"")[0]
-    eventually(lambda: len(processes("sleep", mark)) == 4, 15, 0.05)
+    eventually(lambda: len(processes("sleep", mark)) == 4)
     assert containers(someone) > 0
     someone.lines(f"scancel {job}")
-    eventually(lambda: not processes("sleep", mark) and not someone.lines("squeue -h"), 20)
-    eventually(lambda: (containers(someone), loops(someone.image)) == (0, 0), 5)
+    eventually(lambda: not processes("sleep", mark) and not someone.lines("squeue -h"))
+    eventually(lambda: (containers(someone), loops(someone.image)) == (0, 0))
 
 
 def test_files_of_the_image_gain_nobody_rights(someone: Contained):
@@ -275,7 +276,7 @@ def test_sbatch_salloc_and_a_folder_as_image(ada: Contained):
         f"#!/bin/sh\n#SBATCH --container-image={ada.image}\n#SBATCH -o {home}/tmp/job.out\necho $FROM_IMAGE $1\n"
     )
     ada.lines(f"sbatch {script} word")
-    eventually(lambda: text_of(home / "tmp/job.out") == "as it says word\n", 10, 0.05)
+    eventually(lambda: text_of(home / "tmp/job.out") == "as it says word\n")
     assert ada.lines("salloc -N1 $I srun sh -c 'echo $FROM_IMAGE' 2>/dev/null") == ["as it says"]
     assert ada.lines("PYXIS_CONTAINER_IMAGE=${I#*=} srun sh -c 'echo $FROM_IMAGE'") == ["as it says"]
     folder = ada.sh(

@@ -10,8 +10,9 @@ import pytest
 from dalsegno.recovery.client import ask, controller_answers
 from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.system.procfs import arguments, descendants, marked
-from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.cluster.conftest import SOURCE, Cli
 from tests.cluster.test_up_down import small
+from tests.waiting import eventually
 
 ASK = """
 import json, os, sys

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import at_home, taken_down
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.waits, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.waits, pytest.mark.timeout(600)]
 
 
 def test_training_survives_and_the_cluster_mends_itself(cache: Path):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.cluster.conftest import SOURCE, Cli
 from tests.examples.programs import EXAMPLES, TINY_GPT
 from tests.jobs.torchrun.launcher import python_with_torch
+from tests.waiting import eventually
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 PLAIN, OURS = "\nsrun torchrun ", f"\nsrun {sys.executable} -m dalsegno torchrun "
 
 
@@ -27,11 +28,9 @@ def test_two_nodes_train_and_save(shared: Cli, launcher: str) -> None:
     job = shared.ok("submit", "ddp.sbatch", cwd=folder).split()[-1]
     output = folder / f"slurm-{job}.out"
     latest = folder / "checkpoints/ddp/latest"
-    eventually(lambda: latest.is_symlink() and os.readlink(latest) == "step-000000000064", 90)
+    eventually(lambda: latest.is_symlink() and os.readlink(latest) == "step-000000000064", 200)
     assert "epoch 1 step 63 loss" in output.read_text()
-    eventually(
-        lambda: shared.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "all", "-o", "%T") == "COMPLETED\n", 30
-    )
+    eventually(lambda: shared.ok("shell", "--", "squeue", "-h", "-j", job, "-t", "all", "-o", "%T") == "COMPLETED\n")
 
 
 @pytest.mark.parametrize("script", ["ddp.py", "gpt.py"])

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.telemetry import read_telemetry, with_gpu, write_telemetry
-from tests.cluster.conftest import Cli, at_home, eventually, taken_down
+from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 

@@ -14,7 +14,8 @@ import pytest
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.targets.local.folder import SOCKET_PATH_MAX, Folder
-from tests.cluster.conftest import Answer, Cli, at_home, end_all, eventually, leftovers, make_home, taken_down
+from tests.cluster.conftest import Answer, Cli, at_home, end_all, leftovers, make_home, taken_down
+from tests.waiting import eventually
 
 SMALL = """
 name: {name}

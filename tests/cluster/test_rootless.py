@@ -16,7 +16,8 @@ import pytest
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import end
 from dalsegno.targets.local.room_client import MachineRoom
-from tests.cluster.conftest import SOURCE, Cli, eventually, leftovers, make_home, taken_down
+from tests.cluster.conftest import SOURCE, Cli, leftovers, make_home, taken_down
+from tests.waiting import eventually
 
 NOBODY = 65534
 NEEDED = (

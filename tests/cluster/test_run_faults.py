@@ -17,7 +17,7 @@ from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
 
 # Alone on the machine: 1.5 s until a dead host is known to be dead, 2.5 s until the next step. Others may be at work.
 DETECTED_S = 2.5

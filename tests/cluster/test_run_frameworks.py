@@ -13,7 +13,7 @@ from dalsegno.launch.folder import RunFolder
 from tests.cluster.conftest import Answer, Cli
 from tests.cluster.runs import Run, footprint
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import pytest
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import read_status, write_status
 from dalsegno.system.procfs import arguments, environment, find, owner
-from tests.cluster.conftest import SOURCE, Cli, eventually, make_home, taken_down
+from tests.cluster.conftest import SOURCE, Cli, make_home, taken_down
 from tests.cluster.runs import LONG_S, Run, footprint, kill, node_of
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
+from tests.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 QUICK = ("--framework", "jax", "--preload", "json")
 # Waits for its stop file, which holds the exit code.
@@ -174,7 +175,7 @@ def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person,
         status = read_status(run.folder.status)
         assert status is not None
         write_status(run.folder.status, replace(status, updated=status.updated - 600))  # ten minutes later
-        said, _ = follower.communicate(timeout=30)
+        said, _ = follower.communicate(timeout=100)
         assert follower.returncode == 1 and "has said nothing for" in said, said
         assert "dalsegno cancel" in said
         table = stranger.ok("runs")
@@ -265,4 +266,4 @@ def test_without_root_nothing_runs_away_though_slurm_does_not_hold_it(user: Root
     eventually(lambda: (status := read_status(folder.status)) is not None and status.over)
     status = read_status(folder.status)
     assert status is not None and status.exit_code == (0 if how == "worker-kill" else 143)
-    eventually(lambda: sleepers() == [], 5)
+    eventually(lambda: sleepers() == [])

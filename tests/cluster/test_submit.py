@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Cli, eventually
+from tests.cluster.conftest import Cli
+from tests.waiting import eventually
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import SOURCE, Cli, eventually
+from tests.cluster.conftest import SOURCE, Cli
 from tests.jobs.torchrun.launcher import python_with_torch
+from tests.waiting import eventually
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2
@@ -72,7 +73,7 @@ def said(output: Path) -> str:
 
 def test_a_batch_script_of_one_s_own_runs_on_two_hosts(shared: Cli, folder: Path) -> None:
     _, output = submit(shared, folder, "well", DDP.format(die=False))
-    eventually(lambda: "ended with" in said(output), 120)
+    eventually(lambda: "ended with" in said(output), 200)
     lines = sorted(line for line in said(output).splitlines() if line.startswith("rank"))
     assert [line.split(" on ")[0] for line in lines] == [f"rank {rank} of 4" for rank in range(4)], said(output)
     hosts = [line.split()[5] for line in lines]
@@ -83,17 +84,17 @@ def test_a_batch_script_of_one_s_own_runs_on_two_hosts(shared: Cli, folder: Path
 
 def test_a_worker_that_is_killed_is_started_again(shared: Cli, folder: Path) -> None:
     _, output = submit(shared, folder, "killed", DDP.format(die=True), "--max-restarts 1")
-    eventually(lambda: "ended with" in said(output), 120)
+    eventually(lambda: "ended with" in said(output), 200)
     assert said(output).count("after 1\n") == 4 and "ended with 0" in said(output), said(output)
     assert "rank 3 on " in said(output) and "was ended by SIGKILL" in said(output)
 
 
 def test_scancel_leaves_nothing_behind(shared: Cli, folder: Path) -> None:
     job, output = submit(shared, folder, "waits", WAITS)
-    eventually(lambda: said(output).count("up\n") == 4, 120)
+    eventually(lambda: said(output).count("up\n") == 4, 200)
     assert len(of_job(job, folder)) > 4
     shared.ok("shell", "--", "scancel", job)
-    eventually(lambda: of_job(job, folder) == [], 60)
+    eventually(lambda: of_job(job, folder) == [])
 
 
 def of_job(job: str, folder: Path) -> list[str]:

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.cluster.conftest import Cli, eventually, leftovers
+from tests.cluster.conftest import Cli, leftovers
+from tests.waiting import eventually
 
 SMALL = """
 name: one
@@ -86,7 +87,7 @@ def test_two_clusters_with_equal_node_names_do_not_meet(cli: Cli):
     cli.ok("up", cli.file(small(2, name="one")))
     cli.ok("up", cli.file(small(2, name="two")))
     for name in ("one", "two"):
-        cli.ok("shell", "-M", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 100")
+        cli.ok("shell", "-M", name, "--", "sbatch", "-N2", "-J", name, "-o", "/dev/null", "--wrap", "srun sleep 1000")
     for name in ("one", "two"):
         eventually(
             lambda name=name: (
@@ -113,7 +114,7 @@ def test_nodes_are_added_under_a_running_job(cli: Cli):
         "-o",
         str(cli.home / "job.out"),
         "--wrap",
-        "srun sleep 3; echo done $SLURM_RESTART_COUNT",
+        f"srun sh -c 'until [ -e {cli.home}/last ]; do sleep 0.1; done'; echo done $SLURM_RESTART_COUNT",
     )
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     plan = cli.ok("plan", cli.file(small(4)))
@@ -123,16 +124,22 @@ def test_nodes_are_added_under_a_running_job(cli: Cli):
     cli.ok("up")
     assert cli.ok("shell", "--", "srun", "-N2", "-w", "train-[3-4]", "hostname").split().__len__() == 2
     assert "train-4" in cli.ok("shell", "--node", "train-1", "--", "cat", "/etc/hosts")
-    eventually(lambda: (cli.home / "job.out").exists() and (cli.home / "job.out").read_text() == "done\n")
+    (cli.home / "last").touch()
+    eventually(lambda: (cli.home / "job.out").read_text() == "done\n")
 
 
 def test_a_busy_node_is_drained_before_it_is_removed(cli: Cli):
     cli.ok("up", cli.file(small(3)))
-    cli.ok("shell", "--", "sbatch", "-w", "train-3", "-o", str(cli.home / "job.out"), "--wrap", "sleep 3; echo done")
+    script = f"until [ -e {cli.home}/last ]; do sleep 0.1; done; echo done"
+    cli.ok("shell", "--", "sbatch", "-w", "train-3", "-o", str(cli.home / "job.out"), "--wrap", script)
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     cli.file(small(2))
     assert "waits for 1 job (1) to end first; ends no job" in cli.ok("plan")
-    cli.ok("up")
+    up = cli.start("up")
+    eventually(lambda: "drain" in cli.ok("shell", "--", "sinfo", "-h", "-n", "train-3", "-o", "%T"))
+    (cli.home / "last").touch()
+    said, _ = up.communicate(timeout=100)
+    assert up.returncode == 0, said
     assert (cli.home / "job.out").read_text() == "done\n"
     assert idle_nodes(cli) == 2
     assert not (cli.home / "clusters/one/hosts/train-3").exists()
@@ -162,7 +169,7 @@ def test_a_daemon_that_dies_at_start_is_named_with_the_end_of_its_log(cli: Cli):
 
 def test_a_change_that_slurm_refuses_is_taken_back(cli: Cli):
     cli.ok("up", cli.file(small(2)))
-    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 60")
+    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 1000")
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     cli.file(small(3).replace("accounting: false", "accounting: false, extra: {SelectType: select/nonsense}"))
     answer = cli.run("up")
@@ -182,7 +189,7 @@ def test_a_dead_host_is_told_of_and_brought_back_by_up(cli: Cli):
 
 def test_a_dead_head_comes_back_with_its_jobs(cli: Cli):
     cli.ok("up", cli.file(small(2, accounting=True)))
-    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 60")
+    cli.ok("shell", "--", "sbatch", "-N2", "-o", "/dev/null", "--wrap", "srun sleep 1000")
     eventually(lambda: "RUNNING" in cli.ok("shell", "--", "squeue", "-h", "-o", "%T"))
     running_since, saved = time.time(), cli.home / "clusters/one/slurmctld/job_state"
     eventually(lambda: saved.exists() and saved.stat().st_mtime > running_since)  # Slurm saves every few seconds

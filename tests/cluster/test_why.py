@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.conftest import Cli, eventually
+from tests.cluster.conftest import Cli
+from tests.waiting import eventually
 
 
 def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:

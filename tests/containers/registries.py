@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from tests.waiting import eventually
+
 SERVICE, ISSUER = "tests", "the test's token server"
 
 
@@ -46,15 +48,7 @@ def registry(folder: Path, auth: str = "") -> Iterator[str]:
 
 def _wait_for(address: str) -> None:
     host, port = address.split(":")
-    until = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 1).close()
-            return
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
+    eventually(lambda: socket.create_connection((host, int(port)), 10)).close()
 
 
 def push(layout: Path, tag: str, address: str, name: str) -> None:
@@ -129,7 +123,7 @@ class Meddler:
         to.wfile.write(changed)
 
     def _ask(self, path: str, headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection(self.behind, timeout=20)
+        connection = http.client.HTTPConnection(self.behind, timeout=60)
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         body = answer.read()

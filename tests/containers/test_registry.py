@@ -207,9 +207,9 @@ def test_ctrl_c_ends_an_import_at_once_though_the_registry_says_nothing(
 
     between.meddle = meddle
     process = _command(tmp_path, "import", hub.name("two", address))
-    assert asked.wait(20)
+    assert asked.wait(60)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=5)
+    _, said = process.communicate(timeout=20)
     assert process.returncode == 130 and said.endswith("error: interrupted\n")
     assert kept(tmp_path) == []
 

@@ -63,7 +63,7 @@ def without_cluster(torch: bool) -> list[Path]:
 
 
 @pytest.mark.cluster  # it needs none, but several Pythons that import torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", without_cluster(torch=True), ids=lambda page: page.name)
 def test_commands_that_need_torch_answer_as_the_page_says(page: Path, tmp_path: Path):
     pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from tests.docs.blocks import PAGES, needs_cluster, play
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="the pages show virtual hosts, which need root"),
 ]
 

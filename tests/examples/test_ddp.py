@@ -11,7 +11,7 @@ import pytest
 from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, in_long_form, launcher, losses
 from tests.jobs.torchrun.launcher import Launcher
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # several processes, each with torch
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
 
 DDP = str(EXAMPLES / "ddp.py")
 __all__ = ["launcher"]

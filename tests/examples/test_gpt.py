@@ -20,7 +20,7 @@ from tests.examples.programs import (
 )
 from tests.jobs.torchrun.launcher import Launcher
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]  # several processes, each with torch
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
 
 __all__ = ["launcher"]
 LONG = ["--steps", "160", "--save-every", "80"]

@@ -44,7 +44,7 @@ def test_without_a_cluster_it_is_alone(mnist: ModuleType, environ: dict[str, str
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_it_trains_and_keras_goes_on_from_its_backup(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="no TensorFlow here")
     import numpy as np

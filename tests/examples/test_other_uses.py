@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
 from dalsegno.train import Checkpointer  # noqa: E402
-from tests.jobs.torchrun.launcher import eventually  # noqa: E402
+from tests.waiting import eventually  # noqa: E402
 
 pytestmark = [
     pytest.mark.cluster,  # savers are processes with torch
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
 ]
 DATA = TensorDataset(torch.linspace(0, 1, 40).reshape(20, 2))
@@ -88,7 +88,7 @@ def test_a_thread_trains_and_saves_though_it_hears_no_signals(tmp_path: Path) ->
     seen: list[Step] = []
     thread = threading.Thread(target=lambda: seen.extend(cell(tmp_path)))
     thread.start()
-    thread.join(60)
+    thread.join(120)
     assert [step.number for step in seen] == list(range(EPOCHS * PER_EPOCH))
     assert _saved(tmp_path) == EPOCHS * PER_EPOCH
 

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dalsegno.jobs.keeping import CRASHED, MOST_SHORT_LIVES, keep
+from tests.waiting import PATIENCE_S, eventually
 
 LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
 
@@ -43,9 +43,6 @@ def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, do
     process = subprocess.Popen(
         [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    until = time.monotonic() + 20
-    while not ready.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(ready.exists)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == code
+    assert process.wait(PATIENCE_S) == code

@@ -15,7 +15,7 @@ import pytest
 from tests.ladder.worlds import WORLDS
 
 # Real processes with torch: too slow for the unit part.
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 OURS = ["gather", "per-parameter", "buckets", "overlap", "ring"]
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(max(WORLDS))
     ]
     try:
-        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+        said = [rank.communicate(timeout=200)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

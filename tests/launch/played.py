@@ -22,6 +22,7 @@ from dalsegno.launch.staff import NoStaff
 from dalsegno.launch.status import Status, read_status
 from dalsegno.system import procfs
 from tests.launch.small_site import SmallSite
+from tests.waiting import PATIENCE_S
 
 PROGRAMS = Path(__file__).parents[2] / "src" / "dalsegno" / "programs.py"
 
@@ -79,7 +80,7 @@ class Played:
 
     # What happens
 
-    async def until(self, true: Callable[[], object], within_s: float = 20.0) -> None:
+    async def until(self, true: Callable[[], object], within_s: float = PATIENCE_S) -> None:
         end = time.monotonic() + within_s
         while not true():
             if self.task is not None and self.task.done():
@@ -93,7 +94,7 @@ class Played:
 
     async def ends(self) -> int:
         assert self.task is not None
-        return await asyncio.wait_for(asyncio.shield(self.task), 20.0)
+        return await asyncio.wait_for(asyncio.shield(self.task), PATIENCE_S)
 
     def log(self, rank: int, generation: int = 1) -> list[str]:
         """Its whole lines so far."""

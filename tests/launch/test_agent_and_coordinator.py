@@ -18,7 +18,7 @@ from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape
-from dalsegno.launch.hang_watch import STACKS_S, HangWatch
+from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.staff import NoStaff
@@ -46,7 +46,7 @@ async def test_a_run_goes_to_its_end(tmp_path: Path):
         assert sorted(run.who(rank)[1] for rank in (0, 1)) == ["n1", "n2"]
         assert (run.status.phase, run.status.exit_code, run.status.restarts) == ("ended", 0, 0)
         assert not run.folder.state.exists(), "there is nothing to go on with"
-        assert [agent.wait(5) for agent in run.agents.values()] == [0, 0] and run.processes() == []
+        assert [agent.wait(60) for agent in run.agents.values()] == [0, 0] and run.processes() == []
 
 
 @in_loop
@@ -141,7 +141,7 @@ async def test_a_cancelled_run_leaves_nothing_behind(tmp_path: Path):
         await run.until_runs()
         run.folder.cancel.touch()
         assert await run.ends() == 143
-        assert [agent.wait(5) for agent in run.agents.values()] == [0, 0]
+        assert [agent.wait(60) for agent in run.agents.values()] == [0, 0]
         assert run.processes() == [] and run.status.message == "cancelled"
 
 
@@ -187,7 +187,7 @@ async def test_nonsense_of_a_worker_does_not_end_its_agent(tmp_path: Path):
             sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])
             send(sock, nonsense)
         send(sock, {"grant": 1})
-        sock.settimeout(2)
+        sock.settimeout(60)
         assert sock.recv(4096)
     """
     async with played(tmp_path, script % SOURCE, "n1", shape=Shape(1, 1, 1), max_restarts=0) as run:
@@ -203,7 +203,7 @@ async def test_a_worker_that_asks_a_coordinator_that_dies_may_not_commit(tmp_pat
     from dalsegno.train.frames import Reader, send
     wait()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(5)
+    sock.settimeout(60)
     sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])
     send(sock, {"grant": generation})
     print("asked")
@@ -219,7 +219,7 @@ async def test_a_worker_that_asks_a_coordinator_that_dies_may_not_commit(tmp_pat
         await run.until(lambda: "asked" in run.log(0))
         os.kill(coordinator, signal.SIGKILL)
         os.waitpid(coordinator, 0)
-        await run.until(lambda: len(run.log(0)) == 3, within_s=1.0)
+        await run.until(lambda: len(run.log(0)) == 3)
         assert run.log(0)[2] == "False"
 
 
@@ -237,7 +237,7 @@ async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_
         heard = [word for message in link.early() for word in message]
         with contextlib.suppress(asyncio.TimeoutError):
             while "reset" not in heard:
-                messages = await asyncio.wait_for(asyncio.to_thread(link.receive), 1.0)
+                messages = await asyncio.wait_for(asyncio.to_thread(link.receive), 60.0)
                 heard += [word for message in messages for word in message]
         link.close()
         assert heard == ["setup", "open_store", "reset"]
@@ -246,20 +246,19 @@ async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_
 @in_loop
 async def test_a_run_that_hangs_tells_where_every_rank_was_and_starts_again_at_once(tmp_path: Path):
     script = "def stands_still():\n    wait()\nstands_still() if generation == 1 else None"
-    async with played(tmp_path, script, "n1", "n2", hang_timeout_s=0.5) as run:
+    async with played(tmp_path, script, "n1", "n2", hang_timeout_s=3.0) as run:
+        run.coordinator.hangs = HangWatch(run.coordinator, 3.0, stacks_s=1000)  # all answer: nobody is waited for
         assert await run.ends() == 0
         assert all("in stands_still" in run.folder.stacks(1, rank).read_text() for rank in (0, 1))
-        at = {str(entry["event"]): float(entry["at"]) for entry in journal.read(run.folder.journal)}
-        assert at["generation"] - at["note"] < STACKS_S / 2, "all have answered: nobody is waited for"
         assert (run.status.generation, run.status.restarts) == (2, 1)
 
 
 @in_loop
 async def test_an_agent_that_does_not_answer_does_not_keep_a_run_hanging(tmp_path: Path):
-    async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2", hang_timeout_s=1.0) as run:
-        run.coordinator.hangs = HangWatch(run.coordinator, 1.0, stacks_s=0.2)
+    async with played(tmp_path, "wait() if generation == 1 else None", "n1", "n2") as run:
         await run.until_runs()
         run.agents["n1"].send_signal(signal.SIGSTOP)
+        run.coordinator.hangs = HangWatch(run.coordinator, 1.0, stacks_s=0.2)
         await run.until(lambda: run.coordinator.run.phase is Phase.STOPPING)
         run.agents["n1"].send_signal(signal.SIGCONT)
         assert await run.ends() == 0
@@ -317,7 +316,7 @@ def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_
     write_saved(site.folder.state, Saved(ended))
 
     async def serve() -> int:
-        return await asyncio.wait_for(Coordinator(site, lambda boss: NoStaff()).serve(), 1.0)
+        return await asyncio.wait_for(Coordinator(site, lambda boss: NoStaff()).serve(), 60.0)
 
     assert asyncio.run(serve()) == 3
 

@@ -37,7 +37,7 @@ class Listening:
     def __init__(self) -> None:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.bind(("127.0.0.1", 0))
-        self.sock.settimeout(5)
+        self.sock.settimeout(60)
         self.heart = Heart(SECRET, "n1")
         self.heart.aim("127.0.0.1", self.sock.getsockname()[1])
         self.next()

@@ -35,18 +35,18 @@ kept.kill()
 @pytest.mark.parametrize(
     ("script", "processes"),
     [
-        ("exec sleep 60", 1),
-        ("sleep 60 & sleep 60", 3),
-        ("setsid sleep 60 & exec sleep 60", 2),  # a session of its own
-        ("(setsid sleep 60 &) ; exec sleep 60", 2),  # and its parent has gone: a daemon
-        ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 60; sleep 60' & exec sleep 60", 3),
+        ("exec sleep 600", 1),
+        ("sleep 600 & sleep 600", 3),
+        ("setsid sleep 600 & exec sleep 600", 2),  # a session of its own
+        ("(setsid sleep 600 &) ; exec sleep 600", 2),  # and its parent has gone: a daemon
+        ("trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; sleep 600; sleep 600' & exec sleep 600", 3),
     ],
 )
 def test_nothing_below_lives_on_but_what_is_kept(script: str, processes: int):
     mark = uuid.uuid4().hex
     argv = [sys.executable, "-c", KILLER, SOURCE, script, str(processes)]
     done = subprocess.run(
-        argv, env={**os.environ, "TEST_MARK": mark}, capture_output=True, text=True, timeout=20, check=True
+        argv, env={**os.environ, "TEST_MARK": mark}, capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.strip() == "[] None []"
     assert procfs.find(lambda pid: f"TEST_MARK={mark}".encode() in procfs.environment(pid)) == []

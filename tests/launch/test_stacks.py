@@ -7,22 +7,20 @@ from pathlib import Path
 
 from dalsegno.launch.agent.stacks import WAIT_S, capture, capture_all
 from tests.launch.warm_agent import Agent, script
+from tests.waiting import eventually
 
 HANGING = """
 import time
 def deep_in_thought():
     print("thinks", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 deep_in_thought()
 """
 
 
 def hanging(agent: Agent, folder: Path) -> int:
     pid = agent.fork(script(folder, HANGING), stacks=str(folder / "stacks.txt"))
-    until = time.monotonic() + 10
-    while not (folder / "out").exists() or "thinks" not in (folder / "out").read_text():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    eventually(lambda: "thinks" in (folder / "out").read_text())
     return pid
 
 
@@ -60,7 +58,7 @@ signal.pause()
 
 def test_many_are_asked_at_once(tmp_path: Path):
     """They take the signal, and write elsewhere."""
-    processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(4)]
+    processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(10)]
     files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}
     try:
         for process in processes:
@@ -68,7 +66,7 @@ def test_many_are_asked_at_once(tmp_path: Path):
             files[process.pid].touch()
         began = time.monotonic()
         capture_all((pid, str(path)) for pid, path in files.items())
-        assert time.monotonic() - began < 3 * WAIT_S
+        assert time.monotonic() - began < 7 * WAIT_S, "one after the other they would take ten times that"
         assert all("tells nothing" in path.read_text() for path in files.values())
     finally:
         for process in processes:

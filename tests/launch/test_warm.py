@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from dalsegno.system.procfs import start_ticks
 from dalsegno.train.frames import send
 from tests.launch.warm_agent import Agent, script
+from tests.waiting import eventually
 
 
 def test_a_worker_sees_what_python_script_would_give_it(agent: Agent, tmp_path: Path):
@@ -79,7 +79,7 @@ def test_two_workers_do_not_share_their_random_numbers(agent: Agent, tmp_path: P
 
 
 def test_a_worker_is_a_process_group_of_its_own(agent: Agent, tmp_path: Path):
-    pid = agent.fork(script(tmp_path, "import time; time.sleep(60)"))
+    pid = agent.fork(script(tmp_path, "import time; time.sleep(600)"))
     assert os.getpgid(pid) == pid
     os.killpg(pid, signal.SIGKILL)
     assert agent.hear("ended")["code"] == -9
@@ -88,23 +88,17 @@ def test_a_worker_is_a_process_group_of_its_own(agent: Agent, tmp_path: Path):
 def test_workers_die_with_the_agent(tmp_path: Path):
     agent = Agent(tmp_path, "json")
     agent.hear("warm")
-    pid = agent.fork(script(tmp_path, "import time; time.sleep(60)"))
+    pid = agent.fork(script(tmp_path, "import time; time.sleep(600)"))
     agent.close()
-    until = time.monotonic() + 10
-    while start_ticks(pid) is not None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(lambda: start_ticks(pid) is None)
 
 
 def test_workers_die_with_the_warm_parent(tmp_path: Path):
     agent = Agent(tmp_path, "json")
     agent.hear("warm")
-    pid = agent.fork(script(tmp_path, "import time; time.sleep(60)"))
+    pid = agent.fork(script(tmp_path, "import time; time.sleep(600)"))
     agent.process.kill()
-    until = time.monotonic() + 10
-    while start_ticks(pid) is not None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(lambda: start_ticks(pid) is None)
     agent.close()
 
 

@@ -39,7 +39,7 @@ class Node:
         self.workers.start(StartOrder(generation, workers))
 
     def until(self, true: Callable[[], object]) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not true():
             assert time.monotonic() < end, self.told
             for key, _ in self.selector.select(0.05):

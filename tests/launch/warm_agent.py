@@ -28,7 +28,7 @@ class Agent:
             [python, "-c", START, SOURCE, str(other.fileno()), *modules], pass_fds=[other.fileno()]
         )
         other.close()
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
         self.running: set[int] = set()
 
     def hear(self, key: str) -> Message:
@@ -71,7 +71,7 @@ class Agent:
 
     def close(self) -> None:
         self.sock.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:

@@ -11,7 +11,7 @@ import pytest
 from dalsegno.system.hosts import HostPlan, Service, boot, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK, end, marked
-from tests.recovery.stage import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def record(folder: Folder, child: Child, late: int = 0) -> None:
 def test_a_coordinator_that_the_controller_has_written_down_is_ended(folder: Folder, coordinator: Child):
     record(folder, coordinator)
     assert end_processes(folder)
-    assert coordinator.popen.wait(5) == -9
+    assert coordinator.popen.wait(60) == -9
 
 
 def test_anyone_elses_process_is_spared_whatever_mark_it_carries(folder: Folder, coordinator: Child):
@@ -56,5 +56,5 @@ def test_coordinators_outlive_the_supervisor_of_loopback_hosts(folder: Folder, c
     record(folder, coordinator)
     stray = start(["sleep", "100"], {MARK: str(folder.root), "PATH": os.defpath})
     end_strays(folder, [], loopback=True)
-    assert stray.popen.wait(5) == -15 and coordinator.poll() is None
+    assert stray.popen.wait(60) == -15 and coordinator.poll() is None
     stray.close()

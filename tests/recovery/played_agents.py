@@ -46,7 +46,7 @@ class Scene:
         for key, events in self.selector.select(wait):
             key.data(events)
 
-    def until(self, true: Callable[[], T], timeout_s: float = 5.0) -> T:
+    def until(self, true: Callable[[], T], timeout_s: float = 60.0) -> T:
         """Turn until something holds."""
         end = time.monotonic() + timeout_s
         while not (found := true()):
@@ -55,7 +55,7 @@ class Scene:
         return found
 
     def call(self) -> Caller:
-        caller = Caller(self, socket.create_connection(("127.0.0.1", self.port), 5))
+        caller = Caller(self, socket.create_connection(("127.0.0.1", self.port), 60))
         caller.sock.setblocking(False)
         self.callers.append(caller)
         return caller

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from dalsegno.recovery.client import ask, start_run
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.system.procfs import end, marked
 from dalsegno.train.frames import Message, Reader
+from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"
 SERVE = """
@@ -36,15 +35,8 @@ with open(os.path.join(folder, "started"), "a") as file:
     file.write(json.dumps(about) + chr(10))
 if "code" in plan:
     sys.exit(plan["code"])
-time.sleep(100)
+time.sleep(1000)
 """
-
-
-def eventually(true: Callable[[], object], timeout_s: float = 20.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.01)
 
 
 @dataclass
@@ -94,7 +86,7 @@ class Stage:
         start_run(self.socket, folder)
 
     def runs(self) -> list[Message]:
-        found: list[Message] = ask(self.socket, {"runs": True}, 5)["runs"]
+        found: list[Message] = ask(self.socket, {"runs": True}, 60)["runs"]
         return found
 
     def record(self, folder: Path) -> Path:
@@ -112,7 +104,7 @@ class Stage:
 def say_and_hear(path: Path, data: bytes) -> Message | None:
     """Raw bytes to the socket; the answer, or None if it hangs up."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(5)
+        sock.settimeout(60)
         sock.connect(str(path))
         try:
             sock.sendall(data)

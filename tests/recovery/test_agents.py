@@ -272,7 +272,7 @@ def test_a_dead_agent_on_a_living_host_is_told_from_a_dead_node(scene: Scene):
 
 def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
     agent = scene.agent()
-    scene.until(lambda: view(scene).presence is Presence.SILENT, 1.5)
+    scene.until(lambda: view(scene).presence is Presence.SILENT)
     assert scene.until(lambda: view(scene).host_answers)
     agent.beat()
     scene.until(lambda: view(scene).presence is Presence.CONNECTED)
@@ -283,11 +283,11 @@ def test_a_node_on_a_shared_address_is_gone_with_its_agent_and_its_slurmd_but_no
         scene.agents.expect({"gpu-1": Place("127.0.0.1", slurmd.getsockname()[1], shared=True)})
         agent = scene.agent()
         agent.sock.close()
-        scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD, 2)
+        scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD)
     again = scene.agent(started=2.0)
     again.sock.close()
-    scene.until(lambda: view(scene).presence is Presence.SILENT, 2)
-    assert scene.until(lambda: view(scene).presence is Presence.GONE, RESTART_S + 2)
+    scene.until(lambda: view(scene).presence is Presence.SILENT)
+    assert scene.until(lambda: view(scene).presence is Presence.GONE)
     assert time.time() - view(scene).heard >= RESTART_S
 
 
@@ -325,7 +325,7 @@ def test_the_loop_is_woken_often_enough_to_see_silence(scene: Scene):
 # Orders
 
 
-def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 5.0, **arguments: str) -> list[Answer]:
+def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 60.0, **arguments: str) -> list[Answer]:
     answers: list[Answer] = []
     scene.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
     return answers

@@ -19,7 +19,8 @@ from dalsegno.recovery.client import controller_answers
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.targets.local.folder import Folder
 from dalsegno.train.frames import pack
-from tests.recovery.stage import SOURCE, Stage, eventually, say_and_hear
+from tests.recovery.stage import SOURCE, Stage, say_and_hear
+from tests.waiting import eventually
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -19,7 +19,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/agents.py"
 def test_256_agents_cost_little_and_a_lost_host_is_known_within_two_seconds():
     argv = [sys.executable, str(BENCHMARK), "--nodes", "256", "--seconds", "2", "--deaths", "2", "--json"]
     env = {**os.environ, "PYTHONPATH": str(BENCHMARK.parents[1] / "src")}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     held = json.loads(done.stdout)
     assert held["cpu_percent"] <= 10 and held["memory_mib"] <= 150 and held["false_alarms"] == 0

@@ -23,7 +23,7 @@ class Asked:
         began = time.monotonic()
         self.probes.start(node, place, began, slurmd=slurmd)
         while node not in self.told:
-            assert time.monotonic() - began < 2 * PROBE_S + 1
+            assert time.monotonic() - began < 60
             for key, events in self.selector.select(0.01):
                 key.data(events)
             self.probes.wake(time.monotonic())
@@ -76,9 +76,11 @@ def full(server: socket.socket) -> list[socket.socket]:
 
 def test_who_never_answers_is_known_after_the_time_of_a_probe(asked: Asked, slurmd: socket.socket):
     callers = full(slurmd)
-    began = time.monotonic()
-    assert asked.ask("a", Place("127.0.0.1", slurmd.getsockname()[1])) == (True, False)
-    assert PROBE_S <= time.monotonic() - began < PROBE_S + 0.5
+    asked.probes.start("a", Place("127.0.0.1", slurmd.getsockname()[1]), 0.0, slurmd=True)
+    asked.probes.wake(PROBE_S - 0.01)
+    assert asked.told == {}
+    asked.probes.wake(PROBE_S)
+    assert asked.told == {"a": (True, False)} and not asked.selector.get_map()
     for sock in callers:
         sock.close()
 

@@ -25,7 +25,7 @@ from dalsegno.recovery.watch import (
     pause_s,
 )
 from tests.recovery.clinic import quick_folder
-from tests.recovery.stage import eventually
+from tests.waiting import eventually
 
 
 @dataclass

@@ -24,8 +24,8 @@ def test_a_command_that_is_not_there_is_no_answer() -> None:
 def test_one_that_hangs_is_given_up_with_all_it_started() -> None:
     began = time.monotonic()
     with pytest.raises(Late, match=r"within 0.2 s"):
-        ask(["sh", "-c", "sleep 60 & wait"], timeout_s=0.2)
-    assert time.monotonic() - began < 5
+        ask(["sh", "-c", "sleep 600 & wait"], timeout_s=0.2)
+    assert time.monotonic() - began < 60
     assert ask(["sh", "-c", "echo well"]).stdout == "well\n"
 
 
@@ -47,7 +47,7 @@ def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
     door.set()
     while True:
         try:
-            assert patient.within(5) == "well"
+            assert patient.within(60) == "well"
             break
         except Late:  # the thread that was left is about to end
             continue
@@ -55,4 +55,4 @@ def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
 
 def test_what_a_call_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        Patient("sum", lambda: 1 / 0).within(5)
+        Patient("sum", lambda: 1 / 0).within(60)

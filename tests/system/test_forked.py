@@ -7,11 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from dalsegno.system.forked import Forked, fork
 from dalsegno.system.procfs import start_ticks
@@ -20,18 +19,11 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 def heard(forked: Forked) -> bytes:
-    forked.sock.settimeout(10)
+    forked.sock.settimeout(60)
     said = b""
     while data := forked.sock.recv(65536):
         said += data
     return said
-
-
-def eventually(true: Callable[[], object], timeout_s: float = 10.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.01)
 
 
 def test_it_speaks_and_ends():
@@ -64,7 +56,7 @@ def test_one_that_hangs_is_killed_with_what_it_has_started():
         signal.pause()
 
     forked = fork(hang)
-    forked.sock.settimeout(10)
+    forked.sock.settimeout(60)
     child = int(forked.sock.recv(100))
     assert not forked.ended() and start_ticks(child)
     forked.kill()
@@ -80,5 +72,5 @@ def test_it_does_not_outlive_us_however_we_end():
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100)
     eventually(lambda: start_ticks(int(done.stdout)) is None)

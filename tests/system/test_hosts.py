@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from dalsegno.system.hosts import HostPlan, Service, ServiceFact, boot, host_process, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
@@ -19,13 +19,6 @@ def service(name: str, folder: Path, *argv: str, revision: str = "1", hold: bool
 
 def plan(folder: Path, *services: Service) -> HostPlan:
     return HostPlan("box", str(folder), str(folder / "init.log"), isolate=False, services=services)
-
-
-def eventually(true: Callable[[], object], timeout_s: float = 10.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_who_waits_is_told_so_and_comes_after(tmp_path: Path):
     with in_turn(tmp_path / "lock"):
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]

@@ -35,7 +35,7 @@ def found_by_all(folder: Path) -> tuple[list[Any], list[str]]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return seen, warned
 
 

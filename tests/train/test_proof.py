@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +12,7 @@ from dalsegno.launch.agent.link import Link
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import holds, nonce, prove
+from tests.waiting import eventually
 
 SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
@@ -28,7 +28,7 @@ class House:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.server, self.port = asyncio.run_coroutine_threadsafe(self.door.open(0), self.loop).result(5)
+        self.server, self.port = asyncio.run_coroutine_threadsafe(self.door.open(0), self.loop).result(60)
 
     def _came(self, peer: Peer) -> None:
         self.peers[peer.name] = peer
@@ -41,7 +41,7 @@ class House:
         self.log.append(("gone", peer.name))
 
     def heard(self, entry: tuple[object, ...]) -> bool:
-        return eventually(lambda: entry in self.log)
+        return eventually(lambda: entry in self.log, every_s=0.002)
 
     def tell(self, name: str, message: Message) -> None:
         self.loop.call_soon_threadsafe(lambda: self.peers[name].send(message))
@@ -50,23 +50,16 @@ class House:
         return Link(secret, ["127.0.0.1"], self.port, name)
 
     def stranger(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), 5)
+        return socket.create_connection(("127.0.0.1", self.port), 60)
 
     def close(self) -> None:
         for peer in self.peers.values():
             self.loop.call_soon_threadsafe(peer.close)
         self.loop.call_soon_threadsafe(self.server.close)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(5)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(5)
+        self.thread.join(60)
         self.loop.close()
-
-
-def eventually(true: Callable[[], bool], within_s: float = 5.0) -> bool:
-    until = time.monotonic() + within_s
-    while not true() and time.monotonic() < until:
-        time.sleep(0.002)
-    return true()
 
 
 @pytest.fixture
@@ -78,7 +71,7 @@ def house() -> Iterator[House]:
 
 def is_cut_off(sock: socket.socket) -> bool:
     """The other side closes, after at most its nonce."""
-    sock.settimeout(3)
+    sock.settimeout(60)
     with contextlib.suppress(ConnectionResetError):
         while sock.recv(4096):
             pass
@@ -125,7 +118,7 @@ def test_an_agent_does_not_obey_who_does_not_know_the_secret():
             thread.start()
             link = Link(SECRET, ["127.0.0.1"], server.getsockname()[1], "n1")
             assert not link.connect(HELLO) and link.sock is None
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é", None, 17, ["x"], {}])
@@ -153,7 +146,7 @@ def test_a_proof_that_was_overheard_is_of_no_use_later(house: House):
 
 
 def read_nonce(sock: socket.socket) -> str:
-    sock.settimeout(3)
+    sock.settimeout(60)
     reader = Reader()
     while True:
         for message in reader.feed(sock.recv(4096)):

@@ -53,11 +53,11 @@ def test_a_child_that_is_told_to_end_ends(wish: Wish) -> None:
     """Or `Pool.terminate` would wait for ever."""
     context = multiprocessing.get_context("fork")
     runs = context.Event()
-    child = context.Process(target=lambda: (runs.set(), time.sleep(60)))
+    child = context.Process(target=lambda: (runs.set(), time.sleep(600)))
     child.start()
-    assert runs.wait(10)
+    assert runs.wait(60)
     child.terminate()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == -signal.SIGTERM and wish.heard is None
 
 

@@ -50,7 +50,7 @@ def test_a_product_is_made_once_however_little_time_there_is():
 def test_memory_gives_back_what_it_was_given_and_little_is_taken():
     began = time.monotonic()
     result = memory_load(100 << 20, 0.05)
-    assert result.verdict is Verdict.PASSED and "10 MiB" in result.text and time.monotonic() - began < 5
+    assert result.verdict is Verdict.PASSED and "10 MiB" in result.text and time.monotonic() - began < 30
     assert available_bytes("MemTotal: 5 kB\nMemAvailable:   1024 kB\n") == 1 << 20
 
 
@@ -88,13 +88,13 @@ def paired(secret: bytes, other: bytes, least: float = 0.0) -> tuple[Result, Res
 
     thread = threading.Thread(target=lambda: results.append(pair.listen("127.0.0.1", secret, listens, least)))
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(60)
     stranger = socket.create_connection(("127.0.0.1", ports[0]))
     stranger.sendall(pack({"nonce": "x"}))
     dialled = pair.dial("127.0.0.1", ports[0], other, least)
     if other != secret:
         pair.dial("127.0.0.1", ports[0], secret)
-    thread.join(20)
+    thread.join(60)
     stranger.close()
     return results[0], dialled
 

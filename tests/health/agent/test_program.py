@@ -79,7 +79,7 @@ def memory_kib(pid: int, line: str, file: str) -> int:
 
 def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     agent = nodes.start("gpu-1")
-    nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED, 10)
+    nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)
     assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
     all_of_it = [agent.pid, *descendants(agent.pid)]
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in all_of_it)
@@ -87,7 +87,7 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     report = nodes.view("gpu-1").report
     assert report is not None and len(report.gpus) == 2 and report.gpus[0].uuid.startswith("GPU-")
     write_telemetry(nodes.telemetry("gpu-1"), with_gpu(healthy("gpu-1", 2, "h100"), 1, ecc_uncorrected=3))
-    nodes.until(lambda: nodes.verdicts("gpu-1")["gpu-ecc"] is Verdict.FAILED, 4)
+    nodes.until(lambda: nodes.verdicts("gpu-1")["gpu-ecc"] is Verdict.FAILED)
     report = nodes.view("gpu-1").report
     assert report is not None
     (found,) = [each.result for each in report.findings if each.check == "gpu-ecc"]
@@ -97,13 +97,13 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
 def test_its_orders_are_carried_out(nodes: Nodes):
     nodes.start("gpu-1")
     nodes.start("gpu-2")
-    nodes.until(lambda: all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2")), 10)
+    nodes.until(lambda: all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2")))
     answers = []
     for do, arguments in (("validate", {}), ("evidence", {}), ("check", {"context": "prolog"})):
-        nodes.agents.order("gpu-1", do, answers.append, timeout_s=30, arguments=arguments)
+        nodes.agents.order("gpu-1", do, answers.append, timeout_s=60, arguments=arguments)
     paired: list[str] = []
     pair_test(nodes.agents, "gpu-1", "gpu-2", lambda outcome: paired.append(outcome.text), address="127.0.0.1")
-    nodes.until(lambda: len(answers) == 3 and paired, 30)
+    nodes.until(lambda: len(answers) == 3 and paired)
     assert [answer.error for answer in answers] == ["", "", ""]
     found = {each.check: each.result for answer in answers if answer.report for each in answer.report.findings}
     loads = ["load-product", "load-memory", "load-loopback"]
@@ -123,7 +123,7 @@ def test_nothing_heavy_is_loaded_not_even_where_the_checks_are():
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[3] / "src"), "PATH": os.defpath, "SLURM_CONF": "/dev/null"}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert HEAVY & set(said.stdout.split()) == set()
 
 

@@ -15,6 +15,8 @@ from dalsegno.health.report import Finding, Gpu
 from dalsegno.health.result import Verdict, passed
 from dalsegno.train.frames import Message
 
+CHECK_S = 600.0  # on the tests' own clock
+
 
 class Played:
     """Two checks; one of them does what it is told to."""
@@ -49,19 +51,24 @@ class Watching:
         self.findings: list[Finding] = []
         self.looks: list[tuple[list[str], list[Gpu] | None]] = []
         self.ahead = 0.0  # our clock is so much before the real one
-        self.watch = Watch(Played, self.selector, self.findings.append, self._heard, time.time, check_s=0.3)
+        self.watch = Watch(Played, self.selector, self.findings.append, self._heard, time.time, CHECK_S)
         self.watch.set(settings)
 
     def _heard(self, names: list[str], gpus: list[Gpu] | None) -> None:
         self.looks.append((names, gpus))
 
     def until(self, true: Callable[[], object]) -> None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not true():
             assert time.monotonic() < end, f"did not happen in time: {self.findings}"
             due = self.watch.wake(time.monotonic() + self.ahead)
             for key, events in self.selector.select(min(max(due - self.ahead - time.monotonic(), 0), 0.05)):
                 key.data(events, time.monotonic() + self.ahead)
+
+    def hangs_in(self, check: str) -> None:
+        """Until this check has begun, and then for longer than it may take."""
+        self.until(lambda: self.watch._now_asked == check)
+        self.ahead += CHECK_S
 
     def texts(self, check: str) -> list[str]:
         return [each.result.text for each in self.findings if each.check == check]
@@ -104,11 +111,15 @@ def test_a_check_that_hangs_or_dies_is_unknown_and_left_out_while_the_others_go_
     watching: Callable[..., Watching], how: str, what: str
 ):
     one = watching(bad=how)
+    if how == "hangs":
+        one.hangs_in("bad")
     one.until(lambda: one.texts("bad"))
     (finding,) = [each for each in one.findings if each.check == "bad"]
     assert finding.result.verdict is Verdict.UNKNOWN and what in finding.result.text
     one.until(lambda: one.looks)
     assert one.texts("good") == ["fine ? 1"] * 2 and len(one.texts("bad")) == 1
     one.ahead += FIRST_LEAVE_S
+    if how == "hangs":
+        one.hangs_in("bad")
     one.until(lambda: len(one.texts("bad")) == 2)
     assert "in 120 s" in one.texts("bad")[1], "longer each time"

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,17 +74,9 @@ class Launcher:
             os.kill(pid, signal.SIGKILL)
 
 
-def ended(process: subprocess.Popen[str], timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+def ended(process: subprocess.Popen[str], timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
     out, err = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def eventually(true: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Wait for something that must happen; what is waited for is the condition, never a fixed time."""
-    until = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.02)
 
 
 def _marked(mark: str) -> list[int]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.torchrun.launcher import Launcher, ended, eventually
+from tests.jobs.torchrun.launcher import Launcher, ended
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
 
@@ -121,7 +122,7 @@ def test_standard_input_is_the_worker_s(torchrun: Launcher) -> None:
     with open(torchrun.folder / "words") as words:
         done = subprocess.run(
             [*OURS, "train.py"], cwd=torchrun.folder, env=torchrun.environment(), stdin=words, capture_output=True,
-            text=True, timeout=60, check=False,
+            text=True, timeout=100, check=False,
         )  # fmt: skip
     assert done.stdout == "read something\n", done.stderr
 
@@ -194,7 +195,7 @@ def test_a_worker_that_does_not_end_is_killed_after_the_grace(torchrun: Launcher
     process = torchrun.start("--shutdown-timeout", "1", "--max-restarts", "3", "train.py")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.terminate()
-    assert ended(process, 20).returncode == 1
+    assert ended(process).returncode == 1
     assert torchrun.left() == []
 
 
@@ -280,7 +281,7 @@ def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int
     other = torchrun.start(*words)
     assert other.stdout is not None and other.stdout.readline()
     host.kill()
-    done = ended(other, 30)
+    done = ended(other)
     assert done.returncode == 1 and f"localhost:{port} does not answer any more" in done.stderr
     eventually(lambda: not [line for line in torchrun.left() if line.startswith("process")])
 

@@ -97,7 +97,7 @@ def test_looking_needs_no_torch(two: Path) -> None:
         "import sys; from dalsegno.cli.ckpt import command; "
         f"command(['verify', {str(two)!r}], standalone_mode=False); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=50, capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True).returncode == 0
 
 
 def test_sizes_and_ages_are_for_people() -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_shards_of_two_ranks_are_loaded_by_two_and_by_one_and_from_three_unsharded(tmp_path: Path) -> None:
     sharded, unsharded = tmp_path / "sharded", tmp_path / "unsharded"

@@ -8,9 +8,11 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from dalsegno.train.keeper.orders import Address
 from tests.train.memory.processes import fork
+from tests.waiting import eventually
 
 Spoil = Callable[[int, bytes], bytes]  # given how much went before, and what comes now; nothing: hang up
 
@@ -38,6 +40,17 @@ def flip_at(count: int) -> Spoil:
         return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if 0 <= at < len(data) else data
 
     return flip
+
+
+def held_back(count: int, until: Path) -> Spoil:
+    """So much goes through; the rest when there is this file."""
+
+    def hold(before: int, data: bytes) -> bytes:
+        if before + len(data) > count:
+            eventually(until.exists)
+        return data
+
+    return hold
 
 
 def _as_it_is(before: int, data: bytes) -> bytes:

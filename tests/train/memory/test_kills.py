@@ -56,7 +56,7 @@ def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
     reads, writes = os.pipe()
     pid = fork(lambda: act(writes))
     os.close(writes)
-    select.select([reads], [], [], 20)
+    select.select([reads], [], [], 100)
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -65,7 +65,7 @@ def killed_after(delay_s: float, act: Callable[[int], None]) -> int:
     return int(_STEP.unpack_from(words, len(words) // _STEP.size * _STEP.size - _STEP.size)[0])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killed_at_random_moments(shm: Path) -> None:
     drawn, newest = random.Random(), 0
     for generation in range(1, ROUNDS + 1):
@@ -81,7 +81,7 @@ def test_killed_at_random_moments(shm: Path) -> None:
     assert newest and len(os.listdir(shm)) == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
 def test_killed_at_every_line(shm: Path, elements: int) -> None:
     """Through all that a snapshot runs; in the short form at some lines, others each time."""
