@@ -19,7 +19,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "hostlist", "programs", "system", "hardware")
+LAYER_1 = ("errors", "hostlist", "image_name", "programs", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
@@ -33,10 +33,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "train": (),
     "hostlist": ("errors",),
+    "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
     "system": ("errors",),
     "hardware": ("errors",),
-    "spec": ("errors", "hostlist", "hardware"),
+    "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_WIRE),

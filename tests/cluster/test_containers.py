@@ -21,6 +21,8 @@ from dalsegno.system.procfs import arguments, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
+from tests.containers.images import Layout, folder, member
+from tests.containers.registries import push, registry
 from tests.waiting import eventually
 
 FILE = """
@@ -299,6 +301,28 @@ def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
     assert ada.lines(line) == ["imported"] * 4
     assert len(ada.lines("ls ~/.local/state/dalsegno/images/images/*.sqsh")) == 1
     assert "no file /nowhere.tar" in ada.sh("srun --container-image=docker-archive:/nowhere.tar true").err
+
+
+def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Contained, ada: Contained, tmp_path: Path):
+    """A registry's image and one that is not there: the first is had, the second told, and the cluster is up."""
+    busybox = (cluster.image.parent / "tree/bin/busybox").read_bytes()
+    layout = Layout(tmp_path / "oci")
+    layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip")], config={"Env": ["FROM=v1"]})
+    with registry(tmp_path) as address:
+        push(layout.path, "v1", address, "team/app:v1")
+        there, missing = f"{address}#team/app:v1", f"{address}#team/none:v1"
+        listed = FILE.replace("{enabled: true}", f"{{enabled: true, images: ['{missing}', '{there}']}}")
+        assert f"imports 2 images ({missing}, {there})" in cluster.cli.ok("plan", cluster.cli.file(listed))
+        answer = cluster.cli.run("up", cluster.cli.file(listed))
+    assert answer.code == 1 and f"{there}: packing" in answer.err
+    assert "one is up, but 1 image could not be imported" in answer.err and f"  {missing}: " in answer.err
+    try:
+        again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))  # with no registry left
+        assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
+        assert ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'").out == "v1\nv1\n"
+        assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's
+    finally:
+        cluster.cli.ok("up", cluster.cli.file(FILE))
 
 
 SCRIPT = """

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.credentials import Credential, Wallet, parse_docker_config, parse_netrc
-from dalsegno.containers.names import DOCKER_HUB
 from dalsegno.errors import DalsegnoError
+from dalsegno.image_name import DOCKER_HUB
 from dalsegno.system.processes import Completed, FakeRunner
 
 NETRC = """

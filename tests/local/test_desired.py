@@ -12,6 +12,7 @@ from dalsegno.errors import TargetError
 from dalsegno.spec.facts import (
     Account,
     Cluster,
+    Containers,
     Local,
     Node,
     Partition,
@@ -132,6 +133,17 @@ def test_what_the_file_asks_for_and_this_target_does_not_do_is_said():
     assert plan(wanted).sentences()[1:] == [
         "leaves out storage `scratch`, `homes`: all hosts share this machine's own file system"
     ]
+
+
+def test_images_that_are_not_here_are_imported_without_touching_the_cluster():
+    wanted = cluster(1, containers=Containers(enabled=True, images=("ubuntu:24.04", "alpine:3")))
+    assert plan(wanted).sentences()[1:] == ["imports 2 images (ubuntu:24.04, alpine:3)"]
+    assert str(FOLDER.root.parents[1] / "images") in plan(wanted).desired.files["etc/plugstack.conf"].text
+    there = replace(running(wanted), images=frozenset({"ubuntu:24.04"}))
+    made = plan(wanted, there)
+    assert (made.changes, made.empty) == (False, False)
+    assert made.sentences() == ["imports 1 image (alpine:3)", "restarts nothing", "ends no job"]
+    assert plan(wanted, replace(there, images=frozenset(wanted.containers.images))).empty
 
 
 # Nothing, and half -----------------------------------------------------------------------------------------

@@ -123,6 +123,22 @@ AT_THE_TOP = {
         "`health.checks.zombies` must be a mapping, not `3`",
         "write `key: value` lines below it",
     ),
+    "containers: {enabled: true, images: [nvcr.io/nvidia/pytorch:24.01]}": (
+        "`containers.images` cannot be `nvcr.io/nvidia/pytorch:24.01`",
+        "did you mean `nvcr.io#nvidia/pytorch:24.01`? A `#` stands between a registry and its image",
+    ),
+    "containers: {enabled: true, images: [/fsx/pytorch.sqsh]}": (
+        "`containers.images` cannot be `/fsx/pytorch.sqsh`",
+        "a file is used as it is, and needs no import: leave it out",
+    ),
+    "containers: {enabled: true, images: ['oci:images:v1']}": (
+        "`containers.images` cannot be `oci:images:v1`",
+        "begin its path with `/`: `up` may be run from anywhere",
+    ),
+    "containers: {images: ['ubuntu:24.04']}": (
+        "`images` are to be imported, but the cluster is to run no containers",
+        "add `enabled: true` beside them",
+    ),
     "local: {subnet: 10.0.0.1/16}": ("`local.subnet` is not a subnet: `10.0.0.1/16`", "write `10.77.0.0/16`"),
     "local: {hosts: real}": ("`local.hosts` must be one of auto, virtual, loopback, not `real`", ""),
 }

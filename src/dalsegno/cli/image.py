@@ -229,21 +229,11 @@ def _verdict(stored: Stored, bar: Bar) -> str:
 def _store() -> Store:
     """Ours: $DALSEGNO_IMAGES, or below our home. Where that is another's: a place of our own, and theirs to read."""
     from dalsegno.cluster import home
-    from dalsegno.containers.store import Store
+    from dalsegno.containers.store import open_store
 
     named = os.environ.get("DALSEGNO_IMAGES")
-    wanted = Path(named).absolute() if named else home() / "images"
-    if _may_make(wanted) and (not wanted.exists() or wanted.stat().st_uid == os.geteuid()):
-        return Store(wanted)
-    if wanted.is_dir() and os.access(wanted, os.W_OK):
-        return Store(wanted / f"of-{os.geteuid()}", wanted)
     own = {key: value for key, value in os.environ.items() if key != "DALSEGNO_HOME"}
-    return Store(home(own) / "images", wanted)
-
-
-def _may_make(folder: Path) -> bool:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return os.access(there, os.W_OK)
+    return open_store(Path(named).absolute() if named else home() / "images", home(own) / "images")
 
 
 @contextmanager

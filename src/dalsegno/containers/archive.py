@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import Blob, unpacked
 from dalsegno.containers.manifest import MAX_JSON, Descriptor, digest_of, parse_config
-from dalsegno.containers.names import ImageName, Kind
 from dalsegno.containers.sources import Found
 from dalsegno.containers.squash import Advance
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.closest import did_you_mean
+from dalsegno.image_name import ImageName, Kind
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 

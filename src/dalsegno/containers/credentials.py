@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.containers.names import DOCKER_HUB
 from dalsegno.errors import DalsegnoError
+from dalsegno.image_name import DOCKER_HUB
 from dalsegno.system.files import read_text
 from dalsegno.system.processes import Runner
 

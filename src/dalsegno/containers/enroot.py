@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dalsegno.containers.names import DOCKER_HUB, ImageName
+from dalsegno.image_name import DOCKER_HUB, ImageName
 from dalsegno.system.files import explain, make_folder, remove_tree
 from dalsegno.system.processes import Runner
 

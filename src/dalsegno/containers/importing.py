@@ -18,7 +18,6 @@ from dalsegno.containers.http_client import Http, Unreachable
 from dalsegno.containers.layers import gather
 from dalsegno.containers.manifest import architecture
 from dalsegno.containers.merge import merge
-from dalsegno.containers.names import ImageName, Kind
 from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
 from dalsegno.containers.registry import Registry
@@ -26,6 +25,7 @@ from dalsegno.containers.sources import Found, FromLayout, FromRegistry, Source
 from dalsegno.containers.squash import layer_chunks, squash, tar_stream
 from dalsegno.containers.store import Store, Stored
 from dalsegno.errors import UsageError
+from dalsegno.image_name import ImageName, Kind
 from dalsegno.system.files import nameless
 from dalsegno.system.processes import LocalRunner, Runner
 

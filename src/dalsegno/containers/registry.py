@@ -14,8 +14,8 @@ from dalsegno.containers.credentials import Credential, Wallet
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.http_client import Answer, Http, Refused, Unreachable
 from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON
-from dalsegno.containers.names import ImageName
 from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.image_name import ImageName
 
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _LOGIN_HINT = (

@@ -23,11 +23,11 @@ from dalsegno.containers.manifest import (
     parse_manifest,
     tagged,
 )
-from dalsegno.containers.names import ImageName
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.squash import Advance
 from dalsegno.containers.store import Store
 from dalsegno.errors import NotThere
+from dalsegno.image_name import ImageName
 
 _DEEPEST = 4  # an index in an index
 

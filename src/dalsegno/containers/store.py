@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.containers.names import parse_name
 from dalsegno.containers.record import Record, Tag, read_record, read_tag, write
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.closest import did_you_mean
+from dalsegno.image_name import parse_name
 from dalsegno.system.files import in_turn, locked, make_folder
 
 _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
@@ -172,6 +173,21 @@ class Store:
             tag = read_tag(path)
             stale += [path] if tag is None or tag.digest not in images else []
         return _remove(stale)
+
+
+def open_store(wanted: Path, own: Path) -> Store:
+    """The store at a place that is ours, or may be. Where it is another's: a part of it if all may write there, else
+    `own`; and theirs to read."""
+    if _may_make(wanted) and (not wanted.exists() or wanted.stat().st_uid == os.geteuid()):
+        return Store(wanted)
+    if wanted.is_dir() and os.access(wanted, os.W_OK):
+        return Store(wanted / f"of-{os.geteuid()}", wanted)
+    return Store(own, wanted)
+
+
+def _may_make(folder: Path) -> bool:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return os.access(there, os.W_OK)
 
 
 def _is_roots(folder: Path) -> bool:

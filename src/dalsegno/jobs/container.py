@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from posixpath import dirname, join, normpath
 
-from dalsegno.containers.names import parse_name
 from dalsegno.errors import UsageError
+from dalsegno.image_name import parse_name
 from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
 

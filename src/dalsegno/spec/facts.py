@@ -195,6 +195,7 @@ class Containers:
 
     enabled: bool = False
     folder: str = ""  # of imported images; "" is the target's own
+    images: tuple[str, ...] = ()  # to be imported
 
 
 @dataclass(frozen=True)

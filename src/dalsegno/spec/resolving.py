@@ -31,8 +31,13 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
         storage=tuple(_storage(each) for each in spec.storage),
         local=_local(spec),
         health=_health(spec),
-        containers=facts.Containers(spec.containers.enabled, str(spec.containers.folder or "")),
+        containers=_containers(spec),
     )
+
+
+def _containers(spec: ClusterSpec) -> facts.Containers:
+    own = spec.containers
+    return facts.Containers(own.enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
 
 
 def _nodes(partition: Partition, target: str) -> list[facts.Node]:

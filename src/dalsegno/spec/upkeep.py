@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
+from dalsegno.errors import UsageError
+from dalsegno.image_name import parse_name
 from dalsegno.spec.names import AbsolutePath
 from dalsegno.spec.patterns import matching
 from dalsegno.spec.quantities import Seconds, Share
-from dalsegno.spec.section import Section
+from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.words import one_of, word
 
 _CHECK = r"[a-z][a-z0-9_-]{0,47}"
-_IMAGE = r"[A-Za-z0-9/][A-Za-z0-9_./:@#+-]{0,254}"
 _MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"
 _URL = r"https?://[^\s\"'`\\\x00-\x1f]{1,500}"
 
@@ -23,8 +24,21 @@ def _switch(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) else value
 
 
+def _image(value: str) -> str:
+    """As `srun --container-image` takes it, and one that there is something to import of."""
+    try:
+        name = parse_name(value)
+    except UsageError as error:
+        raise fault(f"cannot be {show(value)}", error.hint) from error
+    if name.is_path:
+        raise fault(f"cannot be {show(value)}", "a file is used as it is, and needs no import: leave it out")
+    if name.path and not name.path.startswith("/"):
+        raise fault(f"cannot be {show(value)}", "begin its path with `/`: `up` may be run from anywhere")
+    return value
+
+
 CheckName = Annotated[str, matching(_CHECK, "use lowercase letters, digits, `-` and `_`")]
-ImageName = Annotated[str, matching(_IMAGE, "write `docker://nvcr.io/nvidia/pytorch:24.10-py3` or a path")]
+ImageName = Annotated[str, AfterValidator(_image)]
 ModuleName = Annotated[str, matching(_MODULE, "write it as for `module load`: `cuda/12.4`")]
 Url = Annotated[str, matching(_URL, "write an address that starts with https://")]
 
@@ -82,7 +96,9 @@ class Containers(Section):
 
     enabled: bool = Field(default=False, description="Offer Pyxis's options on this cluster.")
     folder: AbsolutePath | None = Field(default=None, description="Where imported images (.sqsh) are kept.")
-    images: list[ImageName] = Field(default=[], description="Images to import when the cluster is made.")
+    images: list[ImageName] = Field(
+        default=[], description="Images that `up` imports, as `--container-image` names them."
+    )
 
 
 class Modules(Section):

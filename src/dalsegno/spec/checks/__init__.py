@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.spec.checks.accounting import check_accounting
+from dalsegno.spec.checks.containers import check_containers
 from dalsegno.spec.checks.duplicates import check_duplicates
 from dalsegno.spec.checks.health import check_health
 from dalsegno.spec.checks.machines import check_machines
@@ -34,6 +35,7 @@ _CHECKS = (
     check_storage,
     check_raw_settings,
     check_health,
+    check_containers,
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dalsegno.containers.native import PLUGIN, build_key
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
 from dalsegno.spec.facts import Cluster
@@ -42,11 +44,16 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
         "data": str(folder.host("%n") / "containers"),
         "cache": str(folder.unpacked),
         "import": str(folder.bin / "dalsegno"),
-        "images": cluster.containers.folder,
+        "images": str(images_folder(cluster, folder)) if cluster.containers.images else cluster.containers.folder,
         "show": str(folder.devices) if placement.gpus_simulated else "",
     }
     arguments = tuple(f"{name}={value}" for name, value in told.items() if value)
     return Spank(str(folder.etc / "plugstack.conf"), str(built / PLUGIN), arguments)
+
+
+def images_folder(cluster: Cluster, folder: Folder) -> Path:
+    """Where `up` imports to; if the file names none, where `dalsegno image` keeps them: they outlive the cluster."""
+    return Path(cluster.containers.folder) if cluster.containers.folder else folder.root.parents[1] / "images"
 
 
 def slurm_paths(folder: Folder) -> Paths:

@@ -33,6 +33,7 @@ class Observed:
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
     broken: tuple[str, ...] = ()  # hosts with faults that were injected
+    images: frozenset[str] = frozenset()  # that are imported
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,17 @@ class LocalPlan:
     old_reservations: tuple[str, ...] = ()
     wait_for: tuple[str, ...] | None = ()  # jobs that must end first; None: not known
     blocked: tuple[str, ...] = ()  # jobs that wait in a partition which is to go: someone must decide about them
+    import_images: tuple[str, ...] = ()  # when all else is done
     left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
 
     @property
     def empty(self) -> bool:
-        return not (
+        return not (self.changes or self.import_images)
+
+    @property
+    def changes(self) -> bool:
+        """To the cluster itself."""
+        return bool(
             self.fresh or self.unfinished
             or self.remove_hosts or self.remove_partitions or self.boot or self.mend or self.write or self.start
             or self.restart or self.accounting or self.reservations or self.remove_nodes
@@ -71,10 +78,10 @@ class LocalPlan:
 
     def sentences(self) -> list[str]:
         if self.fresh:
-            return [_creation(self), *self.left_out]
+            return [_creation(self), *self.left_out, *_imports(self)]
         if self.empty:
             return ["nothing to do: the cluster is as the file says"]
-        return [*_changes(self), _restarts(self), _jobs(self)]
+        return [*_changes(self), *_imports(self), _restarts(self), _jobs(self)]
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
@@ -115,6 +122,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         old_reservations=_reservation_names(before, wanted),
         wait_for=_in_the_way(seen.jobs, gone_nodes, gone_partitions),
         blocked=tuple(job.id for job in seen.jobs or () if not job.nodes and job.partition in gone_partitions),
+        import_images=_without(wanted.containers.images, seen.images),
         left_out=_left_out(wanted),
     )
 
@@ -218,6 +226,10 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.reservations, "updates reservations"),
     ]
     return [line for condition, line in lines if condition]
+
+
+def _imports(plan: LocalPlan) -> list[str]:
+    return [f"imports {named('image', plan.import_images)}"] if plan.import_images else []
 
 
 def _restarts(plan: LocalPlan) -> str:

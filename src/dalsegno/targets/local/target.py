@@ -22,6 +22,8 @@ from dalsegno.targets.local.breaking.doing import clear, inject
 from dalsegno.targets.local.breaking.records import Injected, injected_into
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.images import import_all, present
+from dalsegno.targets.local.layout import images_folder
 from dalsegno.targets.local.nodes import Nodes, open_nodes
 from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.people import People
@@ -74,7 +76,10 @@ class LocalTarget:
                 "ip link set d0 up; ip link set d1 up",
             )
         wanted = desired(cluster, self.folder, placement, self.machine, self._people())
-        plan = make_plan(cluster, placement, wanted, observe(self.folder, state, wanted, self.slurm))
+        seen = observe(self.folder, state, wanted, self.slurm)
+        listed = cluster.containers.images
+        images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
+        plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
         return replace(plan, left_out=(*plan.left_out, *self._fall_back(cluster, placement)))
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
@@ -86,6 +91,8 @@ class LocalTarget:
     def apply(self, plan: Plan, say: Say) -> None:
         if not isinstance(plan, LocalPlan):
             raise TypeError(f"not a plan of the local target: {plan!r}")
+        if not plan.changes:
+            return
         if plan.blocked:
             raise TargetError(
                 f"job {', '.join(plan.blocked)} waits in a partition that is to go",
@@ -103,6 +110,10 @@ class LocalTarget:
                 raise
             say("that failed: putting the cluster back as it was")
             self._put_back(site, before, state, error)
+
+    def import_images(self, plan: LocalPlan, say: Say) -> None:
+        """Those that the plan names. The cluster is up already, and may be used and changed meanwhile."""
+        import_all(images_folder(plan.cluster, self.folder), plan.import_images, say, plan.cluster.name)
 
     def _put_back(self, site: Site, before: Cluster, state: State, error: DalsegnoError) -> NoReturn:
         """Undo a change that Slurm did not take, then tell of it."""

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dalsegno.containers.names import DOCKER_HUB, ImageName, Kind, parse_name
 from dalsegno.errors import UsageError
+from dalsegno.image_name import DOCKER_HUB, ImageName, Kind, parse_name
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -1,0 +1,12 @@
+"""Images that nobody could run."""
+
+from __future__ import annotations
+
+from dalsegno.spec.checks.report import Report
+from dalsegno.spec.model import ClusterSpec
+
+
+def check_containers(spec: ClusterSpec, report: Report) -> None:
+    if spec.containers.images and not spec.containers.enabled:
+        what = "`images` are to be imported, but the cluster is to run no containers"
+        report.add(spec.containers, "images", what, "add `enabled: true` beside them", reads=("enabled",))

@@ -1,0 +1,85 @@
+"""Images of the cluster file, imported when the cluster is up: what is here already is left as it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.image_name import parse_name
+from dalsegno.system.files import explain
+from dalsegno.system.machine import program
+from dalsegno.targets.base import Say
+
+if TYPE_CHECKING:
+    from dalsegno.containers.importing import Importer
+
+EVERY_S = 2.0
+
+
+def present(folder: Path, images: Iterable[str]) -> frozenset[str]:
+    """Those that are here, whatever their tag may mean elsewhere by now; nobody is asked."""
+    importer = _importer(folder, lambda _: None, "")
+    return frozenset(
+        image
+        for image in images
+        if importer.store.lookup(str(parse_name(image).absolute()), importer.arch, importer.compression, since=0.0)
+    )
+
+
+def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> None:
+    """One that cannot be had keeps no other from coming; all that failed is told at the end."""
+    failed = [(image, error) for image in images if (error := _import(folder, image, say)) is not None]
+    if failed:
+        lines = "".join(f"\n  {image}: {error.what}" for image, error in failed)
+        hint = next((error.hint for _, error in failed if error.hint), "look at the names in the cluster file")
+        count = f"{len(failed)} image{'s' * (len(failed) > 1)}"
+        raise TargetError(
+            f"{cluster} is up, but {count} could not be imported:{lines}",
+            hint=f"{hint}; `dalsegno up` tries again",
+        )
+
+
+def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
+    try:
+        _importer(folder, say, image).to_store(parse_name(image))
+    except DalsegnoError as error:
+        return error
+    except OSError as error:
+        return explain(error, folder)
+    return None
+
+
+def _importer(folder: Path, say: Say, image: str) -> Importer:
+    from dalsegno.containers.importing import Importer  # with all of HTTP, which most commands can do without
+    from dalsegno.containers.store import open_store
+
+    return Importer(open_store(folder, folder), Told(say, image), enroot=program("enroot") or "")
+
+
+class Told:
+    """How far an import is, in the lines of `up`."""
+
+    def __init__(self, say: Say, image: str) -> None:
+        self._say, self._image = say, image
+        self._lock = threading.Lock()
+        self._text, self._done, self._total, self._said = "", 0, 0, 0.0
+
+    def stage(self, text: str, total: int = 0) -> None:
+        with self._lock:
+            self._text, self._done, self._total, self._said = text, 0, total, time.monotonic()
+            self._say(f"{self._image}: {text}")
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if self._total and time.monotonic() - self._said >= EVERY_S:
+                self._said = time.monotonic()
+                self._say(f"{self._image}: {self._text}, {min(1.0, self._done / self._total):.0%}")
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            self._say(f"{self._image}: warning: {text}")
