@@ -17,6 +17,9 @@ LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:s
 CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/spank.h:libslurm-dev
     sqfstar:squashfs-tools squashfuse_ll:squashfuse zstd:zstd"
 
+# What `demo --scene docker` needs beside that, and nothing else does.
+DOCKER_PROGRAMS="dockerd:docker.io"
+
 # What ./test needs beside that: it compiles an MPI program and runs it, makes an image of one program, and has a
 # registry with images that other tools made. Headers are no programs to look for, so they come with the compiler
 # that wants them.
@@ -33,10 +36,10 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-set_up() { # set_up core|dev [local [containers]]: the environment, and with `local` the system packages too
+set_up() { # set_up core|dev [local [containers] [docker]]: the environment, and with `local` the system packages too
     MISSING=
     venv_ready "$1" || need_python
-    [ "${2-}" != local ] || need_local_packages "$1" "${3-}"
+    [ "${2-}" != local ] || need_local_packages "$1" "${@:3}"
     [ -z "$MISSING" ] || install_packages
     venv_ready "$1" || in_turn complete_venv "$1" || exit
 }
@@ -82,7 +85,7 @@ makes_local_cluster() { # the command line's arguments
 
 plays_with_torch() { # the command line's arguments: the demo trains, unless another scene is asked for
     [ "${1-}" = demo ] || return 1
-    case " $* " in *" -h "* | *" --help "* | *researchers*) return 1 ;; esac
+    case " $* " in *" -h "* | *" --help "* | *researchers* | *docker*) return 1 ;; esac
 }
 
 names_remote_target() { # true when the first argument that is a file is a cluster file for another target
@@ -101,6 +104,8 @@ names_remote_target() { # true when the first argument that is a file is a clust
 
 need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
 
+asks_for_docker() { [ "${1-}" = demo ] && case " $* " in *docker*) ;; *) return 1 ;; esac } # the command line's arguments
+
 asks_for_containers() { # the command line's arguments: true when the cluster file has a block `containers:`
     local file line
     for file in "${@:2}" cluster.yaml; do
@@ -113,11 +118,16 @@ asks_for_containers() { # the command line's arguments: true when the cluster fi
     return 1
 }
 
-need_local_packages() { # need_local_packages core|dev [containers]
+need_local_packages() { # need_local_packages core|dev [containers] [docker]
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
-    local pair programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
+    local pair more programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
     [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
-    [ -z "${2-}" ] || programs="$programs $CONTAINER_PROGRAMS"
+    for more in "${@:2}"; do
+        case $more in
+            containers) programs="$programs $CONTAINER_PROGRAMS" ;;
+            docker) programs="$programs $DOCKER_PROGRAMS" ;;
+        esac
+    done
     for pair in $programs; do
         case $pair in
             /*) [ -e "${DALSEGNO_SYSROOT-}${pair%%:*}" ] ;;

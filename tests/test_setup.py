@@ -167,6 +167,17 @@ def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: 
     assert bash(clone, "asks_for_containers up cluster.yaml", cwd=clone).returncode == 1
 
 
+@NOT_LINUX
+def test_docker_is_installed_for_the_scene_that_plays_with_it_alone(clone: Path, tmp_path: Path):
+    env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
+    for words, asked in {"demo --scene docker": 0, "demo --scene=docker": 0, "demo": 1, "up docker.yaml": 1}.items():
+        assert bash(clone, f"asks_for_docker {words}").returncode == asked
+    assert bash(clone, "plays_with_torch demo --scene docker").returncode == 1
+    for words, there in {"core containers docker": True, "core containers": False, "dev containers": False}.items():
+        told = bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout
+        assert ("docker.io" in told.split()) == there
+
+
 def test_the_packages_are_those_the_local_target_looks_for(clone: Path):
     pairs = bash(clone, "echo $LOCAL_PROGRAMS").stdout.split()
     assert dict(pair.split(":") for pair in pairs) == DAEMONS

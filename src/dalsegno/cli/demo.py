@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
-SCENES = ("survival", "researchers")
+SCENES = ("survival", "researchers", "docker")
 
 
 @click.command()
@@ -28,6 +28,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     \b
     survival     a small GPT trains on four nodes; one loses power, a GPU of another falls off the bus
     researchers  three people share four GPUs: priorities, accounting, fair share (needs no PyTorch)
+    docker       a cancelled job's program in Docker lives on; in our container it is gone (needs root and Docker)
     """
     from importlib import resources
 
@@ -58,6 +59,13 @@ def _play(scene: str, target: LocalTarget, cluster: Cluster, place: Place, repor
 
         _bring_up(target, cluster, place)
         demo_researchers.play(target)
+        return
+    if scene == "docker":
+        from dalsegno.cli import demo_docker
+
+        demo_docker.check(target, cluster)
+        _bring_up(target, cluster, place)
+        demo_docker.play(target)
         return
     from dalsegno.cli import demo_survival
 

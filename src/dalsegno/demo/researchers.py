@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from dalsegno.demo.waiting import until
 from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 
-T = TypeVar("T")
 Say = Callable[[str], None]
 PARTITION = "lab"
 BIG_PARTITION = "train"
@@ -107,7 +105,7 @@ def _wait_for_start(lab: Lab, ids: dict[str, int]) -> tuple[str, ...]:
         ordered = sorted(running, key=lambda job: -job.priority)
         return tuple(job.name for job in ordered) if sum(job.gpus for job in running) == 4 else ()
 
-    return _until(four_in_use, 60, "four GPUs in use")
+    return until(four_in_use, 60, "four GPUs in use")
 
 
 def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
@@ -115,13 +113,13 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
         found = {job.name: job for job in lab.slurm.history(jobs=ids.values()) if job.state.ended}
         return found if found.keys() == ids.keys() else {}
 
-    return _until(all_ended, 120, "the three jobs ended")
+    return until(all_ended, 120, "the three jobs ended")
 
 
 def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
     """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs every minute who used how much."""
     hog = _submit(lab, Wish(HEAVY, 4, "medium", 600))
-    _until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
+    until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
     ids = {who: _submit(lab, Wish(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
     say("Slurm works fair share out once a minute: waiting for it")
 
@@ -130,19 +128,6 @@ def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
         return priorities if priorities.get(HEAVY, 0) < priorities.get(LIGHT, 0) else {}
 
     try:
-        return _until(weighed, FAIR_SHARE_WAIT_S, f"{HEAVY}'s priority below {LIGHT}'s")
+        return until(weighed, FAIR_SHARE_WAIT_S, f"{HEAVY}'s priority below {LIGHT}'s")
     finally:
         lab.slurm.cancel(*ids.values(), hog)
-
-
-def _until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
-    """The first answer that is not empty."""
-    until = time.monotonic() + timeout_s
-    while not (value := answer()):
-        if time.monotonic() > until:
-            raise TargetError(
-                f"waited {timeout_s:.0f} s in vain for: {what}",
-                hint="is the machine very busy? `dalsegno demo --keep` leaves the cluster up to look at",
-            )
-        time.sleep(0.1)
-    return value

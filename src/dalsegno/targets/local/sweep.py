@@ -128,9 +128,11 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
 
 
 def remove_cgroups(folder: Folder) -> bool:
-    """Ours in every v1 hierarchy, deepest first; a folder is free a moment after its last process died."""
+    """Ours in every v1 hierarchy, or in the only one, deepest first; a folder is free a moment after its last process
+    died."""
     found = False
-    for root in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}"):
+    mounted, name = Path("/sys/fs/cgroup"), f"dalsegno-{folder.id}"
+    for root in [*mounted.glob(f"*/{name}"), *mounted.glob(name)]:
         found = True
         remove_cgroup(root)
     return found

@@ -1,0 +1,97 @@
+"""`dalsegno demo --scene docker`: with a real Docker where one is installed; the demo itself installs it if asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.machine import freezer_mount, program
+from dalsegno.system.procfs import arguments, environment, find
+from dalsegno.targets.local.folder import Folder
+from tests.cluster.conftest import Cli, at_home, taken_down
+
+WITH_DOCKER = pytest.mark.skipif(
+    program("dockerd") is None, reason="Docker is not installed: `./dalsegno demo --scene docker` does it"
+)
+SCENE = ("demo", "--scene", "docker")
+
+
+@WITH_DOCKER
+def test_what_docker_started_outlives_its_job_and_what_srun_did_does_not(cache: Path):
+    before = in_run()
+    with taken_down(at_home(cache)) as cli:
+        answer = cli.run(*SCENE)
+        assert answer.code == 0, answer
+        assert "\x1b" not in answer.out + answer.err and "nothing of it is left" in answer.err
+        assert of_docker(cli) == set()
+    rows = [re.split(r"  +", line) for line in answer.out.splitlines()]
+    facts = {row[0]: tuple(row[1:]) for row in rows if len(row) == 3}
+    assert facts["the program's user"] == ("root", "ada")
+    assert facts["is a child of"] == ("init > containerd-shim", "slurmstepd")
+    assert facts["Slurm counts it as the job's"] == ("no", "yes")
+    assert facts["after scancel, node idle"] == ("STILL RUNS", "gone")
+    docker, ours = facts["its cgroup"]
+    assert "/docker/" in docker and "job_" not in docker
+    if freezer_mount(Path("/proc/self/mounts").read_text()):  # else Slurm follows parents, and has no cgroups here
+        assert ours.endswith("/job_2/step_0")
+    assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
+    assert in_run() == before
+
+
+@WITH_DOCKER
+def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
+    with taken_down(at_home(cache)) as cli:
+        demo = subprocess.Popen(
+            cli.argv(*SCENE), env=cli.env, cwd=cli.home, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if "now: scancel 1" in line:
+                break
+        assert {"dockerd", "containerd-shim-runc-v2", "sleep"} <= of_docker(cli)
+        demo.send_signal(signal.SIGINT)
+        said = demo.stderr.read()
+        assert demo.wait() == 130, said
+        assert "Traceback" not in said
+        assert of_docker(cli) == set()
+
+
+def test_where_it_cannot_be_played_it_says_so_before_anything_is_made(cache: Path):
+    """Root without the right to make namespaces; or no Docker at all."""
+    with taken_down(at_home(cache)) as cli:
+        powerless = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+        done = subprocess.run(
+            [*powerless, *cli.argv(*SCENE)], env=cli.env, cwd=cli.home, capture_output=True, text=True, check=False
+        )
+        why = "Docker's daemon runs as root alone" if program("dockerd") else "there is no Docker on this machine"
+        assert done.returncode == 1 and f"error: {why}" in done.stderr and "hint: " in done.stderr, done
+        assert list((cli.home / "clusters").glob("*/state.json")) == []
+
+
+def of_docker(cli: Cli) -> set[str]:
+    """Daemon, helpers and programs in containers that were started for this home's cluster."""
+    mark = f"DALSEGNO_MARK={cli.home}/clusters/dalsegno-demo/docker/docker.sock".encode()
+    group = f"dalsegno-{Folder(cli.home / 'clusters/dalsegno-demo').id}/docker/"
+
+    def is_of_docker(pid: int) -> bool:
+        return mark in environment(pid) or group in text_of(Path(f"/proc/{pid}/cgroup"))
+
+    return {os.path.basename(words[0]) for process in find(is_of_docker) if (words := arguments(process.pid))}
+
+
+def in_run() -> set[str]:
+    """What a Docker of the machine's own would leave there."""
+    return {name for name in os.listdir("/run") if name.startswith(("docker", "containerd", "runc"))}
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
