@@ -1,6 +1,9 @@
 """Nodes on which no agent could be started: given up, and trusted again."""
 
+from dataclasses import replace
+
 from dalsegno.launch.giving_up import FORGIVEN_S, MOST_TRIES, Tries, trusted_again
+from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag, NodeState
 
@@ -41,3 +44,11 @@ def test_one_of_long_ago_is_tried_again_if_slurm_has_it_in_service():
     given_up, late = {"n1": 1000.0, "n2": 1000.0}, 1001.0 + FORGIVEN_S
     nodes = [node("n1", 10), node("n2", 10, NodeFlag.NOT_RESPONDING)]
     assert trusted_again(given_up, nodes, late) == ["n1"]
+
+
+def test_one_that_the_controller_had_drained_is_trusted_when_it_is_returned_or_a_spare_again():
+    given_up = {"n1": 1000.0, "n2": 1000.0, "n3": 1000.0, "n4": 1000.0}
+    sick = replace(node("n2", 10, NodeFlag.DRAIN), reason="dalsegno:reset:gpu-ecc")
+    spare = replace(node("n3", 10, NodeFlag.DRAIN), reason=SPARE_REASON)
+    nodes = [node("n1", 10), sick, spare, node("n4", 10)]
+    assert trusted_again(given_up, nodes, now=1010.0, drained={"n1", "n2", "n3"}) == ["n1", "n3"]

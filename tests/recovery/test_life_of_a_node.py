@@ -490,6 +490,18 @@ def test_at_most_four_nodes_of_a_partition_are_taken_in_an_hour(clinic_of: MakeC
     assert len([name for name in clinic.cluster.nodes if clinic.effects(name)]) == 8
 
 
+def test_a_person_who_says_go_on_allows_as_many_again_within_the_hour(clinic_of: MakeClinic):
+    clinic = clinic_of(8, max_out=1.0, per_hour=2)
+    for name in ("n1", "n2", "n3"):
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.settle()
+    assert clinic.phase("n3") is Phase.SUSPECTED
+    assert "`dalsegno automation resume` allows as many again" in clinic.told("n3")[-1]
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    clinic.settle()
+    assert clinic.effects("n3")[-1] == "resume"
+
+
 def test_observing_it_only_says_once_what_it_would_do(clinic_of: MakeClinic):
     clinic = clinic_of(mode="observe")
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)

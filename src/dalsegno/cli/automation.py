@@ -19,7 +19,8 @@ def command(word: str, name: str | None, json_: bool) -> None:
     """Whether nodes are drained, mended and returned without you.
 
     Paused, nothing is begun; what would have been done is told by `dalsegno events`. After `resume`, also what had
-    failed too often is tried again. Only root and the cluster's owner may pause and resume.
+    failed too often is tried again, and as many nodes as in an hour may be taken out once more. Only root and the
+    cluster's owner may pause and resume.
     """
     answer = ask_controller(controller_of(name), {"automation": word})
     if json_:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 
 MOST_TRIES = 5  # of one node, in a row, without its agent having become ready
@@ -35,13 +36,24 @@ class Tries:
         return [*([others] if others else []), *((node,) for node in alone)]
 
 
-def trusted_again(given_up: Mapping[str, float], nodes: Iterable[NodeInfo], now: float) -> list[str]:
-    """Of nodes given up at these times, those whose slurmd was started since (rebuilt, or booted again), and those of
-    long ago that Slurm has in service."""
+def trusted_again(
+    given_up: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, drained: Collection[str] = ()
+) -> list[str]:
+    """Of nodes given up at these times, those whose slurmd was started since (rebuilt, or booted again), those that
+    the controller had `drained` and that are good again (its GPUs were reset: no slurmd is started for that), and
+    those of long ago that Slurm has in service."""
     known = {node.name: node for node in nodes}
-    return [name for name, at in given_up.items() if name in known and _is_back(known[name], at, now)]
+    return [
+        name
+        for name, at in given_up.items()
+        if name in known and (_is_back(known[name], at, now) or (name in drained and _is_good(known[name])))
+    ]
 
 
 def _is_back(node: NodeInfo, given_up_at: float, now: float) -> bool:
     started = node.slurmd_started_at or 0  # in whole seconds
     return started >= math.floor(given_up_at) or (now - given_up_at > FORGIVEN_S and node.in_service)
+
+
+def _is_good(node: NodeInfo) -> bool:
+    return node.in_service or (node.responding and node.reason == SPARE_REASON)

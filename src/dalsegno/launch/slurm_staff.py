@@ -34,6 +34,7 @@ class SlurmStaff:
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self.unhealthy: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
+        self._drained: set[str] = set()  # of those given up, which were seen among them
         self._tries = Tries()
         self._refusals = Refusals()  # of nodes beyond those of the run's own job
         self._some_came = False  # agents, of any node
@@ -230,7 +231,8 @@ class SlurmStaff:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._vacating = to_be_mended(nodes)
-        back = trusted_again(self.silent, nodes, time.time())
+        self._drained = {*self._drained, *self._vacating} & set(self.silent)
+        back = trusted_again(self.silent, nodes, time.time(), self._drained)
         for name in back:
             del self.silent[name]
         self._tries.forget(*back)

@@ -26,6 +26,7 @@ class Outs:
         self.size: dict[str, int] = {}
         self.out: dict[str, int] = {}
         self.taken: dict[str, int] = {}
+        self._since = max(now - HOUR_S, resumed_at(book))
         for node in nodes:
             if node.name in policy.spares:  # beyond what the partition promises
                 continue
@@ -43,9 +44,10 @@ class Outs:
         for partition in node.slurm.partitions:
             if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.most(partition):
                 return f"{self.out[partition]} of {self.size[partition]} nodes of {partition} are out already"
-            hour = self.book.count(TAKEN, self.now - HOUR_S, partition=partition) + self.taken.get(partition, 0)
+            hour = self.book.count(TAKEN, self._since, partition=partition) + self.taken.get(partition, 0)
             if hour >= self.policy.per_hour:
-                return f"{hour} nodes of {partition} were taken out within the hour"
+                more = "`dalsegno automation resume` allows as many again"
+                return f"{hour} nodes of {partition} were taken out within the hour; {more}"
         return ""
 
     def take(self, node: NodeFacts) -> None:
@@ -66,7 +68,12 @@ def breaker(book: Book, partitions: Collection[str], policy: Policy) -> str:
     """The partition whose replacements have failed too often, one after the other; "" if there is none."""
     for partition in partitions:
         good = [m.at for m in book.marks if m.kind == REPLACED_WELL and partition in m.partitions]
-        since = max([*good, *(m.at for m in book.marks if m.kind == RESUMED)], default=-1.0)
+        since = max([*good, resumed_at(book)])
         if book.count(REPLACED_BADLY, since, partition=partition) >= policy.breaker:
             return partition
     return ""
+
+
+def resumed_at(book: Book) -> float:
+    """When somebody last said that things may go on, whatever had been spent by then; -1: never."""
+    return max((mark.at for mark in book.marks if mark.kind == RESUMED), default=-1.0)
