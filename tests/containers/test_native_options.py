@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from dalsegno.errors import DalsegnoError
 
 FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S", "2"))
 WHY_LENGTH = 512
+SANITIZED = ("-g", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
+SEEDS = ("/fsx:/fsx:ro+noexec,./a:/b", "PATH,LANG,_X1", "mine-2.0:no_exec", 'cd "/w \\"" && unset OLDPWD', "A=b c", "1")
 Check = Callable[[str, str], str]
 
 
@@ -116,11 +119,32 @@ def test_the_working_folder_is_read_from_an_images_rc(library: ctypes.CDLL, rc: 
 
 def test_random_words_do_no_harm(tmp_path: Path):
     """The long form: DALSEGNO_FUZZ_S=600."""
-    sanitize = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
-    program = compiled(tmp_path / "fuzz", *sanitize, "fuzz.c", "options.c")
+    program = compiled(tmp_path / "fuzz", *SANITIZED, "-O0", "-fsanitize=address,undefined", "fuzz.c", "options.c")
     done = subprocess.run([program, str(FUZZ_S), str(os.getpid())], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 1000
+
+
+@pytest.mark.skipif(shutil.which("clang") is None, reason="clang is not installed (apt: clang libclang-rt-14-dev)")
+def test_words_that_reach_ever_more_of_the_parser_do_no_harm(tmp_path: Path):
+    """libFuzzer, through the same entrance. The long form: DALSEGNO_FUZZ_S=600."""
+    words = [*SANITIZED, "-O1", "-fsanitize=fuzzer,address,undefined", "-DWITHOUT_MAIN", "fuzz.c", "options.c"]
+    made = subprocess.run(
+        ["clang", *FLAGS, *words, "-o", tmp_path / "fuzz"],
+        cwd=source_folder(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "libclang_rt.fuzzer" in made.stderr:
+        pytest.skip("clang's fuzzer is not installed (apt: libclang-rt-14-dev)")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "corpus").mkdir()
+    for number, seed in enumerate(SEEDS):
+        (tmp_path / f"corpus/{number}").write_text(seed)
+    limits = [f"-max_total_time={FUZZ_S}", "-max_len=6000", "-timeout=10"]
+    done = subprocess.run(
+        [tmp_path / "fuzz", *limits, "corpus"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(list((tmp_path / "corpus").iterdir())) > len(SEEDS), "it found no way further: is it led by coverage?"
 
 
 # Compiling ----------------------------------------------------------------------------------------------------
