@@ -95,16 +95,28 @@ def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluste
 
 
 def test_xid_79_drains_the_node_and_a_controller_that_is_killed_meanwhile_goes_on(cluster: Cli):
+    words = ("sbatch", "--parsable", "--requeue", "-w", "train-3", "-o", "/dev/null", "--wrap", "sleep 1000")
+    job = cluster.ok("shell", "--", *words).strip()
+    eventually(lambda: state(cluster, "train-3") != "idle")
+
     def break_and_kill() -> None:
         before = last_event(cluster)
         cluster.ok("inject", "xid", "79", "train-3")
         eventually(lambda: any(each["kind"] == "drain" for each in events(cluster, "train-3", before)), every_s=0.02)
         os.kill(controller_pid(cluster), 9)
         eventually(lambda: answers(cluster))
+        eventually(lambda: any(each["kind"] == "requeue" for each in events(cluster, "train-3", before)))
+        cluster.ok("shell", "--", "scancel", job)
 
     heals(cluster, "train-3", break_and_kill)
     actions = [each["kind"] for each in events(cluster, "train-3") if not each["text"].startswith("begins")]
     assert (actions.count("drain"), actions.count("reboot"), actions.count("return")) == (1, 1, 1)
+    (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-3").iterdir()
+    assert "Xid" in (bundle / "telemetry.json").read_text() and (bundle / "dmesg.txt").read_text()
+    assert "slurmd" in (bundle / "slurmd.log").read_text()
+    assert [line.split()[0] for line in (bundle / "jobs.txt").read_text().splitlines()] == [job]
+    why = cluster.ok("why", "train-3")
+    assert "check       xid failed: Xid 79" in why and "check       xid passed" in why
 
 
 def answers(cli: Cli) -> bool:
@@ -115,14 +127,20 @@ def answers(cli: Cli) -> bool:
 
 
 def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster: Cli):
+    job = cluster.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "-o", "/dev/null", "--wrap", "sleep 1000")
+    eventually(lambda: state(cluster, "train-1") != "idle")
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=drain", "reason=mine")
     before = last_event(cluster)
     cluster.ok("inject", "xid", "79", "train-1")
     eventually(lambda: any("someone else keeps it" in each["text"] for each in events(cluster, "train-1", before)))
+    assert "check       train-1: xid failed: Xid 79" in cluster.ok("why", job.strip()), (
+        "a job's story is its node's too"
+    )
+    cluster.ok("shell", "--", "scancel", job.strip())
     request(cluster, {"automation": "pause"})
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=resume")
     eventually(lambda: any("paused; would drain it" in each["text"] for each in events(cluster, "train-1", before)))
-    assert state(cluster, "train-1") == "idle"
+    eventually(lambda: state(cluster, "train-1") == "idle")
     cluster.ok("inject", "--clear", "train-1")
     eventually(lambda: phase(cluster, "train-1") == "in service")
     request(cluster, {"automation": "resume"})

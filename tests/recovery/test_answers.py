@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Gpu, Remedy
-from dalsegno.recovery.actions import Drain, Note, Turn
+from dalsegno.health import Gpu, Remedy, Verdict
+from dalsegno.recovery.actions import Drain, Mend, Note, Turn
 from dalsegno.recovery.answers import Answers
+from dalsegno.recovery.check_news import News
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
 from dalsegno.recovery.fault import Fault
@@ -135,3 +136,46 @@ def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
 
 def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Store):
     assert (folder / JOURNAL).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Store, answers: Answers):
+    store.notice_gpus("n1", [Gpu(0, "GPU-a")], 100.0)
+    mend = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
+    store.end(store.begin(mend, 101.0), mend, "is replaced", "", 101.0, Policy(), ())
+    with pytest.raises(DalsegnoError, match="not to uid 4711"):
+        answers.answer(STRANGER, {"forgive": "GPU-a"})
+    for name in ("GPU-b", "n9", ""):
+        with pytest.raises(DalsegnoError, match="was sent away"):
+            answers.answer(0, {"forgive": name})
+    assert store.look().lemons == {"GPU-a"}
+    assert [gpu["uuid"] for gpu in answers.answer(0, {"forgive": "n1"})["forgiven"]] == ["GPU-a"]
+    assert store.look().lemons == frozenset()
+    assert "GPU GPU-a is forgiven by root, and may come back" in [event.text for event in store.events(node="n1")]
+
+
+def test_what_the_checks_of_a_node_found_is_told_with_it(store: Store, answers: Answers):
+    drained(store, "n1", 100.0)
+    store.notice_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
+    assert answers.answer(STRANGER, {"node": "n1"})["checks"] == [
+        {"at": 99.0, "node": "n1", "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}
+    ]
+
+
+def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Path):
+    """The loop that looks after nodes and whoever answers questions open it each for itself."""
+    for number in range(20):
+        wrong, start = list[Exception](), threading.Barrier(4)
+
+        def open_it(path: Path, start: threading.Barrier = start, wrong: list[Exception] = wrong) -> None:
+            start.wait()
+            try:
+                Store(path).close()
+            except DalsegnoError as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=open_it, args=(folder / f"{number}.sqlite",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dalsegno.health import Remedy
+from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.fakes import FakeCluster, FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
@@ -171,6 +171,36 @@ def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
     assert clinic.effects("n2").count("replace") == 2
     assert any("passport GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
     assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.same_gpus_again = 99
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    clinic.settle()
+    assert clinic.phase("n2") is Phase.GIVEN_UP
+    clinic.store.notice_gpus("n2", [Gpu(0, "GPU-2-a"), Gpu(1, "GPU-2-b")], clinic.cluster.now)
+    assert [each.uuid for each in clinic.store.forgive("GPU-2-a", "ada", clinic.cluster.now)] == ["GPU-2-a"]
+    clinic.settle()
+    assert clinic.phase("n2") is Phase.GIVEN_UP, "the other one is still refused"
+    clinic.store.forgive("n2", "ada", clinic.cluster.now)
+    clinic.settle()
+    assert (clinic.phase("n2"), clinic.effects("n2")[-2:]) == (Phase.IN_SERVICE, ["validate", "resume"])
+    assert "GPU GPU-2-b is forgiven by ada, and may come back" in clinic.told("n2")
+    clinic.store.close()
+    clinic.open()
+    assert clinic.store.book.lemons == frozenset()
+
+
+def test_the_evidence_lists_the_jobs_that_a_node_had_when_it_was_lost(clinic_of: MakeClinic):
+    """Slurm has taken them from it when the evidence is saved."""
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.start(8, "n3")
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    (jobs,) = (clinic.folder / "evidence/n2").glob("*/jobs.txt")
+    assert [line.split()[0] for line in jobs.read_text().splitlines()] == ["7"]
 
 
 def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClinic):

@@ -8,8 +8,18 @@ from dalsegno.launch.status import Status
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState, NodeFlag, NodeState
-from dalsegno.why import Moment, Verdict, explain_job, explain_node, explain_run, moments_of_job, moments_of_run
-from dalsegno.why.answer import in_order
+from dalsegno.why import (
+    Moment,
+    Verdict,
+    explain_job,
+    explain_node,
+    explain_run,
+    in_order,
+    moments_of_job,
+    moments_of_node,
+    moments_of_run,
+    nodes_of_run,
+)
 from dalsegno.why.reasons import WAITS, why_it_waits
 
 
@@ -167,3 +177,28 @@ def test_the_timeline_of_a_run_leaves_out_what_tells_nothing():
 def test_what_several_have_noted_is_one_timeline():
     late, early = Moment(2.0, "run", "b"), Moment(1.0, "slurm", "a")
     assert in_order([late], [early]) == (early, late)
+
+
+def test_what_checks_found_stands_in_the_timeline_of_a_node_beside_what_was_done():
+    told = {
+        "events": [{"at": 3.0, "text": "drained: gpu-ecc 4 errors"}],
+        "checks": [{"at": 2.0, "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}],
+    }
+    assert in_order(moments_of_node(told)) == (
+        Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
+        Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
+    )
+
+
+def test_a_node_that_slurm_itself_drained_is_told_from_one_that_a_person_did():
+    drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
+    assert "was taken out of service by Slurm itself: Prolog error" in explain_node(drained).sentence
+
+
+def test_the_nodes_of_a_run_are_those_it_trained_on_the_last_first():
+    entries = [
+        {"at": 1.0, "event": "generation", "generation": 1, "nodes": ["gpu-1", "gpu-2"]},
+        LOST,
+        {"at": 7.0, "event": "generation", "generation": 2, "nodes": ["gpu-1", "gpu-3"]},
+    ]
+    assert nodes_of_run(entries) == ["gpu-1", "gpu-3", "gpu-2"]

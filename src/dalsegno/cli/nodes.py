@@ -11,6 +11,8 @@ from dalsegno.cli.asking import ask_controller, controller_of, when
 from dalsegno.cli.events import line
 from dalsegno.cli.options import cluster_option, json_option
 
+SHOWN = 10  # of what its checks found
+
 
 @click.group(invoke_without_command=True)
 @cluster_option
@@ -57,6 +59,27 @@ def show(node: str, name: str | None, json_: bool) -> None:
     _show(told)
 
 
+@command.command()
+@click.argument("subject", metavar="NODE|GPU")
+@cluster_option
+@json_option
+def forgive(subject: str, name: str | None, json_: bool) -> None:
+    """Let a GPU that was sent away come back: one by its UUID, or all that NODE had.
+
+    A machine with a GPU that was sent away is refused. Only root and the cluster's owner may forgive.
+
+    \b
+    dalsegno nodes forgive GPU-5d2e1f0a-9b6c-4a1e-8f57-0a3c2b1d4e6f
+    """
+    answer = ask_controller(controller_of(name), {"forgive": subject})
+    if json_:
+        out.as_json(answer)
+        return
+    for gpu in answer["forgiven"]:
+        where = f" (last seen in {gpu['node']})" if gpu["node"] else ""
+        out.talk(f"GPU {gpu['uuid']}{where} may come back")
+
+
 def _show(told: dict[str, Any]) -> None:
     node = told["node"]
     out.data(f"{node['node']} is {node['phase']}" + (f" since {when(node['since'])}" if node["since"] else ""))
@@ -67,6 +90,10 @@ def _show(told: dict[str, Any]) -> None:
     if told["gpus"]:
         out.data("")
         out.table(["GPU", "UUID", "SERIAL", "MODEL", "SINCE", "SENT AWAY"], [_gpu(gpu) for gpu in told["gpus"]])
+    if told["checks"]:
+        out.data("")
+        rows = [[when(each["at"]), each["check"], each["verdict"], each["text"]] for each in told["checks"][-SHOWN:]]
+        out.table(["WHEN", "CHECK", "VERDICT", "FOUND"], rows)
     if told["events"]:
         out.data("")
         for event in told["events"]:

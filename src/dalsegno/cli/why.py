@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ from dalsegno.errors import DalsegnoError, NotThere
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
-    from dalsegno.slurm import SlurmClient
     from dalsegno.why import Answer, Moment
 
 CONTROLLER_S = 3.0
+MOST_NODES = 16  # of a run or a job whose own stories are told with it
+AFTER_S = 60.0  # what befell a node so soon after its run or job had ended may belong to it
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -57,11 +59,11 @@ def _answer(subject: str, slurm: SlurmHere) -> Answer:
 
     runs = {run.run: run for run in list_runs(runs_home())}
     if subject in runs:
-        return _of_run(runs[subject])
+        return _of_run(runs[subject], slurm)
     if (silent := silence(slurm)) is not None:
         raise silent
     if _JOB.fullmatch(subject):
-        return _of_job(subject, slurm.client)
+        return _of_job(subject, slurm)
     nodes = [node.name for node in slurm.client.nodes()]
     if subject in nodes:
         return _of_node(subject, slurm)
@@ -70,48 +72,64 @@ def _answer(subject: str, slurm: SlurmHere) -> Answer:
     raise NotThere(f"there is no node, run or job `{subject}`", hint=hint)
 
 
-def _of_run(run: RunFolder) -> Answer:
+def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
     from dalsegno.cli.run_facts import status_of
     from dalsegno.launch import journal
-    from dalsegno.why import Answer, explain_run, moments_of_run
+    from dalsegno.why import Answer, explain_run, in_order, moments_of_run, nodes_of_run
 
     status, entries = status_of(run), list(journal.read(run.journal))
     if status is None:
         raise NotThere(f"run {run.run} has told nothing yet", hint="`dalsegno runs` lists those that have")
-    return Answer(f"run {run.run}", explain_run(status, entries), tuple(moments_of_run(entries)))
+    own = tuple(moments_of_run(entries))
+    until = own[-1].at + AFTER_S if own and status.over else None
+    around = _told_of(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
+    return Answer(f"run {run.run}", explain_run(status, entries), in_order(own, around))
 
 
-def _of_job(label: str, client: SlurmClient) -> Answer:
-    from dalsegno.why import Answer, explain_job, moments_of_job
+def _of_job(label: str, slurm: SlurmHere) -> Answer:
+    from dalsegno.why import Answer, explain_job, in_order, moments_of_job
 
     try:
-        job = client.job(label)
+        job = slurm.client.job(label)
     except NotThere:
-        found = client.history(jobs=[label])
+        found = slurm.client.history(jobs=[label])
         if not found:
             raise
         job = found[-1]
-    return Answer(f"job {label}", explain_job(job), tuple(moments_of_job(job)))
+    until = job.ends_at + AFTER_S if job.ends_at and job.state.ended else None
+    around = _told_of(job.nodes, slurm, job.started_at, until) if job.started_at else []
+    return Answer(f"job {label}", explain_job(job), in_order(moments_of_job(job), around))
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, Moment, explain_node
-    from dalsegno.why.answer import in_order
+    from dalsegno.why import Answer, Moment, explain_node, in_order
 
     node = slurm.client.node(name)
     drained = [Moment(node.reason_at, "slurm", f"{node.reason} ({node.reason_user})")] if node.reason_at else []
     return Answer(f"node {name}", explain_node(node), in_order(drained, _told_by_controller(name, slurm)))
 
 
+def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
+    """What checks and controller noted of these nodes in that time."""
+    from dalsegno.why import Moment
+
+    told = {node: _told_by_controller(node, slurm) for node in list(nodes)[:MOST_NODES]}
+    return [
+        Moment(moment.at, moment.who, f"{node}: {moment.text}")
+        for node, moments in told.items()
+        for moment in moments
+        if since <= moment.at and (until is None or moment.at <= until)
+    ]
+
+
 def _told_by_controller(node: str, slurm: SlurmHere) -> list[Moment]:
     """None where there is no controller, or it knows nothing of the node."""
     from dalsegno.recovery.client import ask
-    from dalsegno.why import Moment
+    from dalsegno.why import moments_of_node
 
     if slurm.controller is None:
         return []
     try:
-        events = ask(slurm.controller, {"node": node}, CONTROLLER_S).get("events", [])
+        return list(moments_of_node(ask(slurm.controller, {"node": node}, CONTROLLER_S)))
     except DalsegnoError:
         return []
-    return [Moment(float(event["at"]), "controller", str(event["text"])) for event in events]

@@ -58,7 +58,7 @@ def do(action: Action, id: str, at: float, hands: Hands) -> str:
         hands.slurm.set_down(action.node, write_reason(action.fault))
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
-        return f"evidence saved: {_take_evidence(action.node, at, hands)}"
+        return f"evidence saved: {_take_evidence(action, at, hands)}"
     if isinstance(action, Mend):
         return _mend(action, hands)
     if isinstance(action, Validate):
@@ -155,11 +155,12 @@ def _exclude(slurm: Slurm, job: int, node: str) -> None:
         slurm.update(JobId=str(job), ExcNodeList=",".join([*names, node]))
 
 
-def _take_evidence(node: str, at: float, hands: Hands) -> str:
+def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
     """Its report, what Slurm knows of it and its jobs, and what the node itself can still tell."""
+    node = action.node
     view = hands.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
-    jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes]
+    jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes or job.id in action.jobs]
     lines = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}\n" for job in jobs]
     own = {
         "report.json": json.dumps(report, indent=1),

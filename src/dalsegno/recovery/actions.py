@@ -27,9 +27,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Let nothing new onto the node."""
+    """Let nothing new onto the node. `held` are the jobs that it has."""
 
     fault: Fault
+    held: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:
@@ -42,6 +43,7 @@ class SetDown(Action):
 
     fault: Fault
     jobs: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:
@@ -50,8 +52,9 @@ class SetDown(Action):
 
 @dataclass(frozen=True)
 class TakeEvidence(Action):
-    """Save what tells why, before it is lost."""
+    """Save what tells why, before it is lost. `jobs` are those that it had when it was taken out."""
 
+    jobs: tuple[int, ...] = ()
     slow: ClassVar[bool] = True
 
     @property

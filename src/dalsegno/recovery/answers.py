@@ -17,16 +17,17 @@ from dalsegno.train.frames import Message
 
 MOST_EVENTS = 500  # of one answer: they must fit into one message
 LAST = 50  # events of a node that are shown with it
-_HINT = "use `events`, `automation` or `nodes`"
+_HINT = "use `events`, `automation`, `nodes` or `forgive`"
 
 
 class Answers:
-    """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}` and `{"node": NAME}`.
+    """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
+    `{"forgive": NODE-OR-GPU}`.
 
-    `changed` is called when automation was paused or resumed. The journal is opened by the thread that first asks.
+    `changed` is called when someone has decided something. The journal is opened by the thread that first asks.
     """
 
-    WORDS = ("events", "automation", "nodes", "node")
+    WORDS = ("events", "automation", "nodes", "node", "forgive")
 
     def __init__(self, journal: Path, changed: Callable[[], None]) -> None:
         self._journal, self._changed, self._opened = journal, changed, list[Store]()
@@ -50,6 +51,8 @@ class Answers:
             return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()]}
         if set(request) == {"node"} and isinstance(request["node"], str):
             return self._node(request["node"])
+        if set(request) == {"forgive"} and isinstance(request["forgive"], str):
+            return self._forgive(uid, request["forgive"])
         raise DalsegnoError("the controller does not understand this", hint=_HINT)
 
     def _events(self, since: object) -> Message:
@@ -61,10 +64,7 @@ class Answers:
 
     def _automation(self, uid: int, word: object) -> Message:
         if word in ("pause", "resume"):
-            if uid not in (0, os.geteuid()):
-                raise DalsegnoError(
-                    f"automation belongs to root and to the cluster's owner, not to uid {uid}", hint="use sudo"
-                )
+            _check_owner(uid)
             self.store.pause(word == "pause", _name(uid), time.time())
             self._changed()
         elif word != "status":
@@ -72,6 +72,15 @@ class Answers:
         book = self.store.look()
         out = [tell_node(own) for own in book.nodes.values() if own.out]
         return {"automation": "paused" if book.paused else "on", "out": out}
+
+    def _forgive(self, uid: int, name: str) -> Message:
+        _check_owner(uid)
+        found = self.store.forgive(name, _name(uid), time.time()) if name else []
+        if not found:
+            hint = "`dalsegno nodes show NODE` lists a node's GPUs, and which of them were sent away"
+            raise DalsegnoError(f"no GPU {name!r:.80}, nor one of such a node, was sent away", hint=hint)
+        self._changed()
+        return {"forgiven": [asdict(each) for each in found]}
 
     def _node(self, name: str) -> Message:
         own = self.store.look().nodes.get(name)
@@ -81,7 +90,14 @@ class Answers:
             "node": tell_node(own),
             "gpus": [asdict(each) for each in self.store.passports(name)],
             "events": [asdict(event) for event in self.store.last_events(name, LAST)],
+            "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],
         }
+
+
+def _check_owner(uid: int) -> None:
+    if uid not in (0, os.geteuid()):
+        what = f"the care for nodes belongs to root and to the cluster's owner, not to uid {uid}"
+        raise DalsegnoError(what, hint="use sudo")
 
 
 def tell_node(own: NodeBook) -> Message:

@@ -57,6 +57,7 @@ class NodeBook:
     excused: str = ""  # a fault that someone has decided to live with
     failures: int = 0  # of actions, in a row
     retry_at: float = 0.0
+    held: tuple[int, ...] = ()  # jobs that it had when it was taken out
     victims: tuple[int, ...] = ()  # jobs that lost this node, until it is known what becomes of them
     left: tuple[int, ...] = ()  # jobs on it that may not be requeued
     told_at: float = 0.0  # when Slurm was last told to start one of them

@@ -136,8 +136,8 @@ def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Acti
         return _say(own, f"{fault.key} {fault.text}; stays in service: {refusal}", fault)
     this.outs.take(node)
     if fault.gone:
-        return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)))
-    return Drain(node.name, fault)
+        return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)), node.held)
+    return Drain(node.name, fault, node.held)
 
 
 def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
@@ -157,7 +157,7 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     if refusal := this.outs.refusal(node):
         return _say(own, f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal}")
     this.outs.take(node)
-    return Drain(node.name, fault)
+    return Drain(node.name, fault, node.held)
 
 
 def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:

@@ -60,6 +60,10 @@ class NodeFacts:
         return bool(self.jobs) or taken
 
     @property
+    def held(self) -> tuple[int, ...]:
+        return tuple(job.id for job in self.jobs)
+
+    @property
     def left(self) -> bool:
         """All that Slurm has on it are runs, and they go on without it."""
         return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)

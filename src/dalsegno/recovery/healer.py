@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Gpu
+from dalsegno.health import Finding, Gpu
 from dalsegno.recovery.act import Hands, do
 from dalsegno.recovery.actions import Action, Again, Found, Note, Sight, Turn
 from dalsegno.recovery.change import noticed
+from dalsegno.recovery.check_news import CheckNews
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import Facts
 from dalsegno.recovery.policy import Policy
@@ -43,6 +44,7 @@ class Healer:
     outcomes: queue.SimpleQueue[Outcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gpus: dict[str, tuple[Gpu, ...]] = field(default_factory=dict)
+    checks: CheckNews = field(default_factory=CheckNews)
 
     def round(self, facts: Facts) -> list[Action]:
         """Gives what was decided; none is left to do when nothing changes any more."""
@@ -57,6 +59,10 @@ class Healer:
         if self.gpus.get(node) != gpus:
             self.gpus[node] = gpus
             self.store.notice_gpus(node, gpus, self.clock())
+
+    def note_findings(self, node: str, findings: tuple[Finding, ...]) -> None:
+        now = self.clock()
+        self.store.notice_checks(self.checks.hear(node, findings, now), now)
 
     def collect(self) -> bool:
         """Write down what was done beside us since; True if there was any."""

@@ -77,9 +77,11 @@ def _worse(case: Case) -> Action | None:
     fault = find_fault(case.node, replace(case.own, excused=""), case.policy)
     if fault and fault.gone and not case.fault.gone:
         jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
-        return SetDown(case.name, replace(case.fault, gone=True, remedy=max(case.fault.remedy, fault.remedy)), jobs)
+        return SetDown(
+            case.name, replace(case.fault, gone=True, remedy=max(case.fault.remedy, fault.remedy)), jobs, case.node.held
+        )
     if fault and case.fault.remedy < fault.remedy:
-        return Drain(case.name, fault)
+        return Drain(case.name, fault, case.node.held)
     return None
 
 
@@ -122,7 +124,7 @@ def _down(case: Case) -> Action | None:
 
 def _mend(case: Case) -> Action:
     if not case.own.evidence:
-        return TakeEvidence(case.name)
+        return TakeEvidence(case.name, case.own.held)
     step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
     if isinstance(step, str):
         return _give_up(case, f"{case.fault.key} {case.fault.text}; {step}")
@@ -189,9 +191,13 @@ def _given_up(case: Case) -> Action | None:
     """A person has been at work: it was booted anew, or what failed does not any more."""
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
-    if again and (rebooted or _passes_now(case) or _is_stale(case)):
+    if again and (rebooted or _passes_now(case) or _is_forgiven(case) or _is_stale(case)):
         return _validate(case)
     return None
+
+
+def _is_forgiven(case: Case) -> bool:
+    return case.fault.check == PASSPORT and not set(_gpus(case.node.agent.report)) & case.book.lemons
 
 
 def _passes_now(case: Case) -> bool:

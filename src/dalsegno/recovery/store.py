@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from dalsegno.health import Gpu
 from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
 from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
 from dalsegno.recovery.change import begun, ended, sighted, turned
+from dalsegno.recovery.check_news import News
 from dalsegno.recovery.policy import Policy
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 
@@ -37,6 +39,10 @@ CREATE INDEX IF NOT EXISTS events_of_node ON events (node, id);
 CREATE TABLE IF NOT EXISTS passports (
     uuid TEXT PRIMARY KEY, node TEXT NOT NULL, slot INTEGER NOT NULL, serial TEXT NOT NULL, model TEXT NOT NULL,
     since REAL NOT NULL, sent_away_at REAL);
+CREATE TABLE IF NOT EXISTS checks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, name TEXT NOT NULL,
+    verdict TEXT NOT NULL, text TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS checks_of_node ON checks (node, id);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -49,6 +55,17 @@ class Event:
     at: float
     node: str  # "" for the whole cluster
     kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckEvent:
+    """A check that failed, warned, or passes again."""
+
+    at: float
+    node: str
+    check: str
+    verdict: str
     text: str
 
 
@@ -70,11 +87,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-            os.chmod(path, 0o600)
-            self.db.execute("PRAGMA journal_mode=WAL")
-            self.db.execute("PRAGMA synchronous=FULL")
-            self.db.executescript(_SCHEMA)
+            self.db = _open(path)
             self._version = self._data_version()
             self.book = self._read_book()
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -88,6 +101,7 @@ class Store:
         """Drop what nobody will ask for any more. What is not finished stays, however old it is."""
         with self._changing(self.book):
             self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MOST_KEPT,))
+            self.db.execute("DELETE FROM checks WHERE id <= (SELECT MAX(id) FROM checks) - ?", (MOST_KEPT,))
             self.db.execute(
                 "DELETE FROM actions WHERE ended_at IS NOT NULL"
                 " AND rowid <= (SELECT MAX(rowid) FROM actions) - ?", (MOST_KEPT,),
@@ -122,6 +136,13 @@ class Store:
             "SELECT id, at, node, kind, text FROM events WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
         )
         return [Event(*row) for row in rows][::-1]
+
+    def last_checks(self, node: str, most: int) -> list[CheckEvent]:
+        """What its checks last found that was new, the oldest first."""
+        rows = self.db.execute(
+            "SELECT at, node, name, verdict, text FROM checks WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
+        )
+        return [CheckEvent(*row) for row in rows][::-1]
 
     def last_event(self) -> int:
         return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])
@@ -182,6 +203,23 @@ class Store:
                 " WHERE node != excluded.node OR slot != excluded.slot",
                 rows,
             )
+
+    def notice_checks(self, news: Iterable[News], now: float) -> None:
+        rows = [(now, each.node, each.check, each.verdict.value, each.text) for each in news]
+        if rows:
+            with self._changing(self.book):
+                self.db.executemany("INSERT INTO checks (at, node, name, verdict, text) VALUES (?, ?, ?, ?, ?)", rows)
+
+    def forgive(self, name: str, who: str, now: float) -> list[Passport]:
+        """GPUs that were sent away may come back: the one of this id, or all of this node."""
+        self.look()
+        found = [each for each in self.passports() if each.sent_away_at and name in (each.uuid, each.node)]
+        book = replace(self.book, lemons=self.book.lemons - {each.uuid for each in found})
+        with self._changing(book):
+            for each in found:
+                self.db.execute("UPDATE passports SET sent_away_at = NULL WHERE uuid = ?", (each.uuid,))
+                self._event(now, each.node, "passport", f"GPU {each.uuid} is forgiven by {who}, and may come back")
+        return found
 
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Resumed, what had failed too often may be tried again."""
@@ -244,3 +282,21 @@ class Store:
 
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Two who make the file at the same moment disturb each other, and SQLite does not wait there by itself."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        try:
+            os.chmod(path, 0o600)
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+            db.executescript(_SCHEMA)
+            return db
+        except sqlite3.OperationalError as error:
+            db.close()
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)

@@ -96,8 +96,8 @@ class Watch:
                 return QUICK_S
             healer.policy = self.site.policy()
             facts = self.look(frozenset(healer.underway))
+            _note_reports(healer, facts)
             acted = healer.round(facts)
-            self._note_gpus(healer, facts)
             if facts.nodes is None:
                 return AFTER_SILENCE_S
             if not acted or self._closed:
@@ -122,10 +122,14 @@ class Watch:
             self.say(text)
         self._complaint = text
 
-    def _note_gpus(self, healer: Healer, facts: Facts) -> None:
-        for name, node in (facts.nodes or {}).items():
-            report = node.agent.report
-            if report and report.gpus and node.connected:
+
+def _note_reports(healer: Healer, facts: Facts) -> None:
+    """What agents say that must not be forgotten with them."""
+    for name, node in (facts.nodes or {}).items():
+        report = node.agent.report
+        if report and node.connected:
+            healer.note_findings(name, report.findings)
+            if report.gpus:
                 healer.note_gpus(name, report.gpus)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.reason import SLURM_USERS, read_reason
@@ -9,7 +12,7 @@ from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag
-from dalsegno.why.answer import Verdict
+from dalsegno.why.answer import Moment, Verdict
 
 _DOES = {
     Remedy.DRAIN: "it is only taken out of service: somebody has to look at it",
@@ -41,6 +44,14 @@ def explain_node(node: NodeInfo) -> Verdict:
             f"scontrol update nodename={node.name} state=resume",
         )
     return _by_state(node)
+
+
+def moments_of_node(told: Mapping[str, Any]) -> Iterator[Moment]:
+    """What its checks found and the controller did, from the controller's answer."""
+    for event in told.get("events", ()):
+        yield Moment(float(event["at"]), "controller", str(event["text"]))
+    for each in told.get("checks", ()):
+        yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
 
 
 def _fault(fault: Fault) -> str:

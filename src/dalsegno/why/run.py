@@ -70,6 +70,12 @@ def _said(status: Status) -> str:
     return f": {status.message}" if status.message else ""
 
 
+def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
+    """All that it ever trained on, the last first."""
+    named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == "generation"]
+    return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
+
+
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
     for entry in entries:
         text = _text(entry)

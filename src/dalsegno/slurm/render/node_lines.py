@@ -20,7 +20,7 @@ def node_lines(cluster: Cluster, layout: Layout) -> str:
 
 
 def _shape(node: Node, layout: Layout) -> Settings:
-    """What makes two nodes alike. Slurm drains spares at its start and at each reconfigure, also those that are lent."""
+    """What makes two nodes alike. Slurm drains spares at its start and at each reconfigure, lent ones too."""
     return {
         **_cpus(node, layout),
         "RealMemory": str(node.memory_mib),
