@@ -141,6 +141,8 @@ def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=resume")
     eventually(lambda: any("paused; would drain it" in each["text"] for each in events(cluster, "train-1", before)))
     eventually(lambda: state(cluster, "train-1") == "idle")
+    said = cluster.run("status").err
+    assert "automation is paused" in said and "train-1 is suspected: " in said
     cluster.ok("inject", "--clear", "train-1")
     eventually(lambda: phase(cluster, "train-1") == "in service")
     request(cluster, {"automation": "resume"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dalsegno.cli.silence import no_cluster
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
@@ -17,10 +18,12 @@ def controller_of(name: str | None) -> Path:
     """The socket of the cluster's controller."""
     from dalsegno.cluster import find_slurm
 
-    socket = find_slurm(name).controller
-    if socket is None:
+    slurm = find_slurm(name)
+    if slurm.controller is None and not slurm.env.get("SLURM_CONF"):
+        raise no_cluster()
+    if slurm.controller is None:
         raise DalsegnoError("this cluster is not ours: it has no controller", hint="`dalsegno ls` shows those that are")
-    return socket
+    return slurm.controller
 
 
 def ask_controller(socket: Path, request: dict[str, Any]) -> dict[str, Any]:

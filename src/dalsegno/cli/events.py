@@ -33,6 +33,8 @@ def command(name: str | None, follow: bool, node: str | None, everything: bool, 
     dalsegno events --node gpu-2 --json
     """
     socket = controller_of(name)
+    if node:
+        ask_controller(socket, {"node": node})  # one that is not known is refused
     since = 0 if everything or node else -LAST
     while True:
         since = _show_new(socket, since, node, json_)
@@ -52,4 +54,5 @@ def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
 
 
 def line(event: dict[str, Any]) -> str:
-    return f"{when(event['at'])}  {event['node'] or '-'}  {event['kind']}: {event['text']}"
+    kind = "" if event["node"] else f"{event['kind']} "  # of a node the text says it all
+    return f"{when(event['at'])}  {event['node'] or '-'}  {kind}{event['text']}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.silence import is_silence
-from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.cli.silence import has_no_settings, is_silence, no_cluster
+from dalsegno.errors import CommandFailed, DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -59,8 +59,8 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     try:
         partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     except CommandFailed as fault:
-        if any(words in fault.stderr for words in _NO_SETTINGS):
-            raise _no_cluster() from None
+        if has_no_settings(fault):
+            raise no_cluster() from None
         raise no_answer() if is_silence(fault) else fault from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
@@ -72,15 +72,6 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
         mpi_types=_mpi_types(slurm) if request.framework == "mpi" else (),
         containers=not request.container_image or _takes_containers(slurm),
     )
-
-
-# What Slurm's commands say where no slurm.conf is known to them.
-_NO_SETTINGS = ("configuration source", "fetch_config", "slurm.conf: No such file")
-
-
-def _no_cluster() -> DalsegnoError:
-    hint = "`dalsegno init` and `dalsegno up` make one here; on somebody's, set SLURM_CONF as they tell you"
-    return NotThere("there is no cluster yet", hint=hint)
 
 
 def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Opti
 def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any]) -> str:
     """What was done, in words."""
     if fault.name == "power-off":
-        return f"{node} is off; `dalsegno up` boots it again"
+        return f"{node} is off; `dalsegno events -f` shows what is done about it, `dalsegno up` boots it"
     if fault.name == "worker-kill":
         return f"killed rank {facts['rank']} on {node} (process {facts['pid']})"
     which = f"rank {facts['rank']} on {node} (process {facts['pid']})" if fault.name == "worker-hang" else node

@@ -1,11 +1,23 @@
-"""A Slurm that does not answer, told from one that says no."""
+"""A Slurm that does not answer, or that there is none, told from one that says no."""
 
 from __future__ import annotations
 
-from dalsegno.errors import CommandFailed
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 
 _SIGNS = ("no answer within", "Unable to contact slurm controller", "Zero Bytes were transmitted", "connect failure")
+# What Slurm's commands say where no slurm.conf is known to them.
+_NO_SETTINGS = ("configuration source", "fetch_config", "slurm.conf: No such file")
 
 
 def is_silence(fault: CommandFailed) -> bool:
     return any(sign in fault.stderr for sign in _SIGNS)
+
+
+def has_no_settings(fault: CommandFailed) -> bool:
+    """Slurm's commands are installed, and belong to no cluster."""
+    return any(words in fault.stderr for words in _NO_SETTINGS)
+
+
+def no_cluster() -> DalsegnoError:
+    hint = "`dalsegno init` and `dalsegno up` make one here; on somebody's, set SLURM_CONF as they tell you"
+    return NotThere("there is no cluster yet", hint=hint)

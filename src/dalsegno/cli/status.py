@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
 
 NODE_DAEMONS = ("slurmd", "node-agent")
+CONTROLLER_S = 3.0
 
 
 @click.command()
@@ -20,11 +25,37 @@ def command(name: str | None, json_: bool) -> None:
     """Show the cluster's nodes, daemons and queue, and what is wrong with it."""
     from dalsegno.cluster import find_place, open_local
 
-    status = open_local(find_place(name)).status()
+    target = open_local(find_place(name))
+    status = target.status()
+    status = replace(status, problems=(*status.problems, *_worries(target.controller_socket)))
     if json_:
         out.as_json(asdict(status))
     else:
         _show(status)
+
+
+def _worries(controller: Path | None) -> list[str]:
+    """What its controller would tell a person; nothing where it does not answer: that is told as a daemon's state."""
+    from dalsegno.recovery.client import ask
+
+    if controller is None:
+        return []
+    try:
+        automation = ask(controller, {"automation": "status"}, CONTROLLER_S)["automation"]
+        nodes = ask(controller, {"nodes": True}, CONTROLLER_S)["nodes"]
+    except (DalsegnoError, KeyError):
+        return []
+    paused = "automation is paused: nodes are not mended; `dalsegno automation resume` goes on"
+    found = [node for node in nodes if _worries_us(node)]
+    return [
+        *([paused] if automation == "paused" else []),
+        *(f"{node['node']} is {node['phase']}: {node['note'] or node['reason']}" for node in found),
+    ]
+
+
+def _worries_us(node: Mapping[str, Any]) -> bool:
+    """What Slurm's states do not show, and what waits for a person."""
+    return node["phase"] in ("suspected", "given up")
 
 
 def _show(status: Status) -> None:
