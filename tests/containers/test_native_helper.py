@@ -92,6 +92,14 @@ def test_with_the_users_rights_alone_it_looks_the_same(helper: Path, image: Path
     assert bool(list(tmp_path.glob(f"{SOMEONE}/*-*"))) == (way == "unpacked")
 
 
+def test_a_node_that_can_neither_mount_nor_unpack_says_what_it_lacks(helper: Path, image: Path, tmp_path: Path):
+    tmp_path.chmod(0o711)
+    words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
+    without = f"{fuse_for(0o600, tmp_path)}; mount --bind /dev/null $(command -v unsquashfs)"
+    done = on_a_node(helper, words, "true", before=without)
+    assert done.returncode == 1 and "neither squashfuse with a usable /dev/fuse nor unsquashfs" in done.stderr
+
+
 # As kernels before 6.2 answer: no squashfs whose files look like another's.
 OLD_KERNEL = """
 #define _GNU_SOURCE

@@ -164,6 +164,8 @@ static void unpack(struct image *image) {
         int rc = run_program(
             (const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL}, -1);
         fcntl(image->fd, F_SETFD, FD_CLOEXEC);
+        if (rc == 127)
+            fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
         if (rc != 0 && rc != 2) /* 2: devices and owners, which we do not want */
             fail("image %s: unsquashfs failed (%d): damaged, or no space in %s", request.image, rc, request.cache);
         if (rename(partial, image->extracted) != 0)
