@@ -97,6 +97,30 @@ def test_a_node_that_we_took_out_says_what_for_and_what_happens():
     )
 
 
+@pytest.mark.parametrize(
+    ("phase", "does"),
+    [("drained", "as soon as its jobs have left it, it is booted anew"), ("mending", "it is being booted anew"),
+     ("validating", "it is being validated")],
+)  # fmt: skip
+def test_what_happens_to_it_is_what_happens_now(phase: str, does: str):
+    drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
+    assert explain_node(drained, {"phase": phase}).sentence.endswith(f"; {does}")
+
+
+def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
+    spent = "gpu-count 7 of 8 GPUs; stays in service: 4 nodes were taken out; `dalsegno automation resume` allows more"
+    assert explain_node(node(), {"phase": "suspected", "note": spent}) == Verdict(
+        f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
+    )
+    assert explain_node(node(), {"phase": "suspected", "note": "its agent is dead"}).next == (
+        "dalsegno health --node gpu-3"
+    )
+    given_up = explain_node(
+        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), {"phase": "given up", "note": "3 times"}
+    )
+    assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
+
+
 def test_a_node_that_somebody_else_drained_is_left_alone():
     drained = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob")
     assert explain_node(drained) == Verdict(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.asking import when
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.cli.silence import has_no_settings, no_cluster
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -55,7 +56,7 @@ def command(subject: str, name: str | None, json_: bool) -> None:
 
 def _answer(subject: str, slurm: SlurmHere) -> Answer:
     from dalsegno.cluster import runs_home, silence
-    from dalsegno.jobs import list_runs
+    from dalsegno.jobs import find_run, list_runs
 
     runs = {run.run: run for run in list_runs(runs_home())}
     if subject in runs:
@@ -64,12 +65,22 @@ def _answer(subject: str, slurm: SlurmHere) -> Answer:
         raise silent
     if _JOB.fullmatch(subject):
         return _of_job(subject, slurm)
-    nodes = [node.name for node in slurm.client.nodes()]
+    nodes = _names(slurm)
     if subject in nodes:
         return _of_node(subject, slurm)
+    if any(run.startswith(subject) for run in runs):
+        return _of_run(find_run(runs_home(), subject), slurm)
     close = get_close_matches(subject, [*nodes, *runs], 1)
     hint = f"did you mean `{close[0]}`?" if close else "`dalsegno status` shows nodes and jobs, `dalsegno runs` runs"
     raise NotThere(f"there is no node, run or job `{subject}`", hint=hint)
+
+
+def _names(slurm: SlurmHere) -> list[str]:
+    """Of its nodes."""
+    try:
+        return [node.name for node in slurm.client.nodes()]
+    except CommandFailed as fault:
+        raise no_cluster() if has_no_settings(fault) else fault from None
 
 
 def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
@@ -91,6 +102,8 @@ def _of_job(label: str, slurm: SlurmHere) -> Answer:
 
     try:
         job = slurm.client.job(label)
+    except CommandFailed as fault:
+        raise no_cluster() if has_no_settings(fault) else fault from None
     except NotThere:
         found = slurm.client.history(jobs=[label])
         if not found:
@@ -102,18 +115,19 @@ def _of_job(label: str, slurm: SlurmHere) -> Answer:
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, Moment, explain_node, in_order
+    from dalsegno.why import Answer, Moment, explain_node, in_order, moments_of_node
 
     node = slurm.client.node(name)
     drained = [Moment(node.reason_at, "slurm", f"{node.reason} ({node.reason_user})")] if node.reason_at else []
-    return Answer(f"node {name}", explain_node(node), in_order(drained, _told_by_controller(name, slurm)))
+    told = _told_by_controller(name, slurm)
+    return Answer(f"node {name}", explain_node(node, told.get("node")), in_order(drained, moments_of_node(told)))
 
 
 def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
     """What checks and controller noted of these nodes in that time."""
-    from dalsegno.why import Moment
+    from dalsegno.why import Moment, moments_of_node
 
-    told = {node: _told_by_controller(node, slurm) for node in list(nodes)[:MOST_NODES]}
+    told = {node: moments_of_node(_told_by_controller(node, slurm)) for node in list(nodes)[:MOST_NODES]}
     return [
         Moment(moment.at, moment.who, f"{node}: {moment.text}")
         for node, moments in told.items()
@@ -122,14 +136,13 @@ def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float 
     ]
 
 
-def _told_by_controller(node: str, slurm: SlurmHere) -> list[Moment]:
-    """None where there is no controller, or it knows nothing of the node."""
+def _told_by_controller(node: str, slurm: SlurmHere) -> Mapping[str, Any]:
+    """Empty where there is no controller, or it knows nothing of the node."""
     from dalsegno.recovery.client import ask
-    from dalsegno.why import moments_of_node
 
     if slurm.controller is None:
-        return []
+        return {}
     try:
-        return list(moments_of_node(ask(slurm.controller, {"node": node}, CONTROLLER_S)))
+        return ask(slurm.controller, {"node": node}, CONTROLLER_S)
     except DalsegnoError:
-        return []
+        return {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import SLURM_USERS, read_reason
 from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON
@@ -14,6 +15,12 @@ from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag
 from dalsegno.why.answer import Moment, Verdict
 
+_DRAINED, _DOWN, _VALIDATING = Phase.DRAINED.value, Phase.DOWN.value, Phase.VALIDATING.value
+_WILL = {
+    Remedy.RESET: "its GPUs are reset",
+    Remedy.REBOOT: "it is booted anew",
+    Remedy.REPLACE: "another machine takes its place",
+}
 _DOES = {
     Remedy.DRAIN: "it is only taken out of service: somebody has to look at it",
     Remedy.RESET: "its GPUs are being reset",
@@ -22,14 +29,21 @@ _DOES = {
 }
 
 
-def explain_node(node: NodeInfo) -> Verdict:
-    """From the outside in: what Slurm does not hear of, what somebody took out, what runs."""
-    fault = read_reason(node.reason)
+def explain_node(node: NodeInfo, own: Mapping[str, Any] | None = None) -> Verdict:
+    """From the outside in: what Slurm does not hear of, what somebody took out, what runs. `own` is what the
+    controller tells of it, where there is one: its phase, and what it said last."""
+    fault, phase, note = read_reason(node.reason), (own or {}).get("phase", ""), (own or {}).get("note", "")
+    if phase == Phase.GIVEN_UP.value and node.draining:
+        return Verdict(f"{node.name} was given up: {note or node.reason}", f"dalsegno nodes show {node.name}")
+    if phase == Phase.SUSPECTED.value and node.in_service:
+        resume = "automation resume" in note or note.startswith("paused")
+        command = "dalsegno automation resume" if resume else f"dalsegno health --node {node.name}"
+        return Verdict(f"{node.name} is in service, and suspected: {note}", command)
     if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
     if fault and (node.draining or node.down):
         return Verdict(
-            f"{node.name} is out of service by our own hand: {_fault(fault)}", f"dalsegno nodes show {node.name}"
+            f"{node.name} is out of service by our own hand: {_fault(fault, phase)}", f"dalsegno nodes show {node.name}"
         )
     if rule_of(node, SLURM_USERS):
         return Verdict(
@@ -54,10 +68,18 @@ def moments_of_node(told: Mapping[str, Any]) -> Iterator[Moment]:
         yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
 
 
-def _fault(fault: Fault) -> str:
+def _fault(fault: Fault, phase: str) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
-    return f"{fault.check}{code}{said}; {_DOES[fault.remedy]}"
+    return f"{fault.check}{code}{said}; {_does(fault.remedy, phase)}"
+
+
+def _does(remedy: Remedy, phase: str) -> str:
+    if phase == _VALIDATING:
+        return "it is being validated"
+    if phase in (_DRAINED, _DOWN) and remedy in _WILL:
+        return f"as soon as its jobs have left it, {_WILL[remedy]}"
+    return _DOES[remedy]
 
 
 def _by_state(node: NodeInfo) -> Verdict:
