@@ -92,6 +92,7 @@ MAY_PRINT = {
     "system/guest/": "the first process of a host: what it prints is the host's log",
     "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
+    "targets/real/on_node.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",

@@ -167,6 +167,14 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
     return SlurmHere({**env, **target.user_env(env)}, target.controller_socket)
 
 
+def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere | None:
+    """The Slurm that commands would go to, where it is somebody's; None where it is a cluster of ours."""
+    ours = name or (env.get("SLURM_CONF") and env.get("DALSEGNO_CONTROLLER"))
+    if ours or not (env.get("SLURM_CONF") or not (env.get("DALSEGNO_CLUSTER") or places(env))):
+        return None
+    return _ambient(env) if shutil.which("srun", path=env.get("PATH")) else None
+
+
 def _ambient(env: Mapping[str, str]) -> SlurmHere:
     socket = env.get("DALSEGNO_CONTROLLER")
     return SlurmHere(env, Path(socket) if socket else None)

@@ -16,6 +16,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "controller": "dalsegno.controller",
     "gpu-facts": "dalsegno.health.readers.nvml_apart",
     "machine-room": "dalsegno.targets.local.room",
+    "break-worker": "dalsegno.targets.real.on_node",
     "undo-fault": "dalsegno.targets.local.breaking.timer",
     "node-agent": "dalsegno.health.agent.agent",
 }

@@ -152,6 +152,45 @@ def coordinators(run: Run) -> list[int]:
     return sorted(found, key=lambda pid: "--kept" in arguments(pid))
 
 
+def test_on_nodes_that_are_not_ours_one_breaks_only_one_s_own_workers_and_only_when_told_so(
+    stranger: Person, work: Path
+):
+    run = stranger.begin(work, WAITS, "-N", "2", "--max-restarts", "1")
+    node, worker = run.nodes[1], run.workers()[1]
+    real = ("inject", "--allow-real-nodes")
+    for words, why in (
+        (("inject", "worker-kill", node), "`--allow-real-nodes`, what hurts only a run of your own"),
+        ((*real, "power-off", node), "safe there: slow-gpu, worker-kill, worker-hang"),
+        ((*real, "worker-kill", node, "--rank", "7"), "there is no worker of rank 7"),
+        ((*real, "worker-kill", node, "--run", "another"), "run another has no job"),
+        ((*real, "worker-kill", "train-66"), "there is no node train-66"),
+    ):
+        refused = stranger.run(*words)
+        assert refused.code in (1, 2) and why in refused.err, refused.err
+    assert run.workers()[1] == worker
+
+    stranger.ok(*real, "worker-hang", node)
+    assert is_still(worker)
+    assert f"worker-hang on {node} is undone" in stranger.run(*real, "--clear", node).err
+    assert not is_still(worker)
+    stranger.ok(*real, "worker-hang", node, "--for", "1s")
+    eventually(lambda: not is_still(worker))
+    stranger.ok(*real, "slow-gpu", node)
+    eventually(lambda: is_still(worker), every_s=0.01)
+    eventually(lambda: not is_still(worker), every_s=0.01)
+    assert f"slow-gpu on {node} is undone" in stranger.run(*real, "--clear").err, "also without a name"
+    assert "nothing to undo" in stranger.run(*real, "--clear", node).err and not is_still(worker)
+
+    assert f"killed rank 1 on {node}" in stranger.run(*real, "worker-kill", node).err
+    run.wait_for_generation(2)
+    assert end_with(run, 0) == 0
+    run.no_trace()
+
+
+def is_still(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @pytest.mark.parametrize("how", ["cancel", "scancel"])
 def test_without_a_controller_a_cancelled_run_leaves_nothing(stranger: Person, work: Path, how: str):
     runs_away = "import subprocess\nsubprocess.Popen(['env', '-i', 'setsid', 'sleep', '1234'])\n"

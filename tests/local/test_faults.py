@@ -15,7 +15,7 @@ from dalsegno.targets.base import CanBreak, Worker
 from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local import LocalTarget
 from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.workers import Seen, choose, rank_of
+from dalsegno.targets.workers import Seen, choose, rank_of
 from tests.local.test_desired import FOLDER, cluster, put
 
 
@@ -126,10 +126,8 @@ def test_the_list_tells_all_of_each_fault():
     assert (xid["options"], xid["mended_by"], xid["safe"]) == (["--for", "--gpu", "--until", "CODE"], "reset", False)
 
 
-def test_only_what_ends_with_the_programs_it_hits_is_safe_on_real_nodes():
-    assert {each.name for each in FAULTS.values() if each.safe} == {
-        "slurmd-dead", "agent-dead", "worker-kill", "worker-hang",
-    }  # fmt: skip
+def test_only_what_hurts_no_one_but_the_user_s_own_run_is_safe_on_real_nodes():
+    assert {each.name for each in FAULTS.values() if each.safe} == {"worker-kill", "worker-hang", "slow-gpu"}
 
 
 def test_the_page_has_a_row_for_each_fault():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--same-gpus", "same", is_flag=True, default=None, help="bad-replacement: it has the old GPUs.")
 @click.option("--run", metavar="RUN", help="Workers: of this run. Default: of any there.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Workers: this rank. Default: the lowest there.")
-@click.option("--allow-real-nodes", is_flag=True, help="On a cluster that is not local: break real machines.")
+@click.option("--allow-real-nodes", is_flag=True, help="On a cluster that is not ours: break workers of your own runs.")
 @click.option("--list", "list_", is_flag=True, help="List the faults.")
 @json_option
 def command(
@@ -106,7 +106,7 @@ def _inject(words: Sequence[str], options: Options, name: str | None, real: bool
     if json_:
         out.as_json({"fault": fault.name, "node": node, **facts})
     else:
-        out.talk(told(fault, node, options, facts))
+        out.talk(told(fault, node, options, facts, real))
 
 
 def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Options]:
@@ -128,16 +128,19 @@ def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Opti
     return fault, rest[0], options
 
 
-def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any]) -> str:
+def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any], real: bool = False) -> str:
     """What was done, in words."""
     if fault.name == "power-off":
         return f"{node} is off; `dalsegno events -f` shows what is done about it, `dalsegno up` boots it"
     if fault.name == "worker-kill":
         return f"killed rank {facts['rank']} on {node} (process {facts['pid']})"
-    which = f"rank {facts['rank']} on {node} (process {facts['pid']})" if fault.name == "worker-hang" else node
+    of_worker = fault.name == "worker-hang" or real
+    which = f"rank {facts['rank']} on {node} (process {facts['pid']})" if of_worker else node
     code = f" {options.code}" if options.code is not None else ""
     if options.for_s is not None:
         return f"{fault.name}{code}: {which}, for {options.for_s:g} s"
+    if real:
+        return f"{fault.name}: {which}; `dalsegno inject --allow-real-nodes --clear {node}` undoes it"
     return f"{fault.name}{code}: {which}; `dalsegno inject --clear {node}` undoes it, and so does `dalsegno up`"
 
 
@@ -170,13 +173,24 @@ def _tell_cleared(cleared: Sequence[Wound]) -> None:
 
 
 def _open(name: str | None, real: bool) -> CanBreak:
-    from dalsegno.cluster import find_place
+    from dalsegno.cluster import find_place, foreign_slurm
+    from dalsegno.targets.faults import FAULTS
 
+    if (slurm := foreign_slurm(name)) is not None:
+        if real:
+            from dalsegno.targets.real import RealNodes, enter_with_srun
+
+            return RealNodes(slurm.client, enter_with_srun(slurm.env))
+        safe = ", ".join(fault.name for fault in FAULTS.values() if fault.safe)
+        raise UsageError(
+            "this cluster's nodes are real",
+            hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {safe}",
+        )
     place = find_place(name)
     target = open_breakable(place)
     if real:
         raise UsageError(
-            f"{place.name} is a local cluster: it has no real nodes, and breaking those of others is not built yet",
+            f"{place.name} is a local cluster: it has no real nodes",
             hint="leave `--allow-real-nodes` out",
         )
     return target

@@ -33,7 +33,7 @@ class Options:
 @dataclass(frozen=True)
 class Fault:
     """`heeds` are the options that mean something to it; `mended_by` is the lightest remedy after which it is gone
-    (NONE: it is over when it has happened); safe: it may be done to a node of a real cluster."""
+    (NONE: it is over when it has happened); safe: it hurts only a run of the user's own, on a real cluster too."""
 
     name: str
     what: str
@@ -53,8 +53,8 @@ FAULTS = {
     each.name: each
     for each in (
         Fault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
-        Fault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",), safe=True),
-        Fault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",), safe=True),
+        Fault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",)),
+        Fault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
         Fault(
             "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
         ),
@@ -62,7 +62,7 @@ FAULTS = {
         Fault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
         Fault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
         Fault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
-        Fault("slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE),
+        Fault("slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True),
         Fault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
         Fault("link-flap", "The cable is out and in again, --count times.", ("count",)),
         Fault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),

@@ -1,0 +1,151 @@
+"""On a node, inside a job of the user's: `break-worker JOB WHAT [ARGUMENTS]` touches the workers of this one job, and
+nothing of anybody else's. It says what it did in a line of JSON.
+
+What lasts for a while is held by this process itself: however it ends, unless it is killed, the worker goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.system.procfs import PROC, Process, arguments, environment, find, owner, send, stop
+from dalsegno.targets.base import Worker
+from dalsegno.targets.workers import choose, find_workers, see
+
+PROGRAM = "break-worker"
+KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
+SLOW_S, FAST_S = 0.2, 0.1  # still for two thirds of the time, as with a clock at a third
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which worker: by run and rank, or the one of a GPU, which is the one in this place on the node."""
+
+    job: str
+    what: str
+    run: str | None = None
+    rank: int | None = None
+    gpu: int | None = None
+    for_s: float | None = None
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        wish = Wish(**json.loads(arguments[0]))
+        return _carry_out(wish, _say)
+    except DalsegnoError as error:
+        _say({"error": error.what, "hint": error.hint})
+        return 0
+
+
+def _say(facts: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> int:
+    if wish.what == LOOK:
+        say({"found": _lasting(wish.job)})
+    elif wish.what == CLEAR:
+        say({"found": _clear(wish.job)})
+    else:
+        worker, process = _choose(wish)
+        if wish.what == KILL:
+            send(process, signal.SIGKILL)
+            say(asdict(worker))
+        else:
+            _hold(wish, worker, process, say)
+    return 0
+
+
+def _choose(wish: Wish) -> tuple[Worker, Process]:
+    seen = [one for pid in _own(wish.job) if (one := see(pid)) is not None]
+    node = os.environ.get("SLURMD_NODENAME", "this node")
+    if wish.gpu is None:
+        return choose(seen, node, wish.run, wish.rank)
+    workers = list(find_workers(seen).items())
+    if wish.gpu < len(workers):
+        return workers[wish.gpu]
+    raise NotThere(f"no run of yours has a worker for GPU {wish.gpu} on {node}", hint=f"it has {len(workers)} there")
+
+
+def _own(job: str) -> list[int]:
+    """Processes of this job that are ours."""
+    mark, uid = f"SLURM_JOB_ID={job}".encode(), os.geteuid()
+    return [one.pid for one in find(lambda pid: owner(pid) == uid and mark in environment(pid))]
+
+
+def _hold(wish: Wish, worker: Worker, process: Process, say: Callable[[dict[str, object]], None]) -> None:
+    """Still, or slow, until the time is over; a worker that stays still until somebody clears it needs no holder."""
+    if wish.what == HANG and wish.for_s is None:
+        send(process, signal.SIGSTOP)
+        say(asdict(worker))
+        return
+    with _going_on_afterwards(process) as ended:
+        until = None if wish.for_s is None else time.monotonic() + wish.for_s
+        send(process, signal.SIGSTOP)
+        say(asdict(worker))
+        while process.alive() and not ended() and (until is None or time.monotonic() < until):
+            time.sleep(SLOW_S)
+            if wish.what == SLOW:
+                send(process, signal.SIGCONT)
+                time.sleep(FAST_S)
+                send(process, signal.SIGSTOP)
+
+
+@contextmanager
+def _going_on_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
+    """Asked to end, by whomever, we end in peace: the worker must not stay still for it."""
+    asked = list[int]()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, frame: asked.append(got))
+    try:
+        yield lambda: bool(asked)
+    finally:
+        send(process, signal.SIGCONT)
+
+
+def _lasting(job: str) -> list[str]:
+    holders = [_wish_of(pid).what for pid in _holders(job)]
+    return holders or [HANG for _ in _still(job)]
+
+
+def _clear(job: str) -> list[str]:
+    """What lasted."""
+    found = _lasting(job)
+    stop([one for one in find(lambda pid: pid in _holders(job))])
+    for process in _still(job):
+        send(process, signal.SIGCONT)
+    return found
+
+
+def _holders(job: str) -> list[int]:
+    lasting = [pid for pid in _own(job) if pid != os.getpid() and arguments(pid)[-2:-1] == [PROGRAM]]
+    return [pid for pid in lasting if _wish_of(pid).what in (HANG, SLOW)]
+
+
+def _wish_of(pid: int) -> Wish:
+    try:
+        return Wish(**json.loads(arguments(pid)[-1]))
+    except (ValueError, TypeError, IndexError):
+        return Wish("", "")
+
+
+def _still(job: str) -> list[Process]:
+    seen = [one for pid in _own(job) if (one := see(pid)) is not None]
+    return [process for process in find_workers(seen).values() if _state(process.pid) == "T"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""The workers of runs on a node, found by what /proc says."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dalsegno.errors import NotThere
+from dalsegno.system.procfs import PROC, Process, arguments, environment, start_ticks
+from dalsegno.targets.base import Worker
+
+RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
+FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process on a node; `rank` is None for one that is no worker's."""
+
+    process: Process
+    parent: int
+    rank: int | None
+    run: str = ""
+
+
+def choose(seen: Iterable[Seen], node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
+    """The worker to kill: of this run and rank, where they are named, else the lowest rank. Pure."""
+    workers = find_workers(seen)
+    for worker, process in workers.items():
+        if run in (None, worker.run) and rank in (None, worker.rank):
+            return worker, process
+    there = ", ".join(f"rank {one.rank}" + (f" of {one.run}" if one.run else "") for one in workers)
+    which = (f"of rank {rank} " if rank is not None else "") + (f"of run {run} " if run else "")
+    raise NotThere(
+        f"there is no worker {which}on {node}", hint=f"there is {there}" if there else "no run has workers there"
+    )
+
+
+def find_workers(seen: Iterable[Seen]) -> dict[Worker, Process]:
+    """By rank. What a worker has started (a data loader) looks like it: only the topmost is the worker."""
+    marked = {one.process.pid: one for one in seen if one.rank is not None}
+    workers = [
+        (Worker(one.rank, one.process.pid, one.run), one.process)
+        for one in marked.values()
+        if one.rank is not None and not (one.parent in marked and marked[one.parent].rank == one.rank)
+    ]
+    return dict(sorted(workers, key=lambda found: (found[0].rank, found[1].start)))
+
+
+def see(pid: int) -> Seen | None:
+    """None if it has ended meanwhile."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    with contextlib.suppress(OSError):
+        name = (PROC / str(pid) / "comm").read_bytes()
+        env = dict(entry.partition(b"=")[::2] for entry in environment(pid))
+        return Seen(Process(pid, ticks), _parent(pid), rank_of(name, env), _run_of(pid, env))
+    return None
+
+
+def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
+    """A forked worker has its rank in its name; one that became a program of its own, in its environment."""
+    named = FORKED.fullmatch(name)
+    if named:
+        return int(named[1])
+    rank = env.get(b"RANK", b"") if any(name in env for name in RUN_NAMES) else b""
+    return int(rank) if rank.isdigit() else None
+
+
+def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
+    """As its environment tells, or the agent above it, whose arguments name its run."""
+    named = [env[name] for name in RUN_NAMES if name in env]
+    if named:
+        return named[0].decode(errors="replace")
+    with contextlib.suppress(OSError, ValueError):
+        while pid > 1:
+            *_, program, run = ["", "", *arguments(pid)]
+            if program == "run-agent":
+                return run
+            pid = _parent(pid)
+    return ""
+
+
+def _parent(pid: int) -> int:
+    return int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])

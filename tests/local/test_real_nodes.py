@@ -1,0 +1,90 @@
+"""Breaking one's own workers on nodes that are not ours: which job is entered, and what is said when none is there."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
+from dalsegno.targets.faults import FAULTS, Options
+from dalsegno.targets.real import RealNodes
+from dalsegno.targets.real.breaking import step_argv
+from dalsegno.targets.real.on_node import Wish
+
+ME = getpass.getuser()
+
+
+def job(number: int, user: str = ME, nodes: tuple[str, ...] = ("n1",), name: str = "train-x", **what: Any) -> JobInfo:
+    state = what.pop("state", JobState.RUNNING)
+    return JobInfo(number, name, user, state, nodes=nodes, comment="dalsegno:main", **what)
+
+
+@dataclass
+class Played:
+    """A Slurm with these jobs, and what is said on the nodes."""
+
+    queue: list[JobInfo]
+    says: list[dict[str, Any]] = field(default_factory=list)
+    entered: list[tuple[str, str, Wish]] = field(default_factory=list)
+
+    def jobs(self) -> list[JobInfo]:
+        return self.queue
+
+    def node(self, name: str) -> NodeInfo:
+        return NodeInfo(name, NodeState.MIXED)
+
+    def enter(self, job: str, node: str, wish: Wish) -> dict[str, Any]:
+        self.entered.append((job, node, wish))
+        return self.says.pop(0)
+
+    @property
+    def nodes(self) -> RealNodes:
+        return RealNodes(self, self.enter)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS.values() if not each.safe], ids=lambda fault: fault.name)
+def test_what_hurts_others_is_refused_before_anything_is_asked(fault: Any):
+    played = Played([job(7)])
+    with pytest.raises(UsageError) as caught:
+        played.nodes.inject(fault, "n1", Options())
+    assert "worker-kill, worker-hang" in caught.value.hint and played.entered == []
+
+
+def test_only_one_s_own_running_jobs_on_the_node_are_entered():
+    others = [job(1, user="bob"), job(2, nodes=("n2",)), job(3, state=JobState.PENDING), job(4, name="another")]
+    played = Played([*others, job(7)], [{"rank": 0, "pid": 5, "run": "train-x"}])
+    played.nodes.inject(FAULTS["worker-kill"], "n1", Options(run="train-x", rank=0))
+    assert played.entered == [("7", "n1", Wish("7", "worker-kill", "train-x", 0))]
+    with pytest.raises(NotThere, match="no job of yours runs on n3"):
+        played.nodes.inject(FAULTS["worker-kill"], "n3", Options())
+
+
+def test_of_several_jobs_the_one_that_has_the_worker_is_found():
+    played = Played([job(7), job(8)], [{"error": "there is no worker on n1", "hint": "-"}, {"rank": 0, "pid": 5}])
+    assert played.nodes.inject(FAULTS["slow-gpu"], "n1", Options(gpu=1, for_s=2.0))["rank"] == 0
+    assert played.entered[-1] == ("8", "n1", Wish("8", "slow-gpu", gpu=1, for_s=2.0))
+
+
+def test_that_no_job_has_such_a_worker_is_told_with_its_own_hint():
+    played = Played([job(7)], [{"error": "there is no worker of rank 9 on n1", "hint": "there is rank 0"}])
+    with pytest.raises(DalsegnoError) as caught:
+        played.nodes.inject(FAULTS["worker-hang"], "n1", Options(rank=9))
+    assert (caught.value.what, caught.value.hint) == ("there is no worker of rank 9 on n1", "there is rank 0")
+
+
+def test_what_lasts_is_looked_for_on_all_nodes_of_one_s_runs():
+    played = Played([job(7, nodes=("n1", "n2"))], [{"found": []}, {"found": ["worker-hang"]}])
+    assert [(wound.fault, wound.node) for wound in played.nodes.injected()] == [("worker-hang", "n2")]
+
+
+def test_a_step_takes_nothing_from_the_job_and_names_are_arguments_of_their_own():
+    argv = step_argv("7", "n1", Wish("7", "worker-kill", run="$(reboot)"))
+    assert {"--jobid=7", "--overlap", "--nodelist=n1", "--gres=none", "--mem=0"} <= set(argv)
+    assert json.loads(argv[-1])["run"] == "$(reboot)"
+    with pytest.raises(DalsegnoError):
+        step_argv("7", "n1;reboot", Wish("7", "worker-kill"))
