@@ -395,6 +395,8 @@ def test_a_node_where_pyxis_is_not_registered_is_named_and_mended(cluster: Conta
         with own_settings(cluster, {"head": f"{registered}\n", "train-1": f"{registered}\n", "train-2": "# none\n"}):
             assert "unrecognized option '--container-image" in batch(cluster)
             assert cluster.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from"]  # not in the image!
+            bare = cluster.sh(f"dalsegno run --framework=plain -N2 --container-image={cluster.image} true")
+            assert bare.code == 1 and "train-2 started no container: `dalsegno containers check` says why" in bare.out
             answer = cluster.sh("dalsegno containers check --json")
             found = json.loads(answer.out)
             assert answer.code == 1 and [each["host"] for each in found["findings"]] == ["train-2"]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs import RunRequest
-from dalsegno.jobs.container import check_container, container_words, launcher_inside, parse_mounts, takes_containers
+from dalsegno.jobs.container import (
+    check_container,
+    container_words,
+    guarded,
+    launcher_inside,
+    parse_mounts,
+    takes_containers,
+)
 
 LAUNCHER = ("/usr/bin/python3.12", "-I", "/opt/lib/dalsegno/programs.py")
 
@@ -19,7 +28,7 @@ def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_on
     assert container_words(request(container_mounts=("/fsx:/data:ro",)), "/runs/train-abc", LAUNCHER) == [
         "--container-image=/fsx/a.sqsh",
         "--container-mounts=/home/ada/work:/home/ada/work,/runs/train-abc:/runs/train-abc,"
-        "/opt/lib/dalsegno:/opt/lib/dalsegno:ro,/fsx:/data:ro",
+        "/opt/lib/dalsegno:/opt/lib/dalsegno:ro,/opt/lib/dalsegno:/.dalsegno/dalsegno:ro,/fsx:/data:ro",
         "--container-workdir=/home/ada/work",
     ]
 
@@ -42,8 +51,19 @@ def test_an_image_beside_the_script_is_named_in_full_and_one_of_a_registry_as_it
 
 
 def test_our_programs_run_in_the_images_python():
-    assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/opt/lib/dalsegno/programs.py")
+    """By a path that is only there: srun may start them on a bare node, and must not be believed."""
+    assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/.dalsegno/dalsegno/programs.py")
     assert launcher_inside(request(container_image=""), LAUNCHER) == LAUNCHER
+
+
+def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
+    words = guarded(request(), LAUNCHER, ["echo", "$HOME", "a b"])
+    done = subprocess.run(words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "n1 started no container: `dalsegno containers check` says why\n"
+    there = [word.replace("/.dalsegno/dalsegno", "/") for word in words]
+    assert subprocess.run(there, capture_output=True, text=True, timeout=30, check=True).stdout == "$HOME a b\n"
+    assert guarded(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
 
 
 def test_without_an_image_nothing_is_said_of_containers():

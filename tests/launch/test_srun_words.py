@@ -1,6 +1,6 @@
 """What srun says of nodes on which it could not start anything."""
 
-from dalsegno.launch.srun_words import first_exit_code, launch_failures
+from dalsegno.launch.srun_words import first_exit_code, launch_failures, started_outside
 
 SAID = """srun: cluster configuration lacks support for cpu binding
 srun: error: Task launch for StepId=59.0 failed on node train-1: Communication connection failure
@@ -44,3 +44,16 @@ def test_several_tasks_may_be_told_of_at_once():
 
 def test_tasks_that_were_killed_say_nothing():
     assert first_exit_code("srun: error: train-1: task 0: Terminated") is None
+
+
+OUTSIDE = """srun: cluster configuration lacks support for cpu binding
+/usr/bin/python3: can't open file '/.dalsegno/dalsegno/programs.py': [Errno 2] No such file or directory
+srun: error: train-[2-3]: tasks 1-2: Exited with exit code 2
+srun: error: train-1: task 0: Killed
+"""
+
+
+def test_agents_that_were_started_outside_their_container_are_told_from_others():
+    assert [node for node in NODES if started_outside(OUTSIDE, node)] == ["train-2", "train-3"]
+    assert not started_outside(OUTSIDE.replace("/.dalsegno", ""), "train-2")
+    assert not started_outside(OUTSIDE.replace("train-[2-3]", "train-[3-2"), "train-2")

@@ -7,14 +7,19 @@ the run is mounted at the path it has outside.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from posixpath import dirname, join, normpath
+from posixpath import basename, dirname, join, normpath
 
 from dalsegno.errors import UsageError
 from dalsegno.image_name import parse_name
 from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
+from dalsegno.launch.srun_words import INSIDE
 
 PYTHON = "python3"  # the image's
+GUARD = (
+    f'[ -e {INSIDE} ] || {{ echo "$SLURMD_NODENAME started no container: `dalsegno containers check` says why" >&2; '
+    'exit 1; }; exec "$@"'
+).replace("`", "\\`")
 OPTIONS_ARGV = ("srun", "--help")
 
 
@@ -30,7 +35,7 @@ def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...])
     own = [request.chdir or "/", dirname(join(request.chdir, request.script)), folder]
     mounts = [f"{path}:{path}" for path in _outermost(own)]
     if _is_script(launcher):
-        mounts.append(f"{dirname(launcher[-1])}:{dirname(launcher[-1])}:ro")
+        mounts += [f"{dirname(launcher[-1])}:{target}:ro" for target in (dirname(launcher[-1]), INSIDE)]
     return [
         f"--container-image={_image(request)}",
         f"--container-mounts={','.join([*mounts, *request.container_mounts])}",
@@ -40,7 +45,14 @@ def container_words(request: RunRequest, folder: str, launcher: tuple[str, ...])
 
 def launcher_inside(request: RunRequest, launcher: tuple[str, ...]) -> tuple[str, ...]:
     """Our programs need a Python and no library: the image's will do."""
-    return (PYTHON, *launcher[1:]) if request.container_image and _is_script(launcher) else launcher
+    if not request.container_image or not _is_script(launcher):
+        return launcher
+    return (PYTHON, *launcher[1:-1], join(INSIDE, basename(launcher[-1])))
+
+
+def guarded(request: RunRequest, launcher: tuple[str, ...], words: list[str]) -> list[str]:
+    """A program that starts in its container, or not at all."""
+    return ["sh", "-c", GUARD, "sh", *words] if request.container_image and _is_script(launcher) else words
 
 
 def _is_script(launcher: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dalsegno.jobs.container import container_words, launcher_inside
+from dalsegno.jobs.container import container_words, guarded, launcher_inside
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder
 from dalsegno.slurm.names import job_id, node_list
@@ -48,7 +48,7 @@ def tasks_argv(plan: RunPlan, job: int | str | None = None, nodes: Sequence[str]
         "--input=none",
         "--open-mode=append",  # preempted, it is started again, and keeps what it has said
         f"--output={RunFolder(Path(plan.folder.replace('%', '%%'))).generation(1) / 'rank%t.log'}",
-        *program_argv(plan),
+        *guarded(plan.request, plan.launcher, program_argv(plan)),
     ]
 
 

@@ -181,7 +181,7 @@ class SlurmStaff:
             return False
         if self._tries.once_more(node):
             return True
-        self._give_up(node, f"agents on {node} do not live")
+        self._give_up(node, f"agents on {node} do not live{self._jobs.why_they_end(node)}")
         if self._none_lives:
             self.boss.stop(1, f"its agents live on none of its nodes; {self.site.folder.agents_log} says why")
         else:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from dalsegno.hostlist import HostlistError, expand
+
+# Where our package is inside a run's container, and only there: on a node whose Slurm does not know the options, srun
+# starts tasks on the bare node and says nothing. There is no such file there.
+INSIDE = "/.dalsegno/dalsegno"
 _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on node (?P<node>[^\s:]+): (?P<why>.+)")
+_OUTSIDE = re.compile(
+    rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
+)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
 
 
@@ -23,3 +31,15 @@ def first_exit_code(text: str) -> int | None:
     of tasks which were ended because another had failed."""
     found = _EXITED.search(text)
     return int(found[1]) if found else None
+
+
+def started_outside(text: str, node: str) -> bool:
+    """Whether srun has started an agent on this node, but not in its container."""
+    return any(node in _expand(each["nodes"]) for each in _OUTSIDE.finditer(text))
+
+
+def _expand(nodes: str) -> list[str]:
+    try:
+        return expand(nodes)
+    except HostlistError:
+        return []
