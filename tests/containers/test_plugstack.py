@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -190,6 +191,28 @@ def test_slurm_conf_may_name_another_plugstack_and_errors_are_passed_on(tmp_path
     assert facts.errors[0].endswith("Dlopen of plugin file failed")
 
 
+def test_folders_of_enroots_that_users_cannot_write_to_are_named(tmp_path: Path, slurm: dict[str, str]):
+    """A user, whoever asks: root may write anywhere. The folders are outside of pytest's own, which are closed."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name)
+        for folder, mode in {"": 0o755, "shut": 0o555, "open": 0o1777}.items():
+            (place / folder).mkdir(exist_ok=True)
+            (place / folder).chmod(mode)
+        (tmp_path / "enroot.conf").write_text(
+            f"# ENROOT_CACHE_PATH {place}/shut/no\nENROOT_RUNTIME_PATH {place}/shut/enroot/user-$(id -u)\n"
+            f"ENROOT_DATA_PATH={place}/open/data-${{UID}}\nENROOT_TEMP_PATH ${{TMPDIR:-/tmp}}\n"
+        )
+        (tmp_path / "bin/enroot").write_text("#!/bin/sh\necho 3.5.0\n")
+        (tmp_path / "bin/enroot").chmod(0o755)
+        facts = ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)})
+        assert facts.enroot == "3.5.0"
+        assert facts.closed == (Closed("RUNTIME", f"{place}/shut/enroot", f"{place}/shut"),)
+        (open_,) = steps(Repair("n1", folders=(f"{place}/shut/enroot",)), "")
+        (place / "shut").chmod(0o755)
+        assert subprocess.run(open_[0], capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
+        assert ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)}).closed == ()
+
+
 def test_half_an_answer_is_none():
     assert parse_answer("n1", "ds:uid 0\nds:knows srun\n") is None
     assert parse_answer("n1", "ds:end\nds:closed x\nds:uid ?\n") == HostFacts("n1")
@@ -203,13 +226,15 @@ def test_a_node_that_srun_does_not_reach_is_asked_over_ssh_and_else_says_why():
 
     runner = FakeRunner(answer)
     env = {"PYXIS_CONTAINER_IMAGE": "x", "SLURM_JOB_ID": "7", "SLURM_CONF": "c"}
-    ways = [by_srun(env, {"n1": "train"}), by_ssh({})]
+    ways = [by_srun(env, {"n1": "train"}, {"n3": "it is down"}), by_ssh({})]
     assert ways[0].enter("n1", [])[1] == {"SLURM_CONF": "c"}
     assert "--partition=train" in ways[0].enter("n1", [])[0]
     assert ask_node(runner, "n1", ways, ()) == HostFacts("n1")
     silent = ask_node(runner, "n2", ways, ())
     assert silent.silent.startswith("srun: ") and silent.silent.endswith("; ssh: ssh: refused")
     assert "requires a plugin that does not load" in judge([silent])[0].fix
+    assert ask_node(runner, "n3", ways, ()).silent == "it is down; ssh: ssh: refused"
+    assert not any("--nodelist=n3" in argv for argv in runner.calls)
 
 
 # Mending ---------------------------------------------------------------------------------------------------------
@@ -250,7 +275,7 @@ def test_a_plugstack_that_is_missing_is_made_and_a_link_stays_one(tmp_path: Path
 def test_a_repair_that_srun_did_not_bring_there_is_brought_in_the_next_way():
     runner = FakeRunner(lambda argv, _: Completed(argv, 0, "ds:done\n" if argv[0] == "ssh" else ""))
     repair = Repair("n1", STACK, "required x.so", restart=True)
-    mend_node(runner, [by_srun({}, {}), by_ssh({})], repair, "")
+    mend_node(runner, [by_srun({}, {}, {}), by_ssh({})], repair, "")
     assert [argv[0] for argv in runner.calls] == ["srun", "ssh", "ssh"]
 
 

@@ -13,11 +13,13 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.cli.silence import has_no_settings, no_cluster
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.containers.plugstack import Finding, HostFacts, Repair, Way
+    from dalsegno.slurm.node_info import NodeInfo
 
 
 @click.group()
@@ -81,13 +83,24 @@ def _open(name: str | None) -> _Site:
     slurm = find_slurm(name)
     if (silent := silence(slurm)) is not None:
         raise silent
-    nodes = slurm.client.nodes()
+    try:
+        nodes = slurm.client.nodes()
+    except CommandFailed as fault:
+        raise no_cluster() if has_no_settings(fault) else fault from None
     asleep = tuple(node.name for node in nodes if node.powered_down)
+    closed = {node.name: why for node in nodes if (why := _closed(node))}
     partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
     inside = way_into(slurm)
     second = Way("its host", inside) if inside else by_ssh(slurm.env)
     names = tuple(node.name for node in nodes if node.name not in asleep)
-    return _Site(slurm, bool(cluster_id(slurm.env)), names, asleep, (by_srun(slurm.env, partitions), second))
+    return _Site(slurm, bool(cluster_id(slurm.env)), names, asleep, (by_srun(slurm.env, partitions, closed), second))
+
+
+def _closed(node: NodeInfo) -> str:
+    """Why a step would wait there, "" if it would not."""
+    if not node.in_service:
+        return f"it is {node.state_text.lower() or 'out of service'}"
+    return "all its CPUs are taken" if node.cpus_used >= node.cpus else ""
 
 
 def _mend(site: _Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:

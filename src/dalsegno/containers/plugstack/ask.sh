@@ -64,17 +64,17 @@ if [ "$me" = 0 ]; then
     may_write() { setpriv --reuid=65534 --regid=65534 --clear-groups test -w "$1"; }
     command -v setpriv >/dev/null || may_write() { true; }
 fi
-cat /etc/enroot/enroot.conf /etc/enroot/enroot.conf.d/*.conf 2>/dev/null |
-    sed -n 's/^[[:space:]]*ENROOT_\(RUNTIME\|CACHE\|DATA\|TEMP\)_PATH[[:space:]]*=*[[:space:]]*/\1 /p' |
-    sed "s/\${*[E]*UID}*/$who/g; s/\$(id -u)/$who/g; s/\${*USER}*/$who/g; s/\$(whoami)/$who/g; s/[\"']//g" |
+enroot_conf=${ENROOT_SYSCONF_PATH:-/etc/enroot}
+cat "$enroot_conf/enroot.conf" "$enroot_conf"/enroot.conf.d/*.conf 2>/dev/null |
+    sed -n "s/[\"']//g; s/^[[:space:]]*ENROOT_\(RUNTIME\|CACHE\|DATA\|TEMP\)_PATH[[:space:]]*=*[[:space:]]*/\1 /p" |
     while read -r name path; do
+        common=${path%%\$*} # without the part that is each user's own
+        [ "$common" = "$path" ] || common=${common%/*}
+        path=$(printf '%s\n' "$path" | sed "s/\${*E*UID}*/$who/g; s/\$(id -u)/$who/g; s/\${*USER}*/$who/g; s/\$(whoami)/$who/g")
         case $path in *'$'* | '') continue ;; esac
         there=$path
         while [ ! -e "$there" ]; do there=$(dirname "$there"); done
-        may_write "$there" && continue
-        common=$path # without the part that is each user's own
-        while case $common in *$who*) true ;; *) false ;; esac; do common=$(dirname "$common"); done
-        say closed "$name	$common	$there"
+        may_write "$there" || say closed "$name	$common	$there"
     done
 
 # What a container's root is made of.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 from dalsegno.containers.plugstack.facts import HostFacts, parse_answer, plugins_in_use
@@ -23,10 +23,11 @@ class Way:
 
     name: str  # srun, ssh
     enter: Entrance
+    closed: Mapping[str, str] = field(default_factory=dict)  # nodes to which it does not lead now, and why
 
 
-def by_srun(env: Mapping[str, str], partitions: Mapping[str, str]) -> Way:
-    """A small step of a job of its own. It does not wait for a node that is full, and enters no container."""
+def by_srun(env: Mapping[str, str], partitions: Mapping[str, str], closed: Mapping[str, str]) -> Way:
+    """A small step of a job of its own. It waits for no node that is full or out of service."""
     outside = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PYXIS_"))}
     if "SLURM_CONF" in env:
         outside["SLURM_CONF"] = env["SLURM_CONF"]
@@ -36,7 +37,7 @@ def by_srun(env: Mapping[str, str], partitions: Mapping[str, str]) -> Way:
         small = ["--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=64M", "--time=5", "--immediate=15"]
         return ["srun", f"--nodelist={node}", *where, *small, "--job-name=dalsegno-containers", *words], outside
 
-    return Way("srun", enter)
+    return Way("srun", enter, closed)
 
 
 def by_ssh(env: Mapping[str, str]) -> Way:
@@ -72,6 +73,9 @@ def ask_node(runner: Runner, node: str, ways: Sequence[Way], plugins: Sequence[s
     """Its answer, in the first way that gives one; else what each way said."""
     why = []
     for way in ways:
+        if node in way.closed:
+            why.append(way.closed[node])
+            continue
         done = send(runner, way, node, question(plugins))
         if (facts := parse_answer(node, done.stdout)) is not None:
             return facts

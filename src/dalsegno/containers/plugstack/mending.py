@@ -29,6 +29,9 @@ def mend_node(runner: Runner, ways: Sequence[Way], repair: Repair, parcel: str) 
     """In the first way that leads there and may do it."""
     failed = []
     for way in ways:
+        if repair.host in way.closed:
+            failed.append(way.closed[repair.host])
+            continue
         bad = next((done for done in _sent(runner, way, repair, parcel) if DONE not in done.stdout), None)
         if bad is None:
             return
