@@ -1,4 +1,4 @@
-"""Images: what they are called, how they become one .sqsh file, and where those are kept."""
+"""Images, how they become one .sqsh file and where those are kept; and the plugins by which jobs run in them."""
 
 from dalsegno.image_name import ImageName, Kind, parse_name
 
