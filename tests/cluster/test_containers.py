@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.procfs import arguments, find
+from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
 from tests.containers.images import Layout, folder, member
-from tests.containers.registries import push, registry
+from tests.containers.registries import Meddler, push, registry, serving
 from tests.waiting import eventually
 
 FILE = """
@@ -73,6 +73,11 @@ class Contained:
     @property
     def uid(self) -> str:
         return self.lines("id -u")[0]
+
+    @property
+    def home(self) -> str:
+        """As the cluster's hosts know it."""
+        return self.lines("getent passwd $(id -u)")[0].split(":")[5]
 
 
 def make_image(folder: Path, program: str | None = shutil.which("busybox")) -> Path:
@@ -155,6 +160,13 @@ def test_exit_codes_and_signals_are_the_tasks_own(someone: Contained):
     assert someone.lines(script) == ["0", "7", "137", "143"]
 
 
+def test_a_signal_that_is_sent_reaches_the_program(someone: Contained):
+    told = someone.cli.home / f"tmp/told-{someone.uid}"
+    script = """srun -J told $I sh -c 'trap "echo told; exit 5" USR1; echo ready; while :; do sleep 0.02; done' > $1 &
+        until test -s $1; do sleep 0.02; done; scancel --signal=USR1 --name=told; wait $!; echo $?; cat $1"""
+    assert someone.sh(script, str(told)).out.splitlines() == ["5", "ready", "told"]
+
+
 def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contained):
     """Each writes a file of its own and waits for the other's, in /dev/shm and in the container itself."""
     meet = "touch $1.$SLURM_LOCALID; until test -e $1.0 && test -e $1.1; do sleep 0.02; done; echo met"
@@ -162,6 +174,19 @@ def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contain
     for place in (f"/dev/shm/dalsegno-test-{os.getpid()}", "/etc/here"):
         answer = someone.sh(both, place)
         assert answer.out.split() == ["met", "met"], answer
+
+
+def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
+    """All three at once: with or without a container, Slurm takes seconds to see that a step is over."""
+    mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
+    line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\""
+    jobs = [who.lines(line)[0] for who in everyone]
+    eventually(lambda: len(processes("sleep", mark)) == 4 * len(everyone))
+    assert containers(cluster) > 0 and containers(rootless) > 0
+    for who, job in zip(everyone, jobs, strict=True):
+        who.lines(f"scancel {job}")
+    eventually(lambda: (processes("sleep", mark), containers(cluster), containers(rootless)) == ([], 0, 0))
+    eventually(lambda: (loops(cluster.image), loops(rootless.image)) == (0, 0))
 
 
 def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone: Contained):
@@ -182,17 +207,6 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
-@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
-def test_what_is_cancelled_leaves_nothing(someone: Contained):
-    mark = f"98{os.getpid()}"
-    job = someone.lines(f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\"")[0]
-    eventually(lambda: len(processes("sleep", mark)) == 4)
-    assert containers(someone) > 0
-    someone.lines(f"scancel {job}")
-    eventually(lambda: not processes("sleep", mark) and not someone.lines("squeue -h"))
-    eventually(lambda: (containers(someone), loops(someone.image)) == (0, 0))
-
-
 def test_files_of_the_image_gain_nobody_rights(someone: Contained):
     uid = someone.uid
     out = someone.lines("srun $I sh -c 'grep \" / \" /proc/self/mounts; cat /bad-device 2>&1; /root/busybox id -u'")
@@ -204,9 +218,10 @@ def test_files_of_the_image_gain_nobody_rights(someone: Contained):
 # Options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
 def test_options_do_what_they_say(someone: Contained):
+    """All at once: each is a job of its own."""
     shared = someone.cli.home / "tmp"
+    (shared / "outside").touch()
     steps: Sequence[tuple[str, str]] = [
         ("--container-workdir=/etc pwd", "/etc"),
         ("sh -c 'echo $LANG'", "image"),
@@ -215,21 +230,19 @@ def test_options_do_what_they_say(someone: Contained):
         ("--container-entrypoint echo after", "entry after"),
         ("--container-readonly sh -c 'touch /new 2>/dev/null || echo refused'", "refused"),
         ("--container-writable sh -c 'touch /etc/new && echo done'", "done"),
-        (f"--container-mounts={shared}:/mnt/a/b sh -c 'touch /mnt/a/b/from-inside && echo done'", "done"),
-        (
-            f"--container-mounts={shared}:/mnt:ro sh -c 'touch /mnt/x 2>/dev/null || ls /mnt/from-inside'",
-            "/mnt/from-inside",
-        ),
-        ("--container-mount-home sh -c 'test -e ~/from-home && echo there'", "there"),
-        ("sh -c 'test -e ~/from-home || echo not there'", "not there"),
+        (f"--container-mounts={shared}:/mnt/a/b sh -c 'touch /mnt/a/b/$SLURM_JOB_ID && echo done'", "done"),
+        (f"--container-mounts={shared}:/mnt:ro sh -c 'touch /mnt/x 2>/dev/null || ls /mnt/outside'", "/mnt/outside"),
+        (f"--container-mount-home grep -c ' {someone.home} ' /proc/self/mounts", "1"),
+        (f"grep -c ' {someone.home} ' /proc/self/mounts", "0"),
     ]
-    home = "cd ~ 2>/dev/null && touch from-home" if someone.user else f"export HOME={shared}; touch ~/from-home"
-    script = "\n".join(f"srun $I {words} | tr '\\n' ' '; echo" for words, _ in steps)
-    seen = [line.strip() for line in someone.lines(f"{home}; export LANG=job\n{script}")]
-    expected = [out for _, out in steps]
-    if not someone.user:  # nobody's home, as the machine has it, is not there
-        seen[9] = expected[9]
-    assert seen == expected
+    script = "\n".join(f"srun $I {words} > $1/{number} &" for number, (words, _) in enumerate(steps))
+    folder = shared / f"steps-{someone.uid}"
+    answer = someone.sh(f"mkdir $1; export LANG=job\n{script}\nwait", str(folder))
+    seen = [" ".join((folder / str(number)).read_text().split()) for number in range(len(steps))]
+    if not os.path.isdir(someone.home):  # nobody's, as the machine has it
+        assert f"cannot mount {someone.home}: No such file or directory" in answer.err
+        seen[9] = "1"
+    assert seen == [out for _, out in steps], answer
 
 
 def test_mounts_are_opened_in_the_users_name(ada: Contained):
@@ -242,51 +255,61 @@ def test_mounts_are_opened_in_the_users_name(ada: Contained):
     assert answer.code == 1 and "hidden.sqsh: Permission denied" in answer.err
 
 
-@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
 def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Contained):
-    first = "srun -w train-1 $I --container-name=mine touch /kept; srun -w train-1 --container-name=mine ls /kept"
-    assert someone.lines(first) == ["/kept"]
-    at_once = """srun -w train-1 --container-name=mine sh -c 'until test -e /second; do sleep 0.05; done; echo seen' &
-        until srun -w train-1 --container-name=mine:exec touch /second 2>/dev/null; do sleep 0.1; done; wait"""
+    own = f"mine-{someone.uid}"
+    line = f"srun -w train-1 --container-name={own}"
+    assert someone.lines(f"{line} $I touch /kept; {line} ls /kept") == ["/kept"]
+    at_once = f"""{line} sh -c 'until test -e /second; do sleep 0.05; done; echo seen' &
+        until {line}:exec touch /second 2>/dev/null; do sleep 0.1; done; wait"""
     assert someone.lines(at_once) == ["seen"]
     for name, why in {
-        "mine:create": "already",
-        "mine:exec": "no container mine runs",
+        f"{own}:create": "already",
+        f"{own}:exec": f"no container {own} runs",
         "other": "there is no container",
     }.items():
         answer = someone.sh(f"srun -w train-1 --container-name={name} true")
         assert answer.code == 1 and why in answer.err
     if someone.user:  # root has no container of that name
-        assert (
-            "there is no container mine"
-            in Contained(someone.cli, someone.image).sh("srun --container-name=mine true").err
-        )
+        assert f"there is no container {own}" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
 
-@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
 def test_a_saved_container_is_an_image_again(someone: Contained):
-    saved = someone.cli.home / "tmp/saved.sqsh"
+    saved = someone.cli.home / f"tmp/saved-{someone.uid}.sqsh"
     assert someone.lines(
         f"srun $I --container-save={saved} touch /etc/more; srun --container-image={saved} sh -c 'ls /etc/more; pwd'"
     ) == ["/etc/more", "/workspace"]
 
 
-def test_sbatch_salloc_and_a_folder_as_image(ada: Contained):
-    home = ada.cli.home
-    script = home / "tmp/job.sh"
-    script.write_text(
-        f"#!/bin/sh\n#SBATCH --container-image={ada.image}\n#SBATCH -o {home}/tmp/job.out\necho $FROM_IMAGE $1\n"
-    )
-    ada.lines(f"sbatch {script} word")
-    eventually(lambda: text_of(home / "tmp/job.out") == "as it says word\n")
-    assert ada.lines("salloc -N1 $I srun sh -c 'echo $FROM_IMAGE' 2>/dev/null") == ["as it says"]
-    assert ada.lines("PYXIS_CONTAINER_IMAGE=${I#*=} srun sh -c 'echo $FROM_IMAGE'") == ["as it says"]
-    folder = ada.sh(
+def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
+    home, uid = someone.cli.home, someone.uid
+    script, out = home / f"tmp/job-{uid}.sh", home / f"tmp/job-{uid}.out"
+    lines = [f"--container-image={someone.image}", f"--container-mounts={home}:/mnt:ro", "--container-workdir=/mnt"]
+    options = "".join(f"#SBATCH {line}\n" for line in (*lines, f"-o {out}"))
+    script.write_text(f"#!/bin/sh\n{options}echo $FROM_IMAGE $1 $(pwd)\n")
+    someone.lines(f"sbatch {script} word")
+    assert someone.lines("salloc -N1 $I srun sh -c 'echo $FROM_IMAGE' 2>/dev/null") == ["as it says"]
+    assert someone.lines("PYXIS_CONTAINER_IMAGE=${I#*=} srun sh -c 'echo $FROM_IMAGE'") == ["as it says"]
+    folder = someone.sh(
         f"srun --auto-resume=1 --container-image={home}/tree sh -c 'echo $FROM_IMAGE $DALSEGNO_AUTO_RESUME'"
     )
     assert folder.out == "as it says 1\n" and "not on clusters with Pyxis" in folder.err
-    refused = ada.sh("srun $I --container-mounts=a:b true")
+    refused = someone.sh("srun $I --container-mounts=a:b true")
     assert refused.code != 0 and "write /PATH or ./PATH" in refused.err
+    eventually(lambda: text_of(out) == "as it says word /mnt\n")
+
+
+def test_a_registrys_image_is_fetched_once_for_sixteen_tasks(rootless: Contained, tmp_path: Path):
+    busybox = (rootless.image.parent / "tree/bin/busybox").read_bytes()
+    layout = Layout(tmp_path / "oci")
+    layers = [([folder("bin"), member("bin/sh", busybox, mode=0o755)], "gzip"), ([member("second", b"2")], "zstd")]
+    layout.image("v1", layers, config={"Env": ["FROM=v1"]})
+    with registry(tmp_path) as behind:
+        push(layout.path, "v1", behind, "team/app:v1")
+        meddler = Meddler(behind)
+        with serving(meddler.handler()) as address:
+            line = f"srun -N2 -n16 --container-image={address}#team/app:v1 sh -c 'echo $FROM; test -e /second'"
+            assert rootless.lines(line) == ["v1"] * 16
+    assert len(meddler.blobs()) == len(set(meddler.blobs())) == 3  # two layers and the configuration
 
 
 def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
@@ -456,15 +479,28 @@ def processes(*words: str) -> list[int]:
 
 
 def containers(someone: Contained) -> int:
-    """Processes that see a container's root, and squashfuse's."""
+    """Processes of this cluster's jobs that see a container's root, and squashfuse's that have its image open."""
+    home = str(someone.cli.home)
 
     def inside(pid: int) -> bool:
         try:
-            return "upperdir=/tmp/rw/upper" in Path(f"/proc/{pid}/mounts").read_text()
+            return "upperdir=/tmp/rw/upper" in Path(f"/proc/{pid}/mounts").read_text() and any(
+                home.encode() in entry for entry in environment(pid)
+            )
         except OSError:
             return False
 
-    return len(find(inside)) + len(find(lambda pid: "squashfuse_ll" in "".join(arguments(pid)[:1])))
+    def serves(pid: int) -> bool:
+        return "squashfuse_ll" in "".join(arguments(pid)[:1]) and any(home in path for path in open_files(pid))
+
+    return len(find(inside)) + len(find(serves))
+
+
+def open_files(pid: int) -> list[str]:
+    try:
+        return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:  # it ended while we looked
+        return []
 
 
 def loops(image: Path) -> int:

@@ -303,13 +303,15 @@ int main(int argc, char *argv[]) {
     struct kept kept;
     int fds[2];
     bool folder = false;
+    /* Asked before anything is opened, which would take its number: root's containers have no user namespace. */
+    int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (request.save)
-        save_root(4, 5);
+        save_root(user, MOUNTS_FD);
     look_up_user();
     privileged = geteuid() == 0 && !(request.as_user && request.uid != 0);
     if (request.image && !image_is_path(request.image))

@@ -8,7 +8,7 @@
 
 #include "options.h"
 
-enum { ANSWER_FD = 3, GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
+enum { ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5, GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {

@@ -19,7 +19,7 @@ enum { WORDS_MAX = 512 };
 /* Inside: what is mounted, as lines of /proc/self/mountinfo, goes to `list`; the answer is the root folder. */
 static _Noreturn void look_from_inside(int user, int mounts, int list, int answer) {
     char space[4096];
-    if ((fcntl(user, F_GETFD) >= 0 && setns(user, CLONE_NEWUSER) != 0) || setns(mounts, CLONE_NEWNS) != 0)
+    if ((user >= 0 && setns(user, CLONE_NEWUSER) != 0) || setns(mounts, CLONE_NEWNS) != 0)
         _exit(1);
     int info = openat(proc_fd, "self/mountinfo", O_RDONLY | O_CLOEXEC);
     for (ssize_t got; (got = read(info, space, sizeof space)) > 0;)
