@@ -91,6 +91,7 @@ MAY_PRINT = {
     "cli/": "the one printer",
     "system/guest/": "the first process of a host: what it prints is the host's log",
     "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
+    "launch/again/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
     "targets/real/on_node.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",

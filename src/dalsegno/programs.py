@@ -13,6 +13,7 @@ from pathlib import Path
 PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "run-agent": "dalsegno.launch.agent.agent",
     "run-coordinator": "dalsegno.jobs.coordinate",
+    "step-again": "dalsegno.launch.again.program",
     "controller": "dalsegno.controller",
     "gpu-facts": "dalsegno.health.readers.nvml_apart",
     "machine-room": "dalsegno.targets.local.room",

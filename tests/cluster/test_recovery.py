@@ -14,10 +14,11 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import arguments, descendants
+from dalsegno.system.procfs import arguments, descendants, find
 from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
 
@@ -27,6 +28,7 @@ target: local
 partitions:
   - {name: train, nodes: 3, spares: 1, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
 slurm: {accounting: false, extra: {Prolog: PROLOG}}
+containers: {enabled: true}
 health: {per_hour: 100, max_out: 50%}
 """
 SPARE = "train-4"
@@ -200,6 +202,115 @@ def test_a_job_that_loses_its_node_starts_elsewhere_without_the_two_minutes(clus
     eventually(where, 100)
     assert where() != first and time.time() - began < 110
     cluster.ok("shell", "--", "scancel", job)
+
+
+# srun --auto-resume=1 -----------------------------------------------------------------------------------------
+
+
+def stepping(cluster: Cli, name: str) -> tuple[Path, str]:
+    """A file in which the tasks of a step sign, and the step's command: it ends when there is a file beside it."""
+    signed = cluster.home / "tmp" / name
+    task = f"echo $SLURMD_NODENAME >> {signed}; until test -e {signed}.last; do sleep 0.05; done"
+    return signed, f"sh -c '{task}'"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def submit(cluster: Cli, name: str, script: str, *options: str) -> tuple[str, Path]:
+    """The job, and the file of what it says."""
+    path, out = cluster.home / "tmp" / f"{name}.sh", cluster.home / "tmp" / f"{name}.out"
+    path.write_text(f"#!/bin/bash\n#SBATCH --open-mode=append\n#SBATCH -o {out}\n{script}\n")
+    return cluster.ok("shell", "--", "sbatch", "--parsable", *options, str(path)).strip(), out
+
+
+def image(cluster: Cli) -> str:
+    found = cluster.home / "tiny.sqsh"
+    return (
+        f"--container-image={found if found.exists() else make_image(cluster.home)} --container-mounts={cluster.home}"
+    )
+
+
+def test_a_batch_script_with_auto_resume_starts_its_step_again_when_a_node_is_lost(cluster: Cli):
+    signed, step = stepping(cluster, "batch")
+    job, out = submit(cluster, "batch", f"srun --auto-resume=1 {image(cluster)} {step}\necho ends with $?", "-N2")
+    eventually(lambda: len(lines(signed)) == 2)
+    lost = next(name for name in lines(signed) if name != batch_host(cluster, job))
+    heals(cluster, lost, lambda: cluster.ok("inject", "power-off", lost))
+    (cluster.home / "tmp/batch.last").touch()
+    eventually(lambda: "ends with 0" in lines(out), 60)
+    assert len(lines(signed)) == 4 and lost not in lines(signed)[2:]
+    assert f"dalsegno: auto-resume: job {job} has started again on" in out.read_text()
+
+
+def batch_host(cluster: Cli, job: str) -> str:
+    return cluster.ok("shell", "--", "squeue", "-h", "-j", job, "-o", "%B").strip()
+
+
+def test_an_allocation_that_outlives_a_node_has_its_step_started_again_on_the_others(cluster: Cli):
+    signed, step = stepping(cluster, "tough")
+    words = f"srun --auto-resume=1 -N2 {image(cluster)} {step}"
+    held = cluster.start("shell", "--", "salloc", "--no-kill", "-N3", "sh", "-c", words)
+    eventually(lambda: len(lines(signed)) == 2)
+    lost = lines(signed)[0]
+    heals(cluster, lost, lambda: cluster.ok("inject", "power-off", lost))
+    eventually(lambda: len(lines(signed)) == 4)
+    (cluster.home / "tmp/tough.last").touch()
+    out, _ = held.communicate(timeout=60)
+    assert held.returncode == 0, out
+    assert f"dalsegno: auto-resume: {lost} has failed" in out and "the step starts again in job" in out
+    assert lost not in lines(signed)[2:]
+
+
+def test_an_allocation_that_ends_with_a_node_is_made_anew_and_what_fails_by_itself_is_not_started_again(cluster: Cli):
+    """At the same time, since each is looked at for a while."""
+    fails = f"srun --auto-resume=1 sh -c 'echo once >> {cluster.home}/tmp/fails; exit 7'"
+    own, _ = submit(cluster, "fails", fails, "-w", "train-3")
+    signed, step = stepping(cluster, "plain")
+    held = cluster.start("shell", "--", "salloc", "-w", "train-[1-2]", "sh", "-c", f"srun --auto-resume=1 {step}")
+    eventually(lambda: len(lines(signed)) == 2)
+    heals(cluster, "train-2", lambda: cluster.ok("inject", "power-off", "train-2"))
+    eventually(lambda: len(lines(signed)) == 4, 60)
+    (cluster.home / "tmp/plain.last").touch()
+    out, _ = held.communicate(timeout=60)
+    assert held.returncode == 0 and "the step starts again in a new job" in out, out
+    eventually(lambda: " ExitCode=7:0" in cluster.ok("shell", "--", "scontrol", "show", "job", own))
+    assert lines(cluster.home / "tmp/fails") == ["once"]
+
+
+def test_a_step_that_dies_of_a_drained_node_has_its_job_requeued_and_a_cancelled_one_has_not(cluster: Cli):
+    signed, step = stepping(cluster, "dies")
+    dies = f"test $SLURM_RESTART_COUNT || srun --auto-resume=1 {step[:-1]}; exit 3' && echo ends well"
+    job, out = submit(cluster, "dies", dies, "-N2")
+    eventually(lambda: len(lines(signed)) == 2)
+    bad = lines(signed)[0]
+    reason = "reason=dalsegno:drain:gpu a test says so"
+    cluster.ok("shell", "--", "scontrol", "update", f"node={bad}", "state=drain", reason)
+    (cluster.home / "tmp/dies.last").touch()
+    is_cancelled(cluster)
+
+    def ends_well() -> bool:
+        """Slurm has a requeued job wait for half a minute, unless it is told, again and again."""
+        cluster.run("shell", "--", "scontrol", "update", f"jobid={job}", "StartTime=now")
+        return "ends well" in lines(out)
+
+    eventually(ends_well, 90, 1)
+    assert f"{bad} has failed (drain:gpu a test says so): job {job} has 1 of the 2" in out.read_text()
+    eventually(lambda: state(cluster, bad) == "idle", 60)
+
+
+def is_cancelled(cluster: Cli) -> None:
+    signed, step = stepping(cluster, "cancelled")
+    job, out = submit(cluster, "cancelled", f"srun --auto-resume=1 {step}\necho goes on", "-N2")
+    eventually(lambda: len(lines(signed)) == 2)
+    cluster.ok("shell", "--", "scancel", job)
+    eventually(lambda: "CANCELLED" in cluster.ok("shell", "--", "scontrol", "show", "job", job))
+    eventually(lambda: not find(lambda pid: any(str(signed) in word for word in arguments(pid))))
+    assert "auto-resume" not in out.read_text() and len(lines(signed)) == 2
+
+
+# Spares -------------------------------------------------------------------------------------------------------
 
 
 def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwards(cluster: Cli):

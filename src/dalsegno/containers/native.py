@@ -17,7 +17,7 @@ from dalsegno.system.processes import Runner
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
 PARTS = {
-    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "options.c"),
+    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "resume.c", "options.c"),
     HELPER: (
         "-fPIE",
         "-pie",

@@ -17,6 +17,7 @@
 
 #include "enter.h"
 #include "options.h"
+#include "resume.h"
 #include "start.h"
 
 SPANK_PLUGIN(dalsegno_container, 1)
@@ -52,6 +53,8 @@ static void read_site(int count, char *words[]) {
             site.import = words[i] + 7;
         else if (strncmp(words[i], "images=", 7) == 0)
             site.images = words[i] + 7;
+        else if (strncmp(words[i], "resume=", 7) == 0)
+            site.resume = words[i] + 7;
         else if (strncmp(words[i], "show=", 5) == 0 && site.shown_count < SHOWN_MAX)
             site.shown[site.shown_count++] = words[i] + 5;
         else if (strcmp(words[i], "squashfs=user") == 0)
@@ -67,6 +70,7 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
     if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
         return ESPANK_SUCCESS;
     read_site(count, words);
+    is_resumed();
     if (dladdr((void *)slurm_spank_init, &self) && self.dli_fname) /* the helper lies beside the plugin */
         snprintf(site.helper, sizeof site.helper, "%.*sdalsegno-container",
                  (int)(strrchr(self.dli_fname, '/') - self.dli_fname + 1), self.dli_fname);
@@ -95,13 +99,28 @@ static void read_environment(spank_t spank) {
     }
 }
 
+/* Given to srun itself, or for all steps of a batch script; not for what a task starts. */
+static bool wants_resume(void) {
+    const char *noted = getenv("SLURM_STEP_ID") ? NULL : getenv("DALSEGNO_AUTO_RESUME");
+    const char *value = given[OPTION_AUTO_RESUME] ? given[OPTION_AUTO_RESUME] : noted;
+    return value && strcmp(value, "1") == 0;
+}
+
 int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
     (void)spank, (void)count, (void)words;
+    if (spank_context() == S_CTX_LOCAL && wants_resume() && site.resume && !is_resumed())
+        hand_over(site.resume);
     if (spank_context() == S_CTX_REMOTE || given[OPTION_IMAGE] || given[OPTION_NAME])
         return ESPANK_SUCCESS;
     for (int i = 0; i < OPTION_AUTO_RESUME; i++)
         if (given[i] && !getenv("PYXIS_CONTAINER_IMAGE") && !getenv("PYXIS_CONTAINER_NAME"))
             slurm_error("--%s is ignored: there is no --container-image and no --container-name", option_words[i].name);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_local_user_init(spank_t spank, int count, char *words[]) {
+    (void)count, (void)words;
+    tell_step(spank);
     return ESPANK_SUCCESS;
 }
 

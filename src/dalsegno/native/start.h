@@ -13,7 +13,7 @@ enum { SHOWN_MAX = 16 };
 /* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
 struct site {
     char helper[PATH_MAX];
-    const char *data, *cache, *import, *images, *shown[SHOWN_MAX];
+    const char *data, *cache, *import, *images, *resume, *shown[SHOWN_MAX];
     int shown_count;
     bool as_user;
 };

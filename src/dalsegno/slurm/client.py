@@ -77,6 +77,12 @@ class SlurmClient:
             raise NotThere(f"Slurm knows no job {job}", hint="`squeue` lists those that wait or run")
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
 
+    def has_step(self, job: int, step: int) -> bool:
+        """Whether a step runs, or has not been taken off all its nodes yet."""
+        done = self._run(("scontrol", "show", "step", f"{job_id(job)}.{step}"))
+        said = done.stdout + done.stderr
+        return not ("not found" in said or "Invalid job id" in said) and bool(done.checked(hint=_hint(done)))
+
     def partitions(self) -> list[PartitionInfo]:
         return parse_partitions(self._ask(PARTITIONS_ARGV))
 

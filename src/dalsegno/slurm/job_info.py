@@ -44,6 +44,7 @@ class JobInfo:
     batch_host: str = ""
     comment: str = ""
     # Only `scontrol show job` tells these.
+    batch: bool = False  # it has a script, which Slurm can start anew
     work_dir: str = ""
     command: str = ""
     preempted_at: int | None = None

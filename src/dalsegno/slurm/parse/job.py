@@ -70,6 +70,7 @@ def _job(fact: dict[str, str]) -> JobInfo:
         restarts=integer(fact["Restarts"]),
         reservation=fact["Reservation"],
         batch_host=fact["BatchHost"],
+        batch=fact["BatchFlag"] not in ("", "0"),
         comment=fact["Comment"],
         work_dir=fact["WorkDir"],
         command=fact["Command"],

@@ -25,7 +25,7 @@ from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.hostplans import host_plans
 from dalsegno.targets.local.layout import slurm_layout
-from dalsegno.targets.local.own_command import own_command
+from dalsegno.targets.local.own_command import RESUME, own_command, resume_command
 from dalsegno.targets.local.people import People, group_file, passwd_file
 from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
 from dalsegno.targets.local.services import Services
@@ -103,6 +103,8 @@ def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: 
         if (told := healthy_node(node, placement.gpus_simulated))
     }
     files["bin/dalsegno"] = File(own_command(), 0o755)
+    if cluster.containers.enabled:
+        files[f"bin/{RESUME}"] = File(resume_command(), 0o755)
     if placement.gpus_simulated and any(node.gpus for node in cluster.nodes):
         stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)

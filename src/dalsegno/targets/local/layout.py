@@ -9,6 +9,7 @@ from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, 
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.own_command import RESUME
 from dalsegno.targets.local.placement import LOOPBACK, Placement, head_hosts
 
 CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old credential could still be used
@@ -44,6 +45,7 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
         "data": str(folder.host("%n") / "containers"),
         "cache": str(folder.unpacked),
         "import": str(folder.bin / "dalsegno"),
+        "resume": str(folder.bin / RESUME),
         "images": str(images_folder(cluster, folder)) if cluster.containers.images else cluster.containers.folder,
         "show": str(folder.devices) if placement.gpus_simulated else "",
     }

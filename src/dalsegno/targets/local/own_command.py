@@ -7,8 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import join
 
+from dalsegno.launch.again.notes import NOTES
+from dalsegno.programs import launcher
+
 # By paths and not by `-m dalsegno`: neither the working folder nor a user's PYTHONPATH reaches into what is imported.
 START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"
+
+RESUME = "dalsegno-resume"
 
 
 def own_command() -> str:
@@ -17,3 +22,12 @@ def own_command() -> str:
     others = [str(Path(click.origin).parents[1])] if click and click.origin else []
     start = START.format(own=[str(own)], others=others)
     return f'#!/bin/sh\nexec {join([sys.executable, "-I", "-c", start])} "$@"\n'
+
+
+def resume_command() -> str:
+    """What takes srun's place for `--auto-resume=1`; where this Python cannot be seen, srun itself does."""
+    words = list(launcher())
+    return (
+        f'#!/bin/sh\n[ -x {join(words[:1])} ] && exec {join([*words, "step-again"])} "$@"\n'
+        f'srun=$1; shift 2\nexport {NOTES}=-1\nexec "$srun" "$@"\n'
+    )

@@ -1,0 +1,105 @@
+"""The program in srun's place: `PROGRAM SRUN ARGV0 ARGV1 …`, as our Slurm plugin starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.again.notes import NOTES, Step, read_notes
+from dalsegno.system.stand_in import StandIn, end_as
+
+if TYPE_CHECKING:  # the rest is loaded when needed: a short step that ends well does not pay for it
+    from dalsegno.launch.again.choice import Again, Leave
+    from dalsegno.slurm.client import SlurmClient
+
+_LAST_S = 60.0  # for Slurm to end a script that it starts anew
+
+
+def main(arguments: list[str]) -> int:
+    srun, *argv = arguments
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    if restarts:
+        say(f"job {os.environ.get('SLURM_JOB_ID')} has started again on {os.environ.get('SLURM_JOB_NODELIST')}")
+    end_as(_supervise(StandIn(), srun, argv, restarts))
+
+
+def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
+    words, env, times = argv, dict(os.environ), 0
+    while True:
+        ended = here.run(srun, words, env, NOTES, lambda notes: _is_over(srun, notes))
+        step = read_notes(ended.notes)
+        if ended.code == 0 or ended.asked or step is None:
+            return ended.code
+        try:
+            again = _what_then(here, srun, step, times, restarts)
+        except Exception as error:  # whatever it is, the script gets srun's code, as without us
+            say(f"it cannot be found out whether a node has failed: {error}")
+            return ended.code
+        if again is None:
+            return ended.code
+        from dalsegno.launch.again.words import arguments, environment
+
+        words, env, times = arguments(argv, again), environment(env, again), times + 1
+
+
+def _what_then(here: StandIn, srun: str, step: Step, times: int, restarts: int) -> Again | None:
+    """None where the step is not to start again."""
+    from dalsegno.launch.again.choice import MOST, Again, Requeue
+    from dalsegno.launch.again.watch import Watch
+
+    slurm = _slurm(srun)
+    choice, failed = Watch(slurm, here.pause, restarts).until_known(step, times)
+    nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
+    if isinstance(choice, Again):
+        where = "a new job" if choice.alone else f"job {step.job}"
+        say(f"{nodes}: the step starts again in {where} (time {times + 1} of at most {MOST})")
+        return choice
+    if isinstance(choice, Requeue):
+        _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
+    else:
+        _leave(here, choice, nodes)
+    return None
+
+
+def _leave(here: StandIn, choice: Leave, nodes: str) -> None:
+    if choice.why:
+        say(f"{nodes}: {choice.why}")
+    if choice.ends:
+        here.pause(_LAST_S)
+
+
+def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
+    try:
+        say(f"{why}; it is requeued, and its script starts again on healthy nodes")
+        slurm.requeue(job)
+    except DalsegnoError as error:
+        say(f"job {job} cannot be requeued, so the step ends here: {error}")
+        return
+    here.pause(_LAST_S)
+
+
+def _slurm(srun: str) -> SlurmClient:
+    from dalsegno.slurm.client import SlurmClient
+    from dalsegno.system.processes import LocalRunner
+
+    return SlurmClient(LocalRunner(), os.environ, bin_dir=os.path.dirname(srun), timeout_s=10)
+
+
+def _is_over(srun: str, notes: str) -> bool:
+    """srun waits for ever for tasks on a lost node, though Slurm has ended the whole job, or the step, with it."""
+    from dalsegno.slurm.states import JobState
+
+    step, slurm = read_notes(notes), _slurm(srun)
+    try:
+        job = slurm.job(step.job) if step else None
+        if step is None or job is None or job.state is not JobState.RUNNING:
+            return job is not None and job.state is JobState.NODE_FAIL
+        return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
+    except DalsegnoError:  # slurmctld is away, or has forgotten the job
+        return False
+
+
+def say(text: str) -> None:
+    print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""Looking at a step's nodes and its job, after its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.launch.again.choice import SETTLE_S, Choice, Leave, Seen, choose
+from dalsegno.launch.again.failures import failures, unsettled
+from dalsegno.launch.again.notes import Step
+from dalsegno.launch.reaching import unreachable
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import JobState
+
+EVERY_S = 1.0
+
+
+class Watch:
+    """Looks until it is known what is to become of the step."""
+
+    def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int) -> None:
+        self._slurm = slurm
+        self._pause = pause
+        self._restarts = restarts
+
+    def until_known(self, step: Step, times: int) -> tuple[Choice, dict[str, str]]:
+        """The choice, and the step's nodes that have failed. Being asked to end is a choice too."""
+        began, failed = time.monotonic(), dict[str, str]()
+        while True:
+            with contextlib.suppress(DalsegnoError):  # slurmctld may be away for a moment
+                seen = self._look(step, failed, time.monotonic() - began, times)
+                if (choice := choose(seen)) is not None:
+                    return choice, failed
+            if self._pause(EVERY_S) or time.monotonic() - began > SETTLE_S:
+                return Leave(), failed
+
+    def _look(self, step: Step, failed: dict[str, str], for_s: float, times: int) -> Seen:
+        job = self._job(step.job)
+        running = job.nodes if job and job.state is JobState.RUNNING else ()
+        nodes = self._slurm.nodes(sorted({*step.nodes, *running}))
+        bad = failures(nodes, self._silent(nodes))
+        taken = [name for name in step.nodes if running and name not in running]
+        for name in step.nodes:
+            if name in bad or name in taken:
+                failed.setdefault(name, bad.get(name, "Slurm has taken it from the job"))
+        waiting = tuple(unsettled([node for node in nodes if node.name not in taken], bad))
+        return Seen(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts)
+
+    def _job(self, id: int) -> JobInfo | None:
+        try:
+            return self._slurm.job(id)
+        except NotThere:
+            return None
+
+    def _silent(self, nodes: list[NodeInfo]) -> list[str]:
+        async def usual_port() -> int:
+            return int(self._slurm.config().get("SlurmdPort", "0") or 0)
+
+        return asyncio.run(unreachable(nodes, usual_port))

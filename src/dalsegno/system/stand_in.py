@@ -1,0 +1,106 @@
+"""Standing in a program's place: it runs as a child, and whoever speaks to us speaks to it.
+
+Streams, terminal and process group are the child's too; signals are passed on, and its end becomes ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from dalsegno.system.forked import die_with_parent
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+_LOOK_EVERY_S = 5.0
+_INTERRUPT_S = 5.0  # a program may take one interrupt for a question, and live on
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the program ended (negative: by that signal), what it noted, and whether somebody had asked it to end."""
+
+    code: int
+    notes: str = ""
+    asked: bool = False
+
+
+class StandIn:
+    """Only for programs with one thread, from their start on: signals are waited for, not handled."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup`, `&`
+        self._ending = set(_ENDING) - ignored
+        self._heard = {*_PASSED_ON, signal.SIGCHLD} - ignored
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
+
+    def run(
+        self, program: str, argv: Sequence[str], env: Mapping[str, str], notes: str, over: Callable[[str], bool]
+    ) -> Ended:
+        """Run it to its end, or until `over`, asked with its notes now and then, has said twice that it hangs.
+
+        The variable `notes` tells it the descriptor on which it may note something for us.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)  # something that it leaves behind may hold the other end
+        child = subprocess.Popen(
+            list(argv), executable=program, env={**env, notes: str(writer)}, pass_fds=(writer,), preexec_fn=_be_itself
+        )
+        os.close(writer)
+        try:
+            return self._watch(child, reader, over)
+        finally:
+            os.close(reader)
+
+    def pause(self, seconds: float) -> bool:
+        """Whether somebody has asked us to end meanwhile."""
+        return signal.sigtimedwait(self._ending, seconds) is not None
+
+    def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> Ended:
+        noted, hangs, look_at = "", 0, time.monotonic() + _LOOK_EVERY_S
+        asked, interrupted_at = False, 0.0
+        while child.poll() is None:
+            told = signal.sigtimedwait(self._heard, max(0.0, look_at - time.monotonic()))
+            if told is None:
+                noted, look_at = noted + _read(reader), time.monotonic() + _LOOK_EVERY_S
+                hangs = hangs + 1 if over(noted) else 0
+                if hangs == 2:
+                    child.kill()
+                    child.wait()
+                    return Ended(1, noted, asked)
+            elif told.si_signo != signal.SIGCHLD:
+                if told.si_code <= 0:  # by a process: what comes from the terminal, the child has had as well
+                    child.send_signal(told.si_signo)
+                interrupted_at = time.monotonic() if told.si_signo == signal.SIGINT else interrupted_at
+                asked = asked or (told.si_signo in _ENDING and told.si_signo != signal.SIGINT)
+        interrupted = interrupted_at > 0 and time.monotonic() - interrupted_at < _INTERRUPT_S
+        return Ended(child.returncode, noted + _read(reader), asked or interrupted)
+
+
+def _read(reader: int) -> str:
+    try:
+        return os.read(reader, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def end_as(code: int) -> NoReturn:
+    """End as the program did: with its code, or by its signal."""
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _be_itself() -> None:
+    """In the child: nothing is blocked, and it does not outlive us."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    die_with_parent()

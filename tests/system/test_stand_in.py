@@ -1,0 +1,85 @@
+"""A program under a stand-in: signals, streams and its end are as without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tests.cluster.conftest import SOURCE
+from tests.waiting import eventually
+
+from dalsegno.system.procfs import start_ticks
+
+STAND_IN = """
+import os, sys
+from dalsegno.system.stand_in import StandIn, end_as
+ended = StandIn().run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", lambda notes: False)
+print(repr(ended), file=sys.stderr, flush=True)
+end_as(ended.code)
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def start(started: list[subprocess.Popen[str]], script: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", STAND_IN, script], env={**os.environ, "PYTHONPATH": str(SOURCE)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    started.append(process)
+    return process
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def test_streams_notes_and_the_code_are_the_program_s(started: list[subprocess.Popen[str]]):
+    process = start(started, 'cat; eval "echo a note >&$NOTES"; exit 7')
+    out, err = process.communicate("text", timeout=30)
+    assert (out, process.returncode) == ("text", 7)
+    assert "notes='a note\\n', asked=False" in err
+
+
+def test_it_ends_by_the_signal_that_the_program_ended_by(started: list[subprocess.Popen[str]]):
+    process = start(started, "kill -KILL $$")
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_signal_is_passed_on_and_one_to_end_is_remembered(started: list[subprocess.Popen[str]]):
+    script = "trap 'echo one' USR1; trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    process = start(started, script)
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGUSR1)
+    assert line(process) == "one"
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 9 and "asked=True" in err
+
+
+def test_what_was_ignored_before_stays_ignored(started: list[subprocess.Popen[str]]):
+    process = start(started, "echo ready; read word; echo $word", ["nohup"])
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate("on\n", timeout=30)
+    assert out == "on\n" and "asked=False" in err
+
+
+def test_the_program_does_not_outlive_it(started: list[subprocess.Popen[str]]):
+    process = start(started, "echo $$; exec sleep 1000")
+    child = int(line(process))
+    process.kill()
+    eventually(lambda: start_ticks(child) is None)
