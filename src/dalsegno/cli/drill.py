@@ -11,15 +11,16 @@ from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
 
 if TYPE_CHECKING:
-    from dalsegno.cli.drill_stage import Training
-    from dalsegno.drill.story import Blow, Drill, Mark
+    from dalsegno.drill.story import Drill
+
+SAY_EVERY_S = 10.0
 
 
 @click.command()
 @click.option("--faults", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @click.option("--seed", type=int, help="Draws the same faults again. Default: another each time.")
-@click.option("--nodes", "-N", type=click.IntRange(1, 512), default=4, show_default=True, help="How many train.")
-@click.option("--spares", type=click.IntRange(0, 64), default=1, show_default=True, help="How many more stand by.")
+@click.option("--nodes", "-N", type=click.IntRange(1, 512), help="How many train. Default: 4, if there are so many.")
+@click.option("--spares", type=click.IntRange(0, 64), help="How many more stand by. Default: 1, if there is one more.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Where the page goes. Default: drill-SEED.html here.")
 @click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be given again.")
 @click.option("--no-compare", is_flag=True, help="Leave out the undisturbed run, and with it the look at the weights.")
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 def command(
     faults: int,
     seed: int | None,
-    nodes: int,
-    spares: int,
+    nodes: int | None,
+    spares: int | None,
     report: str | None,
     only: tuple[str, ...],
     no_compare: bool,
@@ -47,6 +48,7 @@ def command(
     import random
 
     from dalsegno.cli.drill_stage import Theatre
+    from dalsegno.cli.drill_view import View
     from dalsegno.drill.lots import chosen, draw
     from dalsegno.drill.page import render_page
     from dalsegno.drill.words import as_json
@@ -55,7 +57,9 @@ def command(
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = chosen(only)
     theatre = Theatre.open(name, nodes, spares)
-    found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=_tell, tell=_tell_marks)
+    view = View(SAY_EVERY_S)
+    found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
+    view.clear()
     write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
     if json_:
         out.as_json({**as_json(found), "report": str(path)})
@@ -76,15 +80,6 @@ def write_page(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise explain(error, path) from error
-
-
-def _tell(blow: Blow | str) -> None:
-    out.step(blow if isinstance(blow, str) else f"{blow.number}: {blow.fault} on {blow.node}")
-
-
-def _tell_marks(training: Training, marks: list[Mark]) -> None:
-    for mark in marks:
-        out.step(f"   {mark.node or 'the run'}: {mark.text}")
 
 
 def _show(drill: Drill) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno import drill
 from dalsegno.cli.drill_ears import Ears
+from dalsegno.drill.cast import cast
 from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.notes import Notes
 from dalsegno.drill.play import play
@@ -115,19 +116,20 @@ class Theatre:
     heals: bool = True  # wait until broken nodes are back in service
 
     @classmethod
-    def open(cls, name: str | None, nodes: int, spares: int) -> Theatre:
+    def open(cls, name: str | None, nodes: int | None, spares: int | None) -> Theatre:
         from dalsegno.cli.inject import open_breakable
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
-        return cls(place, find_slurm(place.name), open_breakable(place), nodes, spares)
+        target, slurm = open_breakable(place), find_slurm(place.name)
+        return cls(place, slurm, target, *cast(_in_service(slurm), nodes, spares))
 
     def perform(
         self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[Mark]], None]
     ) -> Drill:
         total = sum(lot.after_steps for lot in lots) + ROOM * len(lots)
         with _folder() as folder, self._mended_afterwards():
-            weights = self._undisturbed(folder, total, say) if compare else ""
+            weights = self._undisturbed(folder, total, say, tell) if compare else ""
             say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
             started = time.time()
             with self._start(folder / "disturbed", total, PAUSE_S, tell) as training:
@@ -145,9 +147,9 @@ class Theatre:
             for node in sorted({wound.node for wound in self.target.injected()}):
                 self.target.clear(node)
 
-    def _undisturbed(self, folder: Path, total: int, say: Say) -> str:
+    def _undisturbed(self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[Mark]], None]) -> str:
         say(f"the undisturbed run to compare with: {total} steps")
-        with self._start(folder / "undisturbed", total, 0.0, lambda training, marks: None) as training:
+        with self._start(folder / "undisturbed", total, 0.0, tell) as training:
             code = training.end(END_S + total)
         if code:
             raise DalsegnoError(
@@ -176,6 +178,16 @@ class Theatre:
         home = runs_home()
         run = start(make_plan(request, self.slurm, home), self.slurm, home)
         return Training(run, Notes(folder / "notes"), self.target, Ears(run, self.slurm.controller), tell)
+
+
+def _in_service(slurm: SlurmHere) -> int:
+    """Nodes of the default partition, to which a run comes that names none."""
+    from dalsegno.cluster import silence
+
+    if (silent := silence(slurm)) is not None:
+        raise silent
+    default = {partition.name for partition in slurm.client.partitions() if partition.default}
+    return sum(node.in_service for node in slurm.client.nodes() if not default or default & set(node.partitions))
 
 
 def _account(training: Training, seed: int, started: float, blows: Sequence[Blow], code: int, weights: str) -> Drill:
