@@ -1,0 +1,116 @@
+/* Plays slurmstepd for the plugin, so that all of it can run under AddressSanitizer without Slurm:
+ * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's. */
+#define _GNU_SOURCE
+#include <grp.h>
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+static struct spank_option known[64];
+static int known_count, command_count, task;
+static uid_t user;
+static uint32_t tasks;
+static char **command;
+
+/* ---- what Slurm has for plugins */
+
+spank_context_t spank_context(void) { return S_CTX_REMOTE; }
+
+spank_err_t spank_option_register(spank_t spank, struct spank_option *option) {
+    (void)spank;
+    known[known_count++] = *option;
+    return ESPANK_SUCCESS;
+}
+
+spank_err_t spank_getenv(spank_t spank, const char *name, char *space, int size) {
+    const char *value = getenv(name);
+    (void)spank;
+    if (!value)
+        return ESPANK_ENV_NOEXIST;
+    snprintf(space, (size_t)size, "%s", value);
+    return strlen(value) < (size_t)size ? ESPANK_SUCCESS : ESPANK_NOSPACE;
+}
+
+spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int over) {
+    (void)spank;
+    return setenv(name, value, over) == 0 ? ESPANK_SUCCESS : ESPANK_ERROR;
+}
+
+spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...) {
+    va_list to;
+    (void)spank;
+    va_start(to, item);
+    switch (item) {
+    case S_JOB_UID:
+    case S_JOB_GID:
+        *va_arg(to, uid_t *) = user;
+        break;
+    case S_JOB_SUPPLEMENTARY_GIDS:
+        *va_arg(to, gid_t **) = &user;
+        *va_arg(to, int *) = 1;
+        break;
+    case S_JOB_ARGV:
+        *va_arg(to, int *) = command_count;
+        *va_arg(to, char ***) = command;
+        break;
+    case S_JOB_ENV:
+        *va_arg(to, char ***) = environ;
+        break;
+    case S_TASK_ID:
+        *va_arg(to, int *) = task;
+        break;
+    case S_TASK_GLOBAL_ID:
+        *va_arg(to, uint32_t *) = (uint32_t)task;
+        break;
+    case S_JOB_LOCAL_TASK_COUNT:
+        *va_arg(to, uint32_t *) = tasks;
+        break;
+    default: /* step 0 on node 0 */
+        *va_arg(to, uint32_t *) = 0;
+    }
+    va_end(to);
+    return ESPANK_SUCCESS;
+}
+
+/* ---- a step's life */
+
+static int give_option(const char *word) {
+    size_t length = strcspn(word, "=");
+    for (int i = 0; i < known_count; i++)
+        if (strlen(known[i].name) == length && strncmp(known[i].name, word, length) == 0)
+            return known[i].cb(known[i].val, word[length] ? word + length + 1 : NULL, 1);
+    return -1;
+}
+
+static _Noreturn void run_task(void) {
+    if (setgroups(0, NULL) != 0 || setresgid(user, user, user) != 0 || setresuid(user, user, user) != 0)
+        _exit(125);
+    slurm_spank_task_init(NULL, 0, NULL);
+    execvp(command[0], command);
+    _exit(127);
+}
+
+int main(int argc, char *argv[]) {
+    int status = 0, worst = 0, next = 3;
+    user = (uid_t)atoi(argv[1]), tasks = (uint32_t)atoi(argv[2]);
+    slurm_spank_init(NULL, 0, NULL);
+    for (; next < argc && strcmp(argv[next], "--") != 0; next++)
+        if (give_option(argv[next] + 2) != 0)
+            return 2;
+    command = argv + next + 1, command_count = argc - next - 1;
+    slurm_spank_user_init(NULL, 0, NULL);
+    for (task = 0; task < (int)tasks; task++) {
+        if (fork() == 0)
+            run_task();
+        wait(&status);
+        worst = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? worst : WEXITSTATUS(status);
+        slurm_spank_task_exit(NULL, 0, NULL);
+    }
+    return worst;
+}

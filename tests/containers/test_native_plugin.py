@@ -1,0 +1,134 @@
+"""The whole plugin under AddressSanitizer: a small slurmstepd of ours (`stepd.c`) takes it through a step's life."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.native import FLAGS, HELPER, PARTS, PLUGIN, source_folder
+
+SOMEONE = 54321
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of the machine's own kind need root")
+
+
+@pytest.fixture(scope="module")
+def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the helper beside it, as the plugin has it."""
+    folder = tmp_path_factory.mktemp("stepd")
+    own = str(Path(__file__).with_name("stepd.c"))
+    parts = [word for word in PARTS[PLUGIN] if word.endswith(".c")]
+    sanitize = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE"]
+    words = [
+        *FLAGS,
+        *sanitize,
+        "-rdynamic",
+        f"-I{source_folder()}",
+        own,
+        *parts,
+        "-lslurm",
+        "-o",
+        str(folder / "stepd"),
+    ]
+    for line in (words, [*FLAGS, *PARTS[HELPER], "-o", str(folder / HELPER)]):
+        subprocess.run(["gcc", *line], cwd=source_folder(), check=True)
+    return folder / "stepd"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder as image."""
+    for path in (tmp_path, *tmp_path.parents):
+        if path.is_relative_to("/tmp/") and path.owner() == "root":
+            path.chmod(path.stat().st_mode | 0o055)
+    busybox = shutil.which("busybox")
+    assert busybox, "busybox-static is not installed"
+    for name in ("bin", "etc", "work"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+    shutil.copy(busybox, tmp_path / "tree/bin/busybox")
+    for name in ("sh", "ls", "touch"):
+        (tmp_path / "tree/bin" / name).symlink_to("busybox")
+    (tmp_path / "tree/etc/environment").write_text("PATH=/bin\nLANG=image\nSLURM_PROCID=7\nno variable\nODD=a=b c\n")
+    (tmp_path / "tree/etc/rc").write_text('cd "/work" && unset OLDPWD\necho entry\nexec "$@"\n')
+    return tmp_path / "tree"
+
+
+def step(stepd: Path, *words: str, uid: int = SOMEONE, **env: str) -> subprocess.CompletedProcess[str]:
+    every = {"PATH": os.environ["PATH"], "LANG": "job", "ASAN_OPTIONS": "exitcode=99", **env}
+    return subprocess.run(
+        [stepd, str(uid), "2", *words], env=every, capture_output=True, text=True, errors="replace", timeout=60,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+SAY = ("--", "/bin/sh", "-c", "echo $LANG $ODD $(pwd) ${SLURM_PROCID:-none}")
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_tasks_enter_with_what_their_options_say(stepd: Path, tree: Path, uid: int):
+    image = f"--container-image={tree}"
+    for words, told in {
+        (): "image a=b c /work none",
+        ("--container-env=LANG,OTHER", "--container-workdir=/etc"): "job a=b c /etc none",
+        ("--container-entrypoint", "--container-readonly"): "entry\nimage a=b c /work none",
+        ("--container-mount-home", "--container-remap-root", "--container-mounts=/usr/share:/a/b:ro"): (
+            "image a=b c /work none"
+        ),
+    }.items():
+        done = step(stepd, image, *words, *SAY, uid=uid)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{told}\n" * 2
+    named = step(stepd, *SAY, uid=uid, PYXIS_CONTAINER_IMAGE=str(tree))
+    assert (named.returncode, named.stdout) == (0, "image a=b c /work none\n" * 2)
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_a_step_saves_its_container(stepd: Path, tree: Path, tmp_path: Path, uid: int):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)
+    target = tmp_path / "out/saved.sqsh"
+    done = step(stepd, f"--container-image={tree}", f"--container-save={target}", "--", "/bin/touch", "/new", uid=uid)
+    assert done.returncode == 0 and target.exists(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["--container-image=/nowhere.sqsh"], 1, "container: image /nowhere.sqsh: No such file or directory"),
+        (["--container-image=ubuntu:24.04"], 1, "is no path"),
+        (["--container-name=none"], 1, "this cluster keeps no containers"),
+        (["--container-image=TREE", "--container-workdir=/nowhere"], 1, "--container-workdir=/nowhere: No such file"),
+        (["--container-image=TREE", "--container-mounts=/nowhere:/x"], 1, "cannot mount /nowhere"),
+        (["--container-image=TREE", "--container-mounts=" + ",".join(["/usr"] * 65)], 2, "more than 64"),
+        (["--container-env=" + "A" * 100_000 + "="], 2, "no name of an environment variable"),
+    ],
+)
+def test_what_is_wrong_is_told_once(stepd: Path, tree: Path, words: list[str], code: int, why: str):
+    done = step(stepd, *(word.replace("TREE", str(tree)) for word in words), *SAY)
+    assert done.returncode == code and done.stderr.count(why) == 1, done.stderr
+
+
+def test_whatever_an_image_says_of_itself_does_no_harm(stepd: Path, tree: Path):
+    seed = os.getpid()
+    draw = random.Random(seed)
+    for number in range(12):
+        pieces = [
+            b"A=b",
+            b"=",
+            b"\n",
+            b"PATH=/bin\n",
+            b"\0",
+            b'cd "/',
+            b"\\",
+            b'"',
+            b"x" * draw.choice([1, 5000, 300_000]),
+        ]
+        for name in ("environment", "rc"):
+            (tree / "etc" / name).write_bytes(b"".join(draw.choice(pieces) for _ in range(draw.randrange(40))))
+        done = step(stepd, f"--container-image={tree}", "--", "/bin/busybox", "true")
+        assert done.returncode in (0, 1, 127), f"seed {seed}, image {number}: {done.stderr}"
+        assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
