@@ -638,6 +638,17 @@ def test_a_node_that_a_run_has_left_is_taken_from_it_and_mended(clinic_of: MakeC
     assert clinic.cluster.queue[7].nodes == ("n1",) and clinic.cluster.forbidden == []
 
 
+def test_jobs_that_are_over_do_not_hold_a_node_whose_slurmd_is_dead(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2", comment="dalsegno:join")
+    clinic.cluster.kill_slurmd("n2")
+    clinic.rounds(20)
+    assert clinic.effects("n2") == ["drain"], "what runs may end"
+    clinic.cluster.end(7, JobState.COMPLETING)
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "down", "evidence", "reboot", "validate", "resume"]
+
+
 def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in (1, 2, 3):

@@ -68,6 +68,11 @@ class NodeFacts:
         """All that Slurm has on it are runs, and they go on without it."""
         return bool(self.jobs) and all(self.name in nodes_left(job.comment) for job in self.jobs)
 
+    @property
+    def ending(self) -> bool:
+        """All that Slurm has on it is over, and waits for slurmd's word that it is."""
+        return bool(self.jobs) and all(job.state is JobState.COMPLETING for job in self.jobs)
+
 
 @dataclass(frozen=True)
 class Facts:

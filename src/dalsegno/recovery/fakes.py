@@ -26,6 +26,7 @@ class Machine:
     cured_by: Remedy | None = None
     says: Remedy | None = None
     code: str = "79"
+    check: str = "xid"  # the one that fails
 
 
 @dataclass
@@ -96,6 +97,10 @@ class FakeCluster:
     def break_gpu(self, node: str, cured_by: Remedy, code: str = "79", says: Remedy | None = None) -> None:
         machine = self.nodes[node].machine
         machine.cured_by, machine.code, machine.says = cured_by, code, says or cured_by
+
+    def kill_slurmd(self, node: str) -> None:
+        self.break_gpu(node, Remedy.REBOOT, code="")
+        self.nodes[node].machine.check = "slurmd"
 
     def power_off(self, node: str) -> None:
         self.nodes[node].machine.on = False
@@ -235,7 +240,7 @@ class FakeAgents:
         says = machine.says or machine.cured_by
         bad = machine.cured_by and says
         result = failed("GPU has fallen off the bus", bad, machine.code) if bad else passed("no Xid")
-        return Finding("xid", result, self.cluster.now)
+        return Finding(machine.check, result, self.cluster.now)
 
     def validations(self) -> Mapping[str, Validation]:
         return {name: node.validation for name, node in self.cluster.nodes.items() if node.validation}

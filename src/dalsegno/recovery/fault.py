@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dalsegno.health import Finding, Remedy, Verdict
 
 GONE, BLACK_HOLE, PASSPORT, VALIDATION, BOOT = "gone", "black-hole", "passport", "validation", "boot"
+SLURMD = "slurmd"  # the check of that name
 
 
 @dataclass(frozen=True)

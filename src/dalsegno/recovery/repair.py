@@ -8,7 +8,7 @@ from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
-from dalsegno.recovery.fault import BOOT, PASSPORT, VALIDATION, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.fault import BOOT, PASSPORT, SLURMD, VALIDATION, Fault, failures, fault_of, heaviest
 from dalsegno.recovery.judge import find_fault, found
 from dalsegno.recovery.ladder import next_step
 from dalsegno.recovery.phase import Phase
@@ -58,8 +58,8 @@ def _drained(case: Case) -> Action | None:
     """It lives, or did: jobs may end, then it is mended."""
     if worse := _worse(case):
         return worse
-    if case.node.left:
-        return SetDown(case.name, case.fault)  # which the runs outlive
+    if case.node.left or (case.node.ending and case.fault.check == SLURMD):
+        return SetDown(case.name, case.fault)  # which the runs outlive; and a dead slurmd never says that jobs are over
     return None if case.node.busy else _free(case)
 
 
