@@ -13,8 +13,11 @@ from hypothesis import settings
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
 
-settings.register_profile("suite", deadline=None)  # other tests are at work beside: no example is judged by its time
-settings.load_profile("suite")
+# Other tests are at work beside: no example is judged by its time. The same examples each time: what fails, fails of a
+# change and not by chance. The long form looks for others.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("long", deadline=None, max_examples=500)
+settings.load_profile("long" if os.environ.get("DALSEGNO_LONG") else "suite")
 
 # Whoever starts the suite in the background may have interrupts ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

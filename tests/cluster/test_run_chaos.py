@@ -15,7 +15,7 @@ from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FAULTS = 20
 SEED = int(os.environ.get("DALSEGNO_CHAOS_SEED", "11"))  # another one makes other faults, in another order

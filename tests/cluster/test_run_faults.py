@@ -17,11 +17,12 @@ from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-# Alone on the machine: 1.5 s until a dead host is known to be dead, 2.5 s until the next step. Others may be at work.
-DETECTED_S = 2.5
-STEPPED_S = 6.0
+# Alone on the machine it is 1.5 s until a dead host is known to be dead, and 2.5 s until the next step: benchmarks
+# measure that. Others may be at work here; without us it is Slurm that notices, after minutes.
+DETECTED_S = 20.0
+STEPPED_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_ddp_trains_across_four_hosts(run: Run):
 
 def test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were(run: Run):
     nodes, restarts = run.nodes, run.restarts
-    assert broken(run, lambda: kill(run.workers()[2])) < 10
+    assert broken(run, lambda: kill(run.workers()[2])) < STEPPED_S
     assert (run.nodes, run.restarts) == (nodes, restarts + 1)
 
 

@@ -7,8 +7,9 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
@@ -20,8 +21,21 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of the mac
 
 
 @pytest.fixture(scope="module")
-def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("native") / HELPER
+def place() -> Iterator[Path]:
+    """Where everyone may go. Not in pytest's own folder, which every pytest that starts shuts for others."""
+    with TemporaryDirectory(prefix="ds-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path(place: Path) -> Path:
+    return Path(mkdtemp(dir=place))
+
+
+@pytest.fixture(scope="module")
+def helper(place: Path) -> Path:
+    target = place / HELPER
     words = [word for word in PARTS[HELPER] if not word.startswith("-")]
     sanitize = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
     subprocess.run(["gcc", *FLAGS, *sanitize, *words, "-o", str(target)], cwd=source_folder(), check=True)
@@ -29,12 +43,9 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where everyone may read it; its /etc is a link that would lead out of it."""
-    folder = tmp_path_factory.mktemp("image")
-    for path in (folder, *folder.parents):
-        if path.is_relative_to("/tmp/") and path.owner() == "root":
-            path.chmod(path.stat().st_mode | 0o055)
+def image(place: Path) -> Path:
+    """Its /etc is a link that would lead out of it."""
+    folder = place / "image"
     busybox = shutil.which("busybox")
     assert busybox, "busybox-static is not installed"
     (folder / "tree/bin").mkdir(parents=True)

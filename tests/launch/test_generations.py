@@ -626,7 +626,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_the_machine_is_a_value():

@@ -107,4 +107,4 @@ class Faults(RuleBasedStateMachine):
 
 
 TestFaults = Faults.TestCase
-TestFaults.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestFaults.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

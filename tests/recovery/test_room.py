@@ -36,7 +36,7 @@ def refusal(keeper: Keeper, run: str, uid: int) -> DalsegnoError:
 
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
-def test_a_user_has_so_many_runs_and_no_more_and_keeps_no_one_else_out(keeper: Keeper):
+def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_one_has_ended(keeper: Keeper):
     for number in range(MOST_RUNS_OF_A_USER):
         keeper.ask(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
@@ -45,12 +45,6 @@ def test_a_user_has_so_many_runs_and_no_more_and_keeps_no_one_else_out(keeper: K
     assert "one-more" not in keeper.known and len(keeper.watched) == MOST_RUNS_OF_A_USER
     keeper.ask("/home/r0", NOBODY)  # kept already: no further one
     keeper.ask("/home/another-users", OWN)
-
-
-@pytest.mark.skipif(OWN != 0, reason="only root can become another user")
-def test_a_run_that_has_ended_makes_room(keeper: Keeper):
-    for number in range(MOST_RUNS_OF_A_USER):
-        keeper.ask(f"/home/r{number}", NOBODY)
     keeper.launcher = ("/bin/true",)
     end([keeper.known["r0"].process])
     while "r0" in keeper.known:  # its coordinator is started again, and says that the run is over

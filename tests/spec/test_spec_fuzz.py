@@ -45,7 +45,7 @@ storage: [{name: fsx, mount: /fsx}]
 health: {mode: off, checks: {zombies: off}}
 """
 FILES = [FULL, *(starter(target) for target in TARGETS)]
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read(text):
@@ -75,7 +75,7 @@ def test_text_that_looks_like_yaml(text):
     read(text)
 
 
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=120)
 @given(st.data())
 def test_a_good_file_with_a_few_letters_changed(data):
     text = data.draw(st.sampled_from(FILES))
@@ -99,7 +99,7 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(list(ClusterSpec.model_fields))
 
 
-@settings(QUICK, max_examples=250)
+@settings(QUICK, max_examples=120)
 @given(st.data())
 def test_a_good_file_with_a_value_replaced_by_any_other(data):
     import yaml

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.keeping import Keeping  # noqa: E402
 from dalsegno.train.memory.names import FOLDER, slots_of, sweep  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from dalsegno.train.moving import Beside  # noqa: E402
 from dalsegno.train.objects import Objects  # noqa: E402
 from dalsegno.train.request import Terms  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
@@ -33,6 +34,12 @@ def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
     yield kept
     kept.close()
     sweep(RUN)
+
+
+@pytest.fixture
+def under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However quick the machine, a copy is not known to be complete before it is waited for."""
+    monkeypatch.setattr(Beside, "done", lambda copy: False)
 
 
 class Training:
@@ -120,7 +127,7 @@ def test_what_no_optimizer_announces_is_copied_at_once(keeping: Keeping) -> None
 
 
 def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_made_at_once(
-    keeping: Keeping, said: list[str]
+    keeping: Keeping, said: list[str], under_way: None
 ) -> None:
     training = Training()
     training.step()
@@ -138,7 +145,9 @@ def test_a_copy_that_a_step_has_passed_without_a_word_is_dropped_and_the_next_ma
     assert differing(before, held(2)) == [] and len(said) == 2
 
 
-def test_a_copy_under_which_parameters_were_changed_by_hand_is_dropped(keeping: Keeping, said: list[str]) -> None:
+def test_a_copy_under_which_parameters_were_changed_by_hand_is_dropped(
+    keeping: Keeping, said: list[str], under_way: None
+) -> None:
     training = Training()
     training.step()
     keeping.step_done()

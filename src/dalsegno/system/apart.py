@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from dalsegno.system.forked import die_with_parent
 from dalsegno.system.machine import program
@@ -61,7 +62,7 @@ def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None
             errors="replace",
             env=env,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # who asks may be killed: nothing that hangs is to stay behind
+            preexec_fn=partial(die_with_parent, os.getpid()),  # who asks may be killed: nothing is to stay behind
         )
     except OSError as error:
         raise NoAnswer(f"`{argv[0]}` cannot be started: {error.strerror or error}") from error

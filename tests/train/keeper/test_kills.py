@@ -17,7 +17,7 @@ from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node
 from tests.train.memory.states import filled, same
 
-ROUNDS = 250 if os.environ.get("DALSEGNO_LONG") else 30
+ROUNDS = 250 if os.environ.get("DALSEGNO_LONG") else 24
 
 
 def check_copies(node: Node, beside: Path, elements: int) -> list[int]:

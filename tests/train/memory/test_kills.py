@@ -26,7 +26,7 @@ from tests.train.memory.processes import fork  # noqa: E402
 from tests.train.memory.states import filled  # noqa: E402
 
 LONG = bool(os.environ.get("DALSEGNO_LONG"))
-ROUNDS = 400 if LONG else 40
+ROUNDS = 400 if LONG else 20
 _STEP = struct.Struct("<q")
 
 
@@ -85,7 +85,7 @@ def test_killed_at_random_moments(shm: Path) -> None:
 @pytest.mark.parametrize("elements", [1000, 50_000], ids=["a slot that fits", "a slot that must grow"])
 def test_killed_at_every_line(shm: Path, elements: int) -> None:
     """Through all that a snapshot runs; in the short form at some lines, others each time."""
-    stride = 1 if LONG else 12
+    stride = 1 if LONG else 20
     line, dies = random.Random().randrange(stride), True
     while dies:
         sweep("a", shm)
