@@ -19,7 +19,7 @@ import json, os, sys
 sys.path[:0] = [sys.argv[1]]
 from pathlib import Path
 from dalsegno.recovery.client import ask
-print(json.dumps(ask(Path(os.environ["DALSEGNO_CONTROLLER"]), json.loads(sys.argv[2]), 5)))
+print(json.dumps(ask(Path(os.environ["DALSEGNO_CONTROLLER"]), json.loads(sys.argv[2]), 60)))
 """
 
 
@@ -56,7 +56,7 @@ def test_it_is_back_after_a_kill(shared: Cli):
     os.kill(before, signal.SIGKILL)
     eventually(lambda: controller_pid(shared) not in (None, before) and controller_answers(path))
     assert service_facts(shared.home / "clusters/shared/hosts/head")["controller"].running
-    assert ask(path, {"runs": True}, 5) == {"runs": []}
+    assert ask(path, {"runs": True}, 60) == {"runs": []}
     assert shared.run("up").err.strip() == "nothing to do: the cluster is as the file says"
 
 

@@ -173,10 +173,12 @@ def test_a_run_that_goes_on_smaller_and_grows_again_does_so_from_memory(cluster_
 def test_a_node_that_is_wanted_back_has_all_ranks_save_the_same_step_and_go_on_elsewhere(
     undisturbed: Training, cluster_for_runs: Cli, tmp_path: Path
 ) -> None:
-    training = Training(cluster_for_runs, tmp_path, STEPS, 0.02)
+    training = Training(cluster_for_runs, tmp_path, STEPS, 0.02, until=20)
     run = training.run
     run.wait_for(lambda: training.step() > 10, LONG_S)
     os.kill(next(iter(run.agents().values())), signal.SIGUSR2)  # what Slurm sends before the time limit
+    run.wait_for(lambda: run.journal("signal"))
+    training.wait_before(STEPS)
     assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
     ends = {max(step for g, rank, step, _ in training.losses() if (g, rank) == (1, each)) for each in range(4)}
     assert len(ends) == 1, "all ranks have stopped after the same step"
