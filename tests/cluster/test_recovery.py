@@ -167,6 +167,45 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
     assert "drained: slurm[prolog] Prolog error" in told
 
 
+def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(cluster: Cli):
+    def let_jobs_fail() -> None:
+        for number in range(3):
+            words = ("sbatch", "-w", "train-2", "-J", f"fails-{number}", "-o", "/dev/null", "--wrap", "exit 1")
+            cluster.ok("shell", "--", *words)
+
+    before = last_event(cluster)
+    heals(cluster, "train-2", let_jobs_fail)
+    told = [each["text"] for each in events(cluster, "train-2", before)]
+    assert "drained: black-hole 3 jobs failed here as soon as they had started" in told
+
+
+def test_while_slurmctld_does_not_answer_nothing_is_done(cluster: Cli):
+    log, before = cluster.home / "clusters/one/hosts/head/controller.log", last_event(cluster)
+    os.kill(daemon_pid(cluster, "head", "slurmctld"), 9)
+    seen = len(log.read_text())
+    cluster.ok("inject", "xid", "79", "train-2")
+    eventually(lambda: "Slurm does not answer; nodes are left as they are" in log.read_text()[seen:], 60)
+    eventually(lambda: any(each["verdict"] == "failed" for each in told_of_agent(cluster, "train-2")), 60)
+    assert events(cluster, "train-2", before) == []
+    heals(cluster, "train-2", lambda: cluster.ok("up"))
+
+
+def told_of_agent(cli: Cli, node: str) -> list[Message]:
+    (view,) = [each for each in request(cli, {"agents": True})["agents"] if each["node"] == node]
+    return [{"check": each[0], "verdict": each[1]} for each in view["findings"]]
+
+
+def test_the_same_gpus_coming_back_are_refused_until_they_are_forgiven(cluster: Cli):
+    before = last_event(cluster)
+    cluster.ok("inject", "bad-replacement", "train-2", "--same-gpus")
+    heals(cluster, "train-2", lambda: cluster.ok("inject", "xid", "54", "train-2"))
+    told = [each["text"] for each in events(cluster, "train-2", before)]
+    assert any("was sent away before, and has come back" in text for text in told), told
+    assert [text for text in told if text.startswith("is replaced")] == ["is replaced"] * 2
+    assert "may come back" in cluster.run("nodes", "forgive", "train-2").err
+    assert cluster.run("nodes", "forgive", "train-2").code == 1, "there is none any more"
+
+
 def test_a_controller_whose_cable_is_out_misses_all_nodes_and_touches_none(cluster: Cli):
     before, nodes = last_event(cluster), ("train-1", "train-2", "train-3", SPARE)
     folder = cluster.home / "clusters/one"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Finding, Verdict
-from dalsegno.health.check import Context
+from dalsegno.health import Finding, Verdict, passed
+from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts
@@ -103,3 +105,17 @@ def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
     assert machine.nvml() == machine.nvml() == (GpuFacts(1),)
     machine.close()
     assert machine.nvml() == (GpuFacts(2),), "whoever let go of them asks anew"
+
+
+def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_path: Path) -> None:
+    """A prolog has ten seconds, and every job waits for it."""
+    never, began = threading.Event(), time.monotonic()
+    machine = Machine(Expected("gpu-1"), {"PATH": os.environ["PATH"]}, lambda: (never.wait(60), ())[1])
+    machine.until = began + 0.5
+    hang = [Check(name, "", lambda world, name=name: world.run(["sleep", f"6{name}"]), judge=passed) for name in "123"]
+    hang.append(Check("gpu", "", lambda world: world.nvml(), judge=passed))
+    found = examine(hang, Context.PROLOG, machine, {}, within_s=100)
+    never.set()
+    assert time.monotonic() - began < 30, "and not four times a minute"
+    assert {each.result.verdict for each in found} == {Verdict.UNKNOWN}
+    assert found[-1].result.text == "no time was left for it"

@@ -12,6 +12,7 @@ from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarg
 from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.sight import SETTLE_S
 from dalsegno.recovery.store import Store
 
 STEP_S = 1.0
@@ -63,7 +64,7 @@ class Clinic:
         raise AssertionError(f"it never comes to rest: {self.done[-5:]}")
 
     def patience(self) -> float:
-        return self.policy.boot_s + self.policy.validate_s + 5
+        return max(self.policy.boot_s + self.policy.validate_s, SETTLE_S) + 5
 
     def wait(self, seconds: float) -> None:
         self.cluster.now += seconds

@@ -116,6 +116,16 @@ def test_the_controller_answers_over_its_socket(folder: Path, store: Store):
     assert told[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
 
 
+def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Path, store: Store):
+    said = list[str]()
+    controller = Controller(folder, (), {}, said.append)
+    for request in ({"automation": "pause"}, {"forgive": "GPU-a"}, {"start": "/root"}):
+        assert "error" in controller.answer(STRANGER, request)
+    controller.close()
+    assert len([line for line in said if line.startswith(f"refused: a request of uid {STRANGER}")]) == 1
+    assert store.events() == [] and not store.look().paused
+
+
 def test_what_is_old_goes_and_what_is_not_finished_stays(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
     unfinished = store.begin(Drain("n0", XID), 99.0)

@@ -65,7 +65,26 @@ def spare_in_need(cluster: FakeCluster) -> None:
     cluster.start(9, comment="dalsegno:join")
 
 
-STORIES = [xid_79, power_cut, bad_replacement, needs_all, requeued_job, spare_in_need]
+def slurms_own_drain(cluster: FakeCluster) -> None:
+    cluster.slurm_drains("n2", "Kill task failed")
+
+
+def lost_while_we_saw_nothing(cluster: FakeCluster) -> None:
+    cluster.blind = True
+    cluster.see_again_at = cluster.now + 5
+    cluster.power_off("n2")
+
+
+STORIES = [
+    slurms_own_drain,
+    lost_while_we_saw_nothing,
+    xid_79,
+    power_cut,
+    bad_replacement,
+    needs_all,
+    requeued_job,
+    spare_in_need,
+]
 ONCE = ("reboot", "replace", "drain", "down", "resume")  # reset and evidence do no harm when they are done again
 
 

@@ -173,6 +173,22 @@ def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
     assert clinic.phase("n2") is Phase.IN_SERVICE
 
 
+def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clinic_of: MakeClinic):
+    """A moment after its agent has come, nothing is known of them."""
+    clinic = clinic_of()
+    clinic.cluster.same_gpus_again = 1
+    clinic.cluster.break_gpu("n2", Remedy.REPLACE)
+    while "replace" not in clinic.effects("n2"):
+        clinic.round()
+    clinic.cluster.tell_gpus = False
+    clinic.rounds(20)
+    assert clinic.phase("n2") is Phase.VALIDATING
+    clinic.cluster.tell_gpus = True
+    clinic.settle()
+    assert clinic.effects("n2").count("replace") == 2
+    assert any("passport GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
+
+
 def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: MakeClinic):
     clinic = clinic_of()
     clinic.cluster.same_gpus_again = 99
@@ -315,6 +331,26 @@ def test_a_node_that_someone_returns_in_spite_of_its_fault_is_not_fought_over(cl
     clinic.cluster.break_gpu("n2", Remedy.RESET, code="95")
     clinic.round()
     assert clinic.effects("n2") == ["drain", "drain"], "another fault is another matter"
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_drain_of_ours_that_is_older_than_the_node_s_boot_is_stale_and_it_is_only_validated(
+    clinic_of: MakeClinic, remembered: bool
+):
+    """By its agent's word for the boot, or, where nobody remembers the drain, by Slurm's times."""
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    if remembered:
+        clinic.cluster.break_gpu("n2", Remedy.RESET, code="48")
+        clinic.rounds(3)
+    else:
+        node = clinic.cluster.nodes["n2"]
+        node.flags, node.reason, node.reason_at = frozenset({NodeFlag.DRAIN}), "dalsegno:reset:ecc[dbe] bits", 1000
+        node.booted_at = 2000
+    clinic.cluster.nodes["n2"].machine = clinic.cluster.machine()  # somebody has booted it meanwhile
+    clinic.cluster.end(7)
+    clinic.settle()
+    assert clinic.effects("n2") == (["drain"] if remembered else []) + ["validate", "resume"]
 
 
 def test_a_drain_of_ours_that_nobody_remembers_is_taken_up(clinic_of: MakeClinic):

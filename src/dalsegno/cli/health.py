@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dalsegno.health.settings import Settings
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
-PROLOG_S = 4.5  # after so long nothing is begun any more, and no question takes longer than 5 s
+PROLOG_S = 8.0  # no question is waited for longer; two seconds are left for our own start and end
 
 
 @click.command()
@@ -116,6 +116,7 @@ def _look(context: str) -> tuple[str, list[Finding]]:
     kept = cache_file(node)
     lasting = {check.name for check in CHECKS if check.lasts}
     known = {check: each for check, each in read_kept(kept, machine.now()).items() if check in lasting}
+    machine.until = time.monotonic() + PROLOG_S
     findings = examine(CHECKS, Context.PROLOG, machine, settings, within_s=PROLOG_S, known=known)
     keep(kept, node, findings)
     return node, findings

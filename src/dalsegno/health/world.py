@@ -71,7 +71,10 @@ class World(Protocol):
 
 
 class Machine:
-    """The node that this runs on. `gpus` asks NVML; by default within this process."""
+    """The node that this runs on. `gpus` asks NVML; by default within this process.
+
+    `until` (monotonic) is for who is in a hurry: no question is waited for longer, however much hangs.
+    """
 
     def __init__(
         self, expected: Expected, env: Mapping[str, str] = os.environ, gpus: Callable[[], Gpus] | None = None
@@ -80,6 +83,7 @@ class Machine:
         self._log, self._nvml = KernelLog(), Nvml()
         self._patient = Patient("NVML", gpus or self._nvml.read)
         self._gpus: tuple[float, Gpus] = (-math.inf, None)
+        self.until = math.inf
 
     def now(self) -> float:
         return time.time()
@@ -98,7 +102,13 @@ class Machine:
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
         plain = {name: value for name, value in self.env.items() if name != "LD_PRELOAD"}
-        return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=timeout_s)
+        return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=self._left(timeout_s))
+
+    def _left(self, timeout_s: float) -> float:
+        left = min(timeout_s, self.until - time.monotonic())
+        if left <= 0:
+            raise NoAnswer("no time was left for it")
+        return left
 
     def has(self, name: str) -> bool:
         return program(name) is not None
@@ -126,7 +136,7 @@ class Machine:
         asked every second would cost more than all other checks together."""
         began = time.monotonic()
         if began >= self._gpus[0]:
-            found = self._patient.within(NVML_TIMEOUT_S)
+            found = self._patient.within(self._left(NVML_TIMEOUT_S))
             self._gpus = (began + good_for_s(time.monotonic() - began), found)
         return self._gpus[1]
 

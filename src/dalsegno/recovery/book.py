@@ -46,7 +46,7 @@ class NodeBook:
     entered: float = 0.0  # this phase
     seen: bool = False  # it has been in service: now it can be missed
     fault: Fault | None = None
-    boot: str = ""  # the one that was mended or validated last
+    boot: str = ""  # the one that was taken out, mended or validated last
     last_boot: str = ""  # the one it was last heard of with
     steps: tuple[Remedy, ...] = ()  # tried for this fault
     evidence: bool = False

@@ -106,6 +106,7 @@ def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) ->
         fault=action.fault,
         steps=node.steps if again else (),
         evidence=node.evidence and again,
+        boot=node.boot if again else node.last_boot,
         held=tuple(sorted({*(node.held if again else ()), *action.held})),
         asked=node.asked if again else "",
         asks=node.asks if again else 0,

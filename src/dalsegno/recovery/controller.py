@@ -18,6 +18,7 @@ from dalsegno.health.here import slurm_conf
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
+from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.door import Door
 from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.node_link import NodeLink
@@ -62,7 +63,7 @@ class Controller:
         self.selector = selectors.DefaultSelector()
         self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
-        self.folder, self.say = folder, say
+        self.folder, self.say, self.complaints = folder, say, Complaints(say)
         self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
         self.watch: Watch | None = None
         self.answers = Answers(folder / JOURNAL, self.ring)
@@ -113,6 +114,7 @@ class Controller:
                 return self.answers.answer(uid, request)
             raise DalsegnoError("the controller does not understand this", hint="ask for `start`, `runs` or `agents`")
         except DalsegnoError as error:
+            self.complaints.about(f"a request of uid {uid}", error.what)
             return {"error": error.what, "hint": error.hint}
 
 

@@ -38,6 +38,7 @@ class FakeNode:
     reason: str = ""
     user: str = ""
     reason_at: int | None = None
+    booted_at: int | None = None
     validation: Validation | None = None
     agent: bool = True
     heard: bool = False  # its agent was there once
@@ -61,7 +62,9 @@ class FakeCluster:
     same_gpus_again: int = 0  # so many replacements are the old machine
     boots: int = 0
     validations: bool = True  # nodes answer when they are told to validate themselves
-    blind: bool = False  # the controller's own network is out
+    blind: bool = False  # the controller's own network is out ...
+    tell_gpus: bool = True  # agents have said which GPUs there are
+    see_again_at: float | None = None  # ... until then
     slow: bool = False  # Slurm does not take a node out of its jobs at once
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
 
@@ -81,6 +84,8 @@ class FakeCluster:
             return Facts(None)
         slurm, agents = FakeSlurm(self), FakeAgents(self)
         self._slurm_misses()
+        if self.see_again_at is not None and self.now >= self.see_again_at:
+            self.blind = False
         return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway)
 
     def _slurm_misses(self) -> None:
@@ -142,7 +147,10 @@ class FakeSlurm:
         busy = any(is_active(job) and name in job.nodes for job in self.cluster.queue.values())
         state = NodeState.DOWN if node.down else NodeState.MIXED if busy else NodeState.IDLE
         flags = node.flags if node.machine.on else node.flags | {NodeFlag.NOT_RESPONDING}
-        return NodeInfo(name, state, flags, reason=node.reason, reason_user=node.user, partitions=node.partitions)
+        return NodeInfo(
+            name, state, flags, reason=node.reason, reason_user=node.user, reason_at=node.reason_at,
+            partitions=node.partitions, booted_at=node.booted_at, gpus=len(node.machine.gpus),
+        )  # fmt: skip
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]:
         self._answers()
@@ -232,7 +240,8 @@ class FakeAgents:
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
             return AgentView(name, known, host_answers=True, slurmd_answers=True)
         node.heard = True
-        gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(machine.gpus))
+        told = machine.gpus if self.cluster.tell_gpus else ()
+        gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))
         report = Report(name, machine.boot, (self._finding(machine),), gpus)
         return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)
 

@@ -89,7 +89,8 @@ def _is_stale(case: Case) -> bool:
     """Drained before its last boot, which was not of our doing: what was wrong then may be over."""
     booted, drained = case.node.slurm.booted_at, case.node.slurm.reason_at
     by_slurm = booted is not None and drained is not None and drained < booted
-    return by_slurm and case.node.connected and not case.own.steps and not case.own.asked
+    by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
+    return (by_slurm or by_agent) and case.node.connected and not case.own.steps and not case.own.asked
 
 
 def _wait_for_a_person(case: Case) -> Action | None:
@@ -143,10 +144,16 @@ def _mending(case: Case) -> Action | None:
         return _not_helped(case, Fault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
     if not back:
         return None
-    if Remedy.REPLACE in case.own.steps and (lemons := set(_gpus(case.node.agent.report)) & case.book.lemons):
-        text = f"GPU {min(lemons)} was sent away before, and has come back"
-        return _not_helped(case, Fault(PASSPORT, Remedy.REPLACE, text))
-    return _validate(case)
+    return _refuse_lemons(case) or _validate(case)
+
+
+def _refuse_lemons(case: Case) -> Action | None:
+    """A new machine with a GPU that was sent away."""
+    lemons = set(_gpus(case.node.agent.report)) & case.book.lemons if Remedy.REPLACE in case.own.steps else set()
+    if not lemons:
+        return None
+    text = f"GPU {min(lemons)} was sent away before, and has come back"
+    return _not_helped(case, Fault(PASSPORT, Remedy.REPLACE, text))
 
 
 def _not_helped(case: Case, fault: Fault) -> Action:
@@ -182,9 +189,18 @@ def _validating(case: Case) -> Action | None:
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
         return _not_helped(case, bad or Fault(VALIDATION, Remedy.DRAIN, "no check could be run"))
+    if refused := _refuse_lemons(case):  # its agent says which GPUs it has after it has come
+        return refused
+    if _has_not_said_its_gpus(case) and case.in_phase_s < case.policy.validate_s:
+        return None
     if not case.node.slurm.responding:
         return _too_long(case, case.policy.validate_s + case.policy.boot_s, "it is well, but slurmd does not register")
     return Hold(case.name) if case.name in case.policy.spares else Return(case.name)
+
+
+def _has_not_said_its_gpus(case: Case) -> bool:
+    new = Remedy.REPLACE in case.own.steps
+    return new and case.node.slurm.gpus > 0 and not _gpus(case.node.agent.report)
 
 
 def _given_up(case: Case) -> Action | None:
