@@ -706,6 +706,30 @@ def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic
     assert clinic.done == []
 
 
+def test_one_job_that_fails_again_and_again_where_slurm_puts_it_makes_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n1", name="bad-image")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+    clinic.cluster.start(9, "n2", name="bad-image")  # elsewhere it does well: so it is the node
+    clinic.cluster.end(9)
+    clinic.round()
+    assert clinic.effects("n1")[0] == "drain"
+
+
+def test_a_node_on_which_jobs_do_well_between_those_that_fail_is_no_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n1")
+        clinic.cluster.end(job, JobState.COMPLETED if job % 3 == 0 else JobState.FAILED)
+        clinic.wait(1)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
 # ---- spares
 
 

@@ -54,18 +54,40 @@ def find_suspicion(node: NodeFacts, own: NodeBook) -> str:
 
 
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, int]:
-    """By node, jobs that failed as soon as they had started, since it was last validated.
+    """By node, jobs that failed as soon as they had started, since it was last validated or a job did well there.
 
-    A job that fails everywhere says nothing of a node.
+    A job that fails everywhere says nothing of a node. Nor does one that fails again and again where Slurm puts it
+    each time, such as a slip on somebody's command line: its like must do well elsewhere, or others fail there too.
     """
+    jobs = list(jobs)
+    well = _last_well(jobs, policy)
     where: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
-        if job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s:
+        if _failed_quickly(job, policy) and (job.started_at or now) > well.get(job.nodes[0], 0):
             since = max(now - policy.quick_window_s, book.of(job.nodes[0]).validated_at)
             if job.ends_at is not None and job.ends_at >= since:
                 where.setdefault((job.user, job.name), []).append(job.nodes[0])
-    counts: dict[str, int] = {}
-    for nodes in where.values():
+    fine = {(job.user, job.name) for job in jobs if _does_well(job, policy)}
+    counts, kinds = dict[str, int](), dict[str, int]()
+    for kind, nodes in where.items():
         if len(set(nodes)) == 1:
             counts[nodes[0]] = counts.get(nodes[0], 0) + len(nodes)
-    return counts
+            kinds[nodes[0]] = kinds.get(nodes[0], 0) + (2 if kind in fine else 1)
+    return {node: count for node, count in counts.items() if kinds[node] > 1}
+
+
+def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
+    return job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
+
+
+def _does_well(job: JobInfo, policy: Policy) -> bool:
+    return bool(job.nodes) and (job.state is JobState.COMPLETED or job.elapsed_s > policy.quick_s)
+
+
+def _last_well(jobs: Iterable[JobInfo], policy: Policy) -> dict[str, int]:
+    """By node, when the last job started there that did well."""
+    well: dict[str, int] = {}
+    for job in jobs:
+        if _does_well(job, policy):
+            well.update({node: max(well.get(node, 0), job.started_at or 0) for node in job.nodes})
+    return well
