@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dalsegno.cli.automation import sentence
 from dalsegno.cli.main import cli
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.actions import Drain
@@ -80,3 +81,9 @@ def test_automation_is_paused_and_resumed(invoke: Invoke):
     assert json.loads(invoke("automation", "status", "--json").output)["automation"] == "paused"
     assert invoke("automation", "resume").output.startswith("automation is on")
     assert invoke("automation", "fly").exit_code == 2
+
+
+def test_a_controller_that_only_observes_is_not_just_on():
+    assert sentence("on", "auto") == "automation is on"
+    assert "only observes" in sentence("on", "observe") and "does nothing" in sentence("on", "off")
+    assert sentence("paused", "observe").startswith("automation is paused")

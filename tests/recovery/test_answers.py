@@ -87,6 +87,7 @@ def test_only_root_and_the_owner_may_pause(store: Store, answers: Answers):
     assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
     assert store.look().paused, "the watch's own connection sees it"
     assert answers.answer(0, {"automation": "resume"})["automation"] == "on"
+    assert answers.answer(0, {"automation": "status"})["mode"] == "auto"
     texts = [event["kind"] for event in answers.answer(STRANGER, {"events": 0})["events"]]
     assert texts == ["automation", "automation"]
 

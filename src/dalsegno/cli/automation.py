@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from dalsegno.cli import out
@@ -9,6 +11,10 @@ from dalsegno.cli.asking import ask_controller, controller_of, when
 from dalsegno.cli.options import cluster_option, json_option
 
 WORDS = ("pause", "resume", "status")
+_MODES = {
+    "observe": "automation is {}, and only observes: it says what it would do (`mode: observe` in the cluster file)",
+    "off": "automation is {}, and does nothing: nodes are only watched (`mode: off` in the cluster file)",
+}
 
 
 @click.command()
@@ -26,7 +32,15 @@ def command(word: str, name: str | None, json_: bool) -> None:
     if json_:
         out.as_json(answer)
         return
-    out.data(f"automation is {answer['automation']}")
-    if answer["out"]:
-        rows = [[node["node"], node["phase"], when(node["since"]), node["reason"]] for node in answer["out"]]
+    out.data(sentence(answer["automation"], answer["mode"]))
+    if nodes := [*answer["out"], *answer["suspected"]]:
+        rows = [[node["node"], node["phase"], when(node["since"]), _why(node)] for node in nodes]
         out.table(["NODE", "PHASE", "SINCE", "REASON"], rows)
+
+
+def sentence(automation: str, mode: str) -> str:
+    return _MODES.get(mode, "automation is {}").format(automation)
+
+
+def _why(node: dict[str, Any]) -> str:
+    return str(node["note"] or node["reason"] if node["phase"] == "suspected" else node["reason"])

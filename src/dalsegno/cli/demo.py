@@ -49,7 +49,8 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     if keep:
         name = cluster.name
         out.talk(
-            f"the cluster stays: try `dalsegno status -M {name}`, `dalsegno shell -M {name}`, `dalsegno down {name}`"
+            f"the cluster stays: try `dalsegno status -M {name}`, `dalsegno events -M {name}`, "
+            f"`dalsegno shell -M {name}`, `dalsegno drill -M {name}`, `dalsegno down {name}`"
         )
 
 

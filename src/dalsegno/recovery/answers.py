@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.book import NodeBook
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import AUTO
 from dalsegno.recovery.reason import write_reason
 from dalsegno.recovery.store import Store
 from dalsegno.train.frames import Message
@@ -29,8 +31,8 @@ class Answers:
 
     WORDS = ("events", "automation", "nodes", "node", "forgive")
 
-    def __init__(self, journal: Path, changed: Callable[[], None]) -> None:
-        self._journal, self._changed, self._opened = journal, changed, list[Store]()
+    def __init__(self, journal: Path, changed: Callable[[], None], mode: Callable[[], str] = lambda: AUTO) -> None:
+        self._journal, self._changed, self._mode, self._opened = journal, changed, mode, list[Store]()
 
     @property
     def store(self) -> Store:
@@ -71,7 +73,13 @@ class Answers:
             raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
         book = self.store.look()
         out = [tell_node(own) for own in book.nodes.values() if own.out]
-        return {"automation": "paused" if book.paused else "on", "out": out}
+        suspected = [tell_node(own) for own in book.nodes.values() if own.phase is Phase.SUSPECTED]
+        return {
+            "automation": "paused" if book.paused else "on",
+            "mode": self._mode(),
+            "out": out,
+            "suspected": suspected,
+        }
 
     def _forgive(self, uid: int, name: str) -> Message:
         _check_owner(uid)

@@ -43,6 +43,7 @@ class Watch:
         self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint = ""
+        self.mode = OFF  # until the policy was read
 
     def start(self) -> None:
         self._thread.start()
@@ -95,6 +96,7 @@ class Watch:
                 healer.collect()
                 return QUICK_S
             healer.policy = self.site.policy()
+            self.mode = healer.policy.mode
             facts = self.look(frozenset(healer.underway))
             _note_reports(healer, facts)
             acted = healer.round(facts)
