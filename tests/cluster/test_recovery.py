@@ -91,6 +91,8 @@ def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluste
     ]  # fmt: skip
     (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-2").iterdir()
     assert "NodeName=train-2" in (bundle / "slurm.txt").read_text()
+    assert "slurmd" in (bundle / "slurmd.log").read_text() and "gpus" in (bundle / "telemetry.json").read_text()
+    assert (bundle / "jobs.txt").exists() and "findings" in (bundle / "report.json").read_text()
     eventually(lambda: len(request(cluster, {"node": "train-2"})["gpus"]) == 4)
     old = [gpu for gpu in request(cluster, {"node": "train-2"})["gpus"] if gpu["sent_away_at"]]
     assert {gpu["uuid"] for gpu in old} == {gpu["uuid"] for gpu in passport}, "other GPUs, and the old ones are known"

@@ -217,6 +217,7 @@ def test_the_evidence_lists_the_jobs_that_a_node_had_when_it_was_lost(clinic_of:
     clinic.settle()
     (jobs,) = (clinic.folder / "evidence/n2").glob("*/jobs.txt")
     assert [line.split()[0] for line in jobs.read_text().splitlines()] == ["7"]
+    assert jobs.with_name("console.log").read_text() == "kernel panic", "it cannot speak itself, its target can"
 
 
 def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClinic):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from dalsegno.recovery.evidence import save_evidence
 from dalsegno.recovery.hands import Agents, Slurm
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm import SPARE_REASON, JobState, NodeInfo
-from dalsegno.targets.base import CanReboot, CanReplace, CanReset
+from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
 
 
 @dataclass(frozen=True)
@@ -167,4 +167,13 @@ def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
         "slurm.txt": hands.slurm.scontrol("show", "node", node),
         "jobs.txt": "".join(lines),
     }
-    return str(save_evidence(hands.evidence, node, {**hands.agents.evidence(node), **own}, at))
+    told = hands.agents.evidence(node) or _last_words(node, hands)
+    return str(save_evidence(hands.evidence, node, {**told, **own}, at))
+
+
+def _last_words(node: str, hands: Hands) -> Mapping[str, str]:
+    """Of one that cannot speak any more, from whoever keeps its machine. Better less evidence than none."""
+    try:
+        return hands.target.last_words(node) if isinstance(hands.target, CanTell) else {}
+    except (DalsegnoError, OSError) as error:
+        return {"incomplete.txt": f"{error}\n"}

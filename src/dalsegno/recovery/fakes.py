@@ -281,6 +281,9 @@ class FakeTarget:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 
+    def last_words(self, node: str) -> Mapping[str, str]:
+        return {"console.log": "kernel panic"}
+
     def reset_gpus(self, node: str) -> None:
         if not self.cluster.nodes[node].resting:
             self.cluster.forbidden.append(f"the GPUs of {node} were reset while its agent held them")

@@ -144,3 +144,12 @@ class CanReplace(Protocol):
     returns, and the new one on its way; both words may be said again."""
 
     def replace(self, node: str) -> None: ...
+
+
+@runtime_checkable
+class CanTell(Protocol):
+    """A target that knows something of a machine that cannot speak any more: its console, its logs."""
+
+    def last_words(self, node: str) -> Mapping[str, str]:
+        """As files, by name. None of it may wait for the machine."""
+        ...

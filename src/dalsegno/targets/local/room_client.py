@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
+from dalsegno.system.files import read_text
 from dalsegno.targets.local.folder import Folder
 
+MOST_SAID = 64 << 10  # of one log: its end is what matters
 WORK_S = 60.0  # a boot takes half a second; a machine under load, longer
 
 
 class MachineRoom:
-    """A local cluster's `CanReset`, `CanReboot` and `CanReplace`. Slurm must have let go of the node before.
+    """A local cluster's `CanReset`, `CanReboot`, `CanReplace` and `CanTell`. Slurm must have let go of the node before.
 
     A room that dies over its work is asked again, for as long as its host takes to start another.
     """
@@ -31,6 +33,13 @@ class MachineRoom:
 
     def replace(self, node: str) -> None:
         self._ask("replace", node)
+
+    def last_words(self, node: str) -> dict[str, str]:
+        """What its daemons logged and its simulated hardware said, from outside of it: it need not be on."""
+        folder = self.folder.host(node)
+        files = [*sorted(folder.glob("*.log")), self.folder.telemetry(node)]
+        found = {path.name: read_text(path) for path in files}
+        return {name: text[-MOST_SAID:] for name, text in found.items() if text}
 
     def is_on(self, node: str) -> bool:
         return bool(self._ask("power", node)["on"])
