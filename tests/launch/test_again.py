@@ -64,6 +64,12 @@ def test_what_somebody_has_ended_is_not_started_again():
     assert choose(seen(None)) == Leave()
 
 
+def test_a_hangup_counts_unless_it_is_salloc_s_whose_allocation_has_ended_with_a_node():
+    assert choose(seen(hung_up=True)) == Leave()
+    alone = in_state(JobState.NODE_FAIL, batch=False)
+    assert choose(seen(alone, hung_up=True)) == Again(alone, alone=True)
+
+
 def test_there_is_an_end_to_it():
     alone = in_state(JobState.NODE_FAIL, batch=False)
     for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):

@@ -171,6 +171,14 @@ def test_a_job_slurm_has_forgotten_is_not_there() -> None:
         slurm.job(99999)
 
 
+def test_a_step_that_is_over_is_told_from_a_slurm_that_does_not_answer() -> None:
+    assert client({"show step 5.0": "StepId=5.0 UserId=0 State=RUNNING\n"})[0].has_step(5, 0)
+    for gone in (fails("", stdout="Job step 5.0 not found\n"), fails("slurm_get_job_steps error: Invalid job id\n")):
+        assert not client({"show step 5.0": gone})[0].has_step(5, 0)
+    with pytest.raises(CommandFailed):
+        client({"show step 5.0": fails(DOWN)})[0].has_step(5, 0)
+
+
 @pytest.mark.parametrize("said", ["Invalid job id specified", "Job/step already completing or completed"])
 def test_cancelling_what_is_gone_is_fine(said: str) -> None:
     slurm, fake = client({"scancel": fails(f"scancel: error: Kill job error on job id 5: {said}")})

@@ -17,7 +17,8 @@ from dalsegno.system.procfs import start_ticks
 STAND_IN = """
 import os, sys
 from dalsegno.system.stand_in import StandIn, end_as
-ended = StandIn().run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", lambda notes: False)
+over = lambda notes: "hangs" in notes
+ended = StandIn(look_every_s=0.05).run("/bin/sh", ["sh", "-c", sys.argv[1]], os.environ, "NOTES", over)
 print(repr(ended), file=sys.stderr, flush=True)
 end_as(ended.code)
 """
@@ -76,6 +77,20 @@ def test_what_was_ignored_before_stays_ignored(started: list[subprocess.Popen[st
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate("on\n", timeout=30)
     assert out == "on\n" and "asked=False" in err
+
+
+def test_a_hangup_is_told_apart_from_other_wishes(started: list[subprocess.Popen[str]]):
+    process = start(started, "trap 'exit 9' HUP; echo ready; while :; do sleep 0.05; done")
+    assert line(process) == "ready"
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 9 and "asked=False, hung_up=True" in err
+
+
+def test_a_program_that_is_said_to_hang_is_ended(started: list[subprocess.Popen[str]]):
+    process = start(started, 'eval "echo hangs >&$NOTES"; exec sleep 1000')
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and "code=1, notes='hangs" in err
 
 
 def test_the_program_does_not_outlive_it(started: list[subprocess.Popen[str]]):

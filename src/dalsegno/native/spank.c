@@ -108,8 +108,12 @@ static bool wants_resume(void) {
 
 int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
     (void)spank, (void)count, (void)words;
-    if (spank_context() == S_CTX_LOCAL && wants_resume() && site.resume && !is_resumed())
-        hand_over(site.resume);
+    if (spank_context() == S_CTX_LOCAL && wants_resume() && !is_resumed()) {
+        if (site.resume)
+            hand_over(site.resume);
+        else
+            slurm_info("--auto-resume: on this cluster no step is started again");
+    }
     if (spank_context() == S_CTX_REMOTE || given[OPTION_IMAGE] || given[OPTION_NAME])
         return ESPANK_SUCCESS;
     for (int i = 0; i < OPTION_AUTO_RESUME; i++)

@@ -17,23 +17,27 @@ from dalsegno.system.forked import die_with_parent
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-_LOOK_EVERY_S = 5.0
 _INTERRUPT_S = 5.0  # a program may take one interrupt for a question, and live on
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the program ended (negative: by that signal), what it noted, and whether somebody had asked it to end."""
+    """How the program ended (negative: by that signal), what it noted, and whether somebody had asked it to end.
+
+    `hung_up`: only by a hangup, and not the terminal's own.
+    """
 
     code: int
     notes: str = ""
     asked: bool = False
+    hung_up: bool = False
 
 
 class StandIn:
     """Only for programs with one thread, from their start on: signals are waited for, not handled."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_every_s: float = 5.0) -> None:
+        self._look_every_s = look_every_s
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ignored = {each for each in _PASSED_ON if signal.getsignal(each) is signal.SIG_IGN}  # `nohup`, `&`
         self._ending = set(_ENDING) - ignored
@@ -63,24 +67,46 @@ class StandIn:
         return signal.sigtimedwait(self._ending, seconds) is not None
 
     def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> Ended:
-        noted, hangs, look_at = "", 0, time.monotonic() + _LOOK_EVERY_S
-        asked, interrupted_at = False, 0.0
+        noted, hangs, look_at = "", 0, time.monotonic() + self._look_every_s
+        wishes = _Wishes()
         while child.poll() is None:
             told = signal.sigtimedwait(self._heard, max(0.0, look_at - time.monotonic()))
             if told is None:
-                noted, look_at = noted + _read(reader), time.monotonic() + _LOOK_EVERY_S
+                noted, look_at = noted + _read(reader), time.monotonic() + self._look_every_s
                 hangs = hangs + 1 if over(noted) else 0
                 if hangs == 2:
                     child.kill()
                     child.wait()
-                    return Ended(1, noted, asked)
+                    return wishes.at_the_end(1, noted)
             elif told.si_signo != signal.SIGCHLD:
-                if told.si_code <= 0:  # by a process: what comes from the terminal, the child has had as well
+                wishes.hear(told)
+                if not _from_terminal(told):  # that, the child has had as well
                     child.send_signal(told.si_signo)
-                interrupted_at = time.monotonic() if told.si_signo == signal.SIGINT else interrupted_at
-                asked = asked or (told.si_signo in _ENDING and told.si_signo != signal.SIGINT)
-        interrupted = interrupted_at > 0 and time.monotonic() - interrupted_at < _INTERRUPT_S
-        return Ended(child.returncode, noted + _read(reader), asked or interrupted)
+        return wishes.at_the_end(child.returncode, noted + _read(reader))
+
+
+class _Wishes:
+    """Who has asked for an end meanwhile."""
+
+    def __init__(self) -> None:
+        self._asked = self._hung_up = False
+        self._interrupted_at = 0.0
+
+    def hear(self, told: signal.struct_siginfo) -> None:
+        if told.si_signo == signal.SIGINT:
+            self._interrupted_at = time.monotonic()
+        elif told.si_signo == signal.SIGHUP and not _from_terminal(told):
+            self._hung_up = True
+        elif told.si_signo in _ENDING:
+            self._asked = True
+
+    def at_the_end(self, code: int, notes: str) -> Ended:
+        interrupted = self._interrupted_at > 0 and time.monotonic() - self._interrupted_at < _INTERRUPT_S
+        return Ended(code, notes, self._asked or interrupted, self._hung_up)
+
+
+def _from_terminal(told: signal.struct_siginfo) -> bool:
+    return told.si_code > 0
 
 
 def _read(reader: int) -> str:

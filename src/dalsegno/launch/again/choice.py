@@ -54,11 +54,14 @@ class Seen:
     for_s: float = 0.0  # since the step's end
     times: int = 0  # that this srun has started it again
     restarts: int = 0  # of the job
+    hung_up: bool = False  # as `salloc` does on what runs in its terminal, when the allocation has ended
 
 
 def choose(seen: Seen) -> Choice | None:
     """None: it is too early to say."""
     if seen.job is None or seen.job.state in _MEANT:
+        return Leave()
+    if seen.hung_up and seen.job.state is JobState.RUNNING:
         return Leave()
     if not seen.failed and seen.job.state is not JobState.NODE_FAIL:
         return None if seen.for_s < LOOK_S else Leave()

@@ -33,7 +33,7 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         if ended.code == 0 or ended.asked or step is None:
             return ended.code
         try:
-            again = _what_then(here, srun, step, times, restarts)
+            again = _what_then(here, srun, step, times, restarts, ended.hung_up)
         except Exception as error:  # whatever it is, the script gets srun's code, as without us
             say(f"it cannot be found out whether a node has failed: {error}")
             return ended.code
@@ -44,13 +44,13 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         words, env, times = arguments(argv, again), environment(env, again), times + 1
 
 
-def _what_then(here: StandIn, srun: str, step: Step, times: int, restarts: int) -> Again | None:
+def _what_then(here: StandIn, srun: str, step: Step, times: int, restarts: int, hung_up: bool) -> Again | None:
     """None where the step is not to start again."""
     from dalsegno.launch.again.choice import MOST, Again, Requeue
     from dalsegno.launch.again.watch import Watch
 
     slurm = _slurm(srun)
-    choice, failed = Watch(slurm, here.pause, restarts).until_known(step, times)
+    choice, failed = Watch(slurm, here.pause, restarts, hung_up).until_known(step, times)
     nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
     if isinstance(choice, Again):
         where = "a new job" if choice.alone else f"job {step.job}"
@@ -91,13 +91,13 @@ def _is_over(srun: str, notes: str) -> bool:
     """srun waits for ever for tasks on a lost node, though Slurm has ended the whole job, or the step, with it."""
     from dalsegno.slurm.states import JobState
 
-    step, slurm = read_notes(notes), _slurm(srun)
     try:
+        step, slurm = read_notes(notes), _slurm(srun)
         job = slurm.job(step.job) if step else None
         if step is None or job is None or job.state is not JobState.RUNNING:
             return job is not None and job.state is JobState.NODE_FAIL
         return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
-    except DalsegnoError:  # slurmctld is away, or has forgotten the job
+    except Exception:  # slurmctld is away, there is no room for a process: whatever it is, the step must live on
         return False
 
 

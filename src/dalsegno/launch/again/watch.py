@@ -23,10 +23,11 @@ EVERY_S = 1.0
 class Watch:
     """Looks until it is known what is to become of the step."""
 
-    def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int) -> None:
+    def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
         self._slurm = slurm
         self._pause = pause
         self._restarts = restarts
+        self._hung_up = hung_up
 
     def until_known(self, step: Step, times: int) -> tuple[Choice, dict[str, str]]:
         """The choice, and the step's nodes that have failed. Being asked to end is a choice too."""
@@ -49,7 +50,7 @@ class Watch:
             if name in bad or name in taken:
                 failed.setdefault(name, bad.get(name, "Slurm has taken it from the job"))
         waiting = tuple(unsettled([node for node in nodes if node.name not in taken], bad))
-        return Seen(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts)
+        return Seen(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts, self._hung_up)
 
     def _job(self, id: int) -> JobInfo | None:
         try:
