@@ -108,10 +108,33 @@ def test_enroots_arguments_are_understood_and_the_file_is_whole_or_not_there(ima
     assert nowhere.returncode == 2 and "there is no folder" in nowhere.stderr
 
 
+def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_nothing_beside_it(
+    image: Image, tmp_path: Path
+):
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    (tmp_path / "of").mkdir()
+    kept, target = image.path("import", f"oci:{tmp_path}/oci:x"), tmp_path / "of/x.sqsh"
+    for _ in range(2):
+        assert image.run("import", "-f", "-o", target, f"oci:{tmp_path}/oci:x").returncode == 0
+    assert list(target.parent.iterdir()) == [target] and target.read_bytes() == kept.read_bytes()
+    with open(target, "r+b") as file:
+        file.write(b"another image")
+    assert image.run("verify").returncode == 0, "what is written into the copy stays there"
+
+
+def test_an_image_for_another_machine_is_told_of_each_time_and_listed_once(image: Image, tmp_path: Path):
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")], arch="amd64")
+    for arch in ("amd64", "arm64", "arm64"):
+        done = image.run("import", "-a", arch, f"oci:{tmp_path}/oci:x")
+        assert (" is made for amd64, not for arm64" in done.stderr) == (arch == "arm64")
+    assert len(image.run("ls").stdout.splitlines()) == 2, "a heading and the image"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["import", "./x.sqsh"], "is a file or a folder already"),
+        (["import", "./x.sqsh"], "is the path of a file, and none is there"),
+        (["import", "/bin"], "is a file or a folder already"),
         (["import", "docker-archive:nothing.tar"], "no file"),
         (["import", "oci:nowhere"], "is no OCI layout"),
         (["import", "-a", "vax", "ubuntu"], "no architecture is called `vax`"),

@@ -67,7 +67,7 @@ def import_(
     name = parse_name(source)
     allow = plain_http or os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
     enroot = "" if own else program("enroot") or ""
-    with _bar(quiet) as bar:
+    with _bar(quiet, "what has come is kept, and the same command goes on from there") as bar:
         importer = Importer(
             _store(), bar, arch=architecture(arch), compression=compression, plain_http=allow, enroot=enroot
         )
@@ -107,7 +107,7 @@ def build(
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
-@command.command("from-venv")
+@command.command("from-venv", short_help="Make a .sqsh of a Python environment.")
 @click.argument("path", type=click.Path(path_type=Path))
 @output_option
 @force_option
@@ -148,7 +148,7 @@ def ls(json_: bool) -> None:
         out.table(image_words.HEADERS, [row for each in found for row in image_words.rows(each)])
 
 
-@command.command()
+@command.command(short_help="Show what is known of an image.")
 @click.argument("image")
 @json_option
 def show(image: str, json_: bool) -> None:
@@ -184,7 +184,7 @@ def rm(images: tuple[str, ...]) -> None:
         out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
 
 
-@command.command()
+@command.command(short_help="Remove what no name leads to.")
 @click.option("--layers", is_flag=True, help="Remove all layers: the next import fetches them again.")
 @json_option
 def gc(layers: bool, json_: bool) -> None:
@@ -237,11 +237,16 @@ def _store() -> Store:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Bar]:
+def _bar(quiet: bool, if_interrupted: str = "") -> Iterator[Bar]:
     bar = Bar(quiet)
     try:
         with interruptible():
             yield bar
+    except KeyboardInterrupt:
+        bar.close()
+        if if_interrupted:
+            out.talk(if_interrupted)
+        raise
     except OSError as error:
         raise DalsegnoError(f"{error.strerror or error}: {error.filename}", hint="look at that path") from error
     finally:

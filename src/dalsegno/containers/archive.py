@@ -94,7 +94,8 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
         raise DalsegnoError(
             f"`{program}` is not on this machine", hint=f"`{name.kind.value}` asks it for the image"
         ) from error
-    done.checked(hint=f"`{program} images` lists what it has")
+    away = "daemon" in done.stderr and "connect" in done.stderr
+    done.checked(hint="start it, or see that you may talk to it" if away else f"`{program} images` lists what it has")
     return ImageName(Kind.ARCHIVE, path=str(scratch))
 
 

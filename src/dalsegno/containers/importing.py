@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ from dalsegno.errors import UsageError
 from dalsegno.image_name import ImageName, Kind
 from dalsegno.system.files import nameless
 from dalsegno.system.processes import LocalRunner, Runner
+
+_FICLONE = 0x40049409  # linux/fs.h: both files share the blocks until one is written to
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Importer:
                     found = source.find(self.arch)
                 except Unreachable as error:
                     return self._as_it_was(name, error)
+                self._warn_of_arch(name, found)
                 stored = self._stored(name, source, found)
             self.store.name(str(name), self.arch, stored.record)
             return stored
@@ -72,11 +76,16 @@ class Importer:
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
                 found = source.find(self.arch)
+                self._warn_of_arch(name, found)
                 known = self.store.get(found.digest, self.compression)
                 if known:
                     copy(known.path, target)
                 else:
                     self._make(name, source, found, target)
+
+    def _warn_of_arch(self, name: ImageName, found: Found) -> None:
+        if found.config.arch not in ("", self.arch):
+            self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
 
     def _as_it_was(self, name: ImageName, error: Unreachable) -> Stored:
         """A registry that is away for an hour must not keep a run from starting again."""
@@ -107,8 +116,6 @@ class Importer:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner)
             return
-        if found.config.arch not in ("", self.arch):
-            self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
         layers = gather(source, found, self.progress)
         own, content = metadata.as_layer(found.config)
         merged = merge([*(layer.entries for layer in layers), own], folders=[metadata.workdir(found.config)])
@@ -136,8 +143,13 @@ class Importer:
         if name.kind is Kind.ARCHIVE:
             return FromArchive(name, scratch)
         if name.is_path:
+            what = (
+                "is a file or a folder already"
+                if os.path.exists(name.path)
+                else "is the path of a file, and none is there"
+            )
             raise UsageError(
-                f"{name.path} is a file or a folder already",
+                f"{name.path} {what}",
                 hint="a .sqsh is used as it is; `dalsegno image build FOLDER` makes one of a folder",
             )
         self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}")
@@ -145,15 +157,11 @@ class Importer:
 
 
 def copy(source: Path, target: Path) -> None:
-    """As a second name where that can be, else byte for byte; whole, or not there."""
-    beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
-    try:
-        os.link(source, beside)
-        os.replace(beside, target)
-        return
-    except OSError:
-        beside.unlink(missing_ok=True)
+    """Whole, or not there. Never a second name of the same file: what is written into the copy stays in the copy."""
     with open(source, "rb") as file, nameless(target) as handle:
+        with contextlib.suppress(OSError):  # file systems that cannot share blocks
+            fcntl.ioctl(handle, _FICLONE, file.fileno())
+            return
         while chunk := file.read(CHUNK):
             _write_all(handle, chunk)
 

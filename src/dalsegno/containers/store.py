@@ -106,7 +106,7 @@ class Store:
             record = read_record(path)
             if record:
                 named = [t.name for t in tags if (t.digest, t.compression) == (record.digest, record.compression)]
-                found.append(Stored(record, path.with_suffix(".sqsh"), tuple(sorted(named))))
+                found.append(Stored(record, path.with_suffix(".sqsh"), tuple(sorted(set(named)))))
         found += self.shared.all() if self.shared else []
         return sorted(found, key=lambda each: -each.record.imported)
 

@@ -132,7 +132,8 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
     """An operating system's error in words, with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DalsegnoError(
-            f"no space left to write {path}", hint="free some space, or set DALSEGNO_HOME to another disk"
+            f"no space left to write {path}",
+            hint="free some space, or name another disk: by DALSEGNO_HOME, for images by DALSEGNO_IMAGES or `-o`",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return DalsegnoError(f"may not write {path}", hint="use sudo, or set DALSEGNO_HOME to a folder of yours")
