@@ -310,6 +310,11 @@ def test_slurmrestd_is_added_without_a_restart():
     assert made.sentences()[-2:] == ["restarts nothing", "ends no job"]
 
 
+def test_other_care_for_nodes_is_told_and_restarts_nothing():
+    made = plan(replace(BASE, health=replace(BASE.health, mode="observe")), running(BASE))
+    assert made.sentences() == ["changes how nodes are looked after (`health:`)", "restarts nothing", "ends no job"]
+
+
 def test_people_change_without_a_restart():
     crowd = replace(BASE, accounts=(Account("lab"),), users=(User("ada", ("lab",), "lab"),))
     made = plan(crowd, running(BASE))

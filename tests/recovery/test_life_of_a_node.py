@@ -169,7 +169,7 @@ def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
-    assert any("passport GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
+    assert any("passport: GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
     assert clinic.phase("n2") is Phase.IN_SERVICE
 
 
@@ -186,7 +186,7 @@ def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clin
     clinic.cluster.tell_gpus = True
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
-    assert any("passport GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
+    assert any("passport: GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
 
 
 def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: MakeClinic):
@@ -574,7 +574,7 @@ def test_observing_it_only_says_once_what_it_would_do(clinic_of: MakeClinic):
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(20)
     assert clinic.effects("n2") == []
-    assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79] GPU has fallen off the bus"]
+    assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
 
 
 def test_paused_it_begins_nothing_and_goes_on_when_resumed(clinic_of: MakeClinic):

@@ -52,7 +52,7 @@ def do(action: Action, id: str, at: float, hands: Hands) -> str:
     if isinstance(action, Drain):
         _ours_or_nobodys(hands, action.node)
         hands.slurm.drain(action.node, write_reason(action.fault))
-        return f"drained: {action.fault.key} {action.fault.text}"
+        return f"drained: {action.fault.words}"
     if isinstance(action, SetDown):
         _ours_or_nobodys(hands, action.node)
         hands.slurm.set_down(action.node, write_reason(action.fault))

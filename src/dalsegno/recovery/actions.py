@@ -34,7 +34,7 @@ class Drain(Action):
 
     @property
     def words(self) -> str:
-        return f"drain it: {self.fault.key} {self.fault.text}"
+        return f"drain it: {self.fault.words}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Mend(Action):
 
     @property
     def words(self) -> str:
-        return f"{self.how.value} it: {self.fault.key} {self.fault.text}"
+        return f"{self.how.value} it: {self.fault.words}"
 
 
 @dataclass(frozen=True)

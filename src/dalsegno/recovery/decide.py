@@ -114,7 +114,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         return Turn(node.name, Phase.DOWN if node.slurm.down else Phase.DRAINED, "found taken out by us", fault)
     fault = find_fault(node, own, this.policy, this.quick.get(node.name, 0))
     if whose is Owner.SOMEONE:
-        text = f"{fault.key} {fault.text}; left alone, someone else keeps it out of service" if fault else ""
+        text = f"{fault.words}; left alone, someone else keeps it out of service" if fault else ""
         return _say(own, text) if text else None
     if fault:
         return _take_out(this, node, own, fault)
@@ -133,7 +133,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
 
 def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
     if refusal := this.outs.refusal(node):
-        return _say(own, f"{fault.key} {fault.text}; stays in service: {refusal}", fault)
+        return _say(own, f"{fault.words}; stays in service: {refusal}", fault)
     this.outs.take(node)
     if fault.gone:
         return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)), node.held)

@@ -25,6 +25,11 @@ class Fault:
     def key(self) -> str:
         return f"{self.check}[{self.code}]" if self.code else self.check
 
+    @property
+    def words(self) -> str:
+        """`disk: / is 97 % full`"""
+        return f"{self.key}: {self.text}"
+
 
 def fault_of(finding: Finding) -> Fault:
     result = finding.result

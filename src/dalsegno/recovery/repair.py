@@ -99,7 +99,7 @@ def _wait_for_a_person(case: Case) -> Action | None:
     still = any(fault.check == case.fault.check for fault in found(case.node, case.policy))
     if not still and not case.own.asked:
         return _validate(case)
-    return _too_long(case, case.policy.person_s, f"needs a person: {case.fault.key} {case.fault.text}")
+    return _too_long(case, case.policy.person_s, f"needs a person: {case.fault.words}")
 
 
 def _too_long(case: Case, limit_s: float, why: str) -> Action | None:
@@ -128,7 +128,7 @@ def _mend(case: Case) -> Action:
         return TakeEvidence(case.name, case.own.held)
     step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
     if isinstance(step, str):
-        return _give_up(case, f"{case.fault.key} {case.fault.text}; {step}")
+        return _give_up(case, f"{case.fault.words}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
     return Mend(case.name, step, case.fault, boot, _gpus(case.node.agent.report))
 
@@ -161,7 +161,7 @@ def _not_helped(case: Case, fault: Fault) -> Action:
     replaced = Remedy.REPLACE in case.own.steps
     remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
     to = Phase.DOWN if case.node.gone else Phase.DRAINED
-    return Turn(case.name, to, f"{fault.key} {fault.text}", replace(fault, remedy=remedy), failed=True)
+    return Turn(case.name, to, fault.words, replace(fault, remedy=remedy), failed=True)
 
 
 def _validate(case: Case) -> Validate:

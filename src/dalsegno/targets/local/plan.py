@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.errors import TargetError
+from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.targets.local.desired import Desired, File
@@ -222,6 +223,7 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.mend, f"undoes the faults injected into {named('host', plan.mend)}"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
+        (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),
         (plan.accounting, "updates accounts, users and QOS"),
         (plan.reservations, "updates reservations"),
     ]
