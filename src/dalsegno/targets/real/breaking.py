@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import NotThere, TargetError, UsageError
+from dalsegno.launch.vacating import OURS
 from dalsegno.programs import launcher
 from dalsegno.slurm import JobInfo, JobState, SlurmClient
 from dalsegno.slurm.names import job_id, node_list
-from dalsegno.system.children import start
+from dalsegno.system.children import Child, start
 from dalsegno.targets.base import Wound
 from dalsegno.targets.faults import FAULTS, Fault, Options
 from dalsegno.targets.real.on_node import CLEAR, LOOK, PROGRAM, Wish
 
 ANSWER_S = 60.0  # a step starts in a tenth of a second, on a busy cluster in some
-RUNS = "dalsegno:"  # how the comments of runs' jobs begin
 
 Message = dict[str, Any]
 Enter = Callable[[str, str, Wish], Message]  # job, node, what to do there -> what was said there
@@ -51,7 +51,7 @@ class RealNodes:
 
     def injected(self) -> Sequence[Wound]:
         """On the nodes of one's runs."""
-        found = [(str(job.id), node) for job in self._own() if job.comment.startswith(RUNS) for node in job.nodes]
+        found = [(str(job.id), node) for job in self._own() if job.comment.startswith(OURS) for node in job.nodes]
         return [wound for job, node in found for wound in self._ask(job, node, LOOK)]
 
     def clear(self, node: str, fault: str | None = None) -> Sequence[Wound]:
@@ -114,13 +114,7 @@ def enter_with_srun(env: Mapping[str, str]) -> Enter:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "said"
             child = start(step_argv(job, node, wish), bare, output=output)
-            until = time.monotonic() + ANSWER_S
-            while (answer := _first_answer(output)) is None:
-                if not child.alive() or time.monotonic() > until:
-                    answer = _first_answer(output)  # said just before its end
-                    break
-                time.sleep(0.02)
-            if answer is None:
+            if (answer := _wait_for_answer(child, output)) is None:
                 child.kill()
                 said = output.read_text(errors="replace").strip().splitlines()
                 raise TargetError(
@@ -131,6 +125,15 @@ def enter_with_srun(env: Mapping[str, str]) -> Enter:
             return answer
 
     return enter
+
+
+def _wait_for_answer(child: Child, output: Path) -> Message | None:
+    until = time.monotonic() + ANSWER_S
+    while child.alive() and time.monotonic() < until:
+        if (answer := _first_answer(output)) is not None:
+            return answer
+        time.sleep(0.02)
+    return _first_answer(output)  # which may have been said just before the end
 
 
 def _first_answer(output: Path) -> Message | None:

@@ -1,5 +1,5 @@
-"""On a node, inside a job of the user's: `break-worker JOB WHAT [ARGUMENTS]` touches the workers of this one job, and
-nothing of anybody else's. It says what it did in a line of JSON.
+"""On a node, inside a job of the user's: `break-worker WISH` touches the workers of this one job, and nothing of
+anybody else's. The wish is JSON, and so is the line that says what was done.
 
 What lasts for a while is held by this process itself: however it ends, unless it is killed, the worker goes on.
 """
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.procfs import PROC, Process, arguments, environment, find, owner, send, stop
 from dalsegno.targets.base import Worker
-from dalsegno.targets.workers import choose, find_workers, see
+from dalsegno.targets.workers import Seen, choose, find_workers, see
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
@@ -39,11 +39,10 @@ class Wish:
 
 def main(arguments: list[str]) -> int:
     try:
-        wish = Wish(**json.loads(arguments[0]))
-        return _carry_out(wish, _say)
+        _carry_out(Wish(**json.loads(arguments[0])), _say)
     except DalsegnoError as error:
         _say({"error": error.what, "hint": error.hint})
-        return 0
+    return 0
 
 
 def _say(facts: dict[str, object]) -> None:
@@ -51,7 +50,7 @@ def _say(facts: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> int:
+def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> None:
     if wish.what == LOOK:
         say({"found": _lasting(wish.job)})
     elif wish.what == CLEAR:
@@ -63,24 +62,26 @@ def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> int:
             say(asdict(worker))
         else:
             _hold(wish, worker, process, say)
-    return 0
 
 
 def _choose(wish: Wish) -> tuple[Worker, Process]:
-    seen = [one for pid in _own(wish.job) if (one := see(pid)) is not None]
     node = os.environ.get("SLURMD_NODENAME", "this node")
     if wish.gpu is None:
-        return choose(seen, node, wish.run, wish.rank)
-    workers = list(find_workers(seen).items())
+        return choose(_seen(wish.job), node, wish.run, wish.rank)
+    workers = list(find_workers(_seen(wish.job)).items())
     if wish.gpu < len(workers):
         return workers[wish.gpu]
     raise NotThere(f"no run of yours has a worker for GPU {wish.gpu} on {node}", hint=f"it has {len(workers)} there")
 
 
-def _own(job: str) -> list[int]:
-    """Processes of this job that are ours."""
+def _own(job: str) -> list[Process]:
+    """Those of this job that are the user's."""
     mark, uid = f"SLURM_JOB_ID={job}".encode(), os.geteuid()
-    return [one.pid for one in find(lambda pid: owner(pid) == uid and mark in environment(pid))]
+    return find(lambda pid: owner(pid) == uid and mark in environment(pid))
+
+
+def _seen(job: str) -> list[Seen]:
+    return [seen for process in _own(job) if (seen := see(process.pid)) is not None]
 
 
 def _hold(wish: Wish, worker: Worker, process: Process, say: Callable[[dict[str, object]], None]) -> None:
@@ -114,34 +115,34 @@ def _going_on_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
 
 
 def _lasting(job: str) -> list[str]:
-    holders = [_wish_of(pid).what for pid in _holders(job)]
+    holders = [_wish_of(process).what for process in _holders(job)]
     return holders or [HANG for _ in _still(job)]
 
 
 def _clear(job: str) -> list[str]:
     """What lasted."""
     found = _lasting(job)
-    stop([one for one in find(lambda pid: pid in _holders(job))])
+    stop(_holders(job))
     for process in _still(job):
         send(process, signal.SIGCONT)
     return found
 
 
-def _holders(job: str) -> list[int]:
-    lasting = [pid for pid in _own(job) if pid != os.getpid() and arguments(pid)[-2:-1] == [PROGRAM]]
-    return [pid for pid in lasting if _wish_of(pid).what in (HANG, SLOW)]
+def _holders(job: str) -> list[Process]:
+    """Programs such as this one, which keep a worker still or slow."""
+    like_us = [one for one in _own(job) if one.pid != os.getpid() and arguments(one.pid)[-2:-1] == [PROGRAM]]
+    return [process for process in like_us if _wish_of(process).what in (HANG, SLOW)]
 
 
-def _wish_of(pid: int) -> Wish:
+def _wish_of(process: Process) -> Wish:
     try:
-        return Wish(**json.loads(arguments(pid)[-1]))
+        return Wish(**json.loads(arguments(process.pid)[-1]))
     except (ValueError, TypeError, IndexError):
         return Wish("", "")
 
 
 def _still(job: str) -> list[Process]:
-    seen = [one for pid in _own(job) if (one := see(pid)) is not None]
-    return [process for process in find_workers(seen).values() if _state(process.pid) == "T"]
+    return [process for process in find_workers(_seen(job)).values() if _state(process.pid) == "T"]
 
 
 def _state(pid: int) -> str:
