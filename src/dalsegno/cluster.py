@@ -169,8 +169,11 @@ def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
 
 def foreign_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere | None:
     """The Slurm that commands would go to, where it is somebody's; None where it is a cluster of ours."""
-    ours = name or (env.get("SLURM_CONF") and env.get("DALSEGNO_CONTROLLER"))
-    if ours or not (env.get("SLURM_CONF") or not (env.get("DALSEGNO_CLUSTER") or places(env))):
+    if env.get("SLURM_CONF"):
+        ours = bool(name or env.get("DALSEGNO_CONTROLLER"))
+    else:
+        ours = bool(name or env.get("DALSEGNO_CLUSTER") or places(env))
+    if ours:
         return None
     return _ambient(env) if shutil.which("srun", path=env.get("PATH")) else None
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.cli.silence import has_no_settings, no_cluster
+from dalsegno.cli.silence import meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.containers.plugstack import Finding, HostFacts, Repair, Way
     from dalsegno.slurm.node_info import NodeInfo
+
+Words = TypeVar("Words", bound=tuple[str, ...])
 
 
 @click.group()
@@ -86,7 +88,7 @@ def _open(name: str | None) -> _Site:
     try:
         nodes = slurm.client.nodes()
     except CommandFailed as fault:
-        raise no_cluster() if has_no_settings(fault) else fault from None
+        raise meaning_of(fault) from None
     asleep = tuple(node.name for node in nodes if node.powered_down)
     closed = {node.name: why for node in nodes if (why := _closed(node))}
     partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
@@ -162,15 +164,14 @@ def _show(site: _Site, hosts: Sequence[HostFacts], found: Sequence[Finding], *, 
     out.table(["HOSTS", "--container-image", "PLUGIN", "ENROOT"], _rows(hosts))
     if site.asleep:
         out.talk(f"not asked, for they are powered down: {_hosts(site.asleep)}")
-    for (what, fix), names in _grouped({(each.host, each.what, each.fix): each.host for each in found}).items():
+    for (what, fix), names in _grouped((each.host, (each.what, each.fix)) for each in found).items():
         out.data(f"\n{_hosts(names)}: {what}\n  fix: {fix}")
     if found and not repaired:
         out.talk("\n`--repair` mends what it can")
 
 
 def _rows(hosts: Sequence[HostFacts]) -> list[list[str]]:
-    rows: dict[tuple[str, ...], str] = {(host.host, *_row(host)): host.host for host in hosts}
-    return [[_hosts(names), *row] for row, names in _grouped(rows).items()]
+    return [[_hosts(names), *row] for row, names in _grouped((host.host, _row(host)) for host in hosts).items()]
 
 
 def _row(host: HostFacts) -> tuple[str, str, str]:
@@ -180,11 +181,11 @@ def _row(host: HostFacts) -> tuple[str, str, str]:
     return ("yes" if "srun" in host.knows else "no"), (line.plugin if line else "-"), host.enroot or "-"
 
 
-def _grouped(of: Mapping[tuple[str, ...], str]) -> dict[tuple[str, ...], list[str]]:
+def _grouped(said: Iterable[tuple[str, Words]]) -> dict[Words, list[str]]:
     """Hosts of which the same is to be said, in the order in which it was first said."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for (_, *words), host in of.items():
-        groups.setdefault(tuple(words), []).append(host)
+    groups: dict[Words, list[str]] = {}
+    for host, words in said:
+        groups.setdefault(words, []).append(host)
     return groups
 
 

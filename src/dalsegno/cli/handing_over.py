@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.silence import has_no_settings, is_silence, no_cluster
+from dalsegno.cli.silence import is_silence, meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
     try:
         partitions = partitions_seen(slurm.client.partitions(), slurm.client.nodes())
     except CommandFailed as fault:
-        if has_no_settings(fault):
-            raise no_cluster() from None
-        raise no_answer() if is_silence(fault) else fault from None
+        meaning = meaning_of(fault)  # first: without settings, Slurm's commands also say that nobody answers
+        raise no_answer() if meaning is fault and is_silence(fault) else meaning from None
     return ClusterFacts(
         id=cluster_id(slurm.env),
         controller=slurm.controller is not None and _answers(slurm.controller),

@@ -13,9 +13,9 @@ def is_silence(fault: CommandFailed) -> bool:
     return any(sign in fault.stderr for sign in _SIGNS)
 
 
-def has_no_settings(fault: CommandFailed) -> bool:
-    """Slurm's commands are installed, and belong to no cluster."""
-    return any(words in fault.stderr for words in _NO_SETTINGS)
+def meaning_of(fault: CommandFailed) -> DalsegnoError:
+    """That there is no cluster, where Slurm's commands are installed and belong to none; else what they say."""
+    return no_cluster() if any(words in fault.stderr for words in _NO_SETTINGS) else fault
 
 
 def no_cluster() -> DalsegnoError:

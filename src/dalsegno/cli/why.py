@@ -13,7 +13,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.asking import when
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.cli.silence import has_no_settings, no_cluster
+from dalsegno.cli.silence import meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _names(slurm: SlurmHere) -> list[str]:
     try:
         return [node.name for node in slurm.client.nodes()]
     except CommandFailed as fault:
-        raise no_cluster() if has_no_settings(fault) else fault from None
+        raise meaning_of(fault) from None
 
 
 def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
@@ -103,7 +103,7 @@ def _of_job(label: str, slurm: SlurmHere) -> Answer:
     try:
         job = slurm.client.job(label)
     except CommandFailed as fault:
-        raise no_cluster() if has_no_settings(fault) else fault from None
+        raise meaning_of(fault) from None
     except NotThere:
         found = slurm.client.history(jobs=[label])
         if not found:

@@ -66,7 +66,7 @@ def play(stage: Stage, command: str, say: Say, export: str = "") -> Ending:
     before = {process.pid for process in find(stage)}
     words = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
     job = stage.researcher.submit(args=words)
-    say(f"ada: job {job}: {command}")
+    say(f"job {job}: {command}")
     pid = until(lambda: _started(stage, job, before), WAIT_S, f"`{PROGRAM}` of job {job} on {stage.node}")
     sight = look(stage, job, pid)
     say(f"it runs as process {pid} of {stage.node}; now: scancel {job}")

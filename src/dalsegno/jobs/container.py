@@ -17,9 +17,9 @@ from dalsegno.launch.srun_words import INSIDE
 
 PYTHON = "python3"  # the image's
 GUARD = (
-    f'[ -e {INSIDE} ] || {{ echo "$SLURMD_NODENAME started no container: `dalsegno containers check` says why" >&2; '
-    'exit 1; }; exec "$@"'
-).replace("`", "\\`")
+    f"[ -e {INSIDE} ] || {{ "
+    'echo "$SLURMD_NODENAME started no container: \\`dalsegno containers check\\` says why" >&2; exit 1; }; exec "$@"'
+)
 OPTIONS_ARGV = ("srun", "--help")
 
 

@@ -76,10 +76,10 @@ def _live(body: Callable[[socket.socket], None], sock: socket.socket, parent: in
         os._exit(code)
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int) -> None:
     """Be killed when the process that started this one ends, however it does."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
+    if os.getppid() != parent:
         os._exit(1)  # it ended before we asked
 
 

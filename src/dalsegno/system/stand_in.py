@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from dalsegno.system.forked import die_with_parent
@@ -54,7 +55,11 @@ class StandIn:
         reader, writer = os.pipe()
         os.set_blocking(reader, False)  # something that it leaves behind may hold the other end
         child = subprocess.Popen(
-            list(argv), executable=program, env={**env, notes: str(writer)}, pass_fds=(writer,), preexec_fn=_be_itself
+            list(argv),
+            executable=program,
+            env={**env, notes: str(writer)},
+            pass_fds=(writer,),
+            preexec_fn=partial(_be_itself, os.getpid()),
         )
         os.close(writer)
         try:
@@ -126,7 +131,7 @@ def end_as(code: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _be_itself() -> None:
+def _be_itself(parent: int) -> None:
     """In the child: nothing is blocked, and it does not outlive us."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    die_with_parent()
+    die_with_parent(parent)
