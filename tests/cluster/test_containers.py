@@ -278,6 +278,8 @@ def test_a_saved_container_is_an_image_again(someone: Contained):
     assert someone.lines(
         f"srun $I --container-save={saved} touch /etc/more; srun --container-image={saved} sh -c 'ls /etc/more; pwd'"
     ) == ["/etc/more", "/workspace"]
+    refused = someone.sh("srun $I --container-save=/nowhere/x.sqsh sh -c 'echo began'")
+    assert (refused.code, refused.out) == (1, "") and "--container-save: /nowhere: No such file" in refused.err
 
 
 def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
@@ -342,7 +344,8 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     try:
         again = cluster.cli.run("up", cluster.cli.file(listed.replace(f"'{missing}', ", "")))  # with no registry left
         assert (again.code, again.err) == (0, "nothing to do: the cluster is as the file says\n")
-        assert ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'").out == "v1\nv1\n"
+        without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
+        assert without.out == "v1\nv1\n" and without.err.count("is taken as it was when it was last asked for") == 1
         assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's
     finally:
         cluster.cli.ok("up", cluster.cli.file(FILE))

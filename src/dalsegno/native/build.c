@@ -287,7 +287,7 @@ static void build(char *argv[], struct kept *kept, int fds[2], bool *folder) {
 }
 
 static void answer(const struct kept *kept, const int fds[2], bool folder) {
-    char text[64] = "mnt";
+    char text[WHY_LENGTH] = "mnt";
     int all[4], count = 0;
     all[count++] = fds[0];
     if (fds[1] >= 0)
@@ -296,6 +296,8 @@ static void answer(const struct kept *kept, const int fds[2], bool folder) {
         all[count++] = kept->lock, strcat(text, " lock");
     if (folder)
         strcat(text, " folder");
+    if (request.note) /* last of all, in a line of its own */
+        snprintf(text + strlen(text), sizeof text - strlen(text), "\n%s", request.note);
     send_answer(ANSWER_FD, text, all, count);
 }
 

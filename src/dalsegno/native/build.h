@@ -14,6 +14,7 @@ enum { ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5, GROUPS_MAX = 256, SITE_MAX = 1
 struct request {
     const char *image, *mounts, *name, *home, *script, *user, *data, *cache, *save;
     const char *import;                   /* the program that makes a file of an image's name */
+    const char *note;                     /* what it warned of, for the user to read */
     const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
     size_t variable_count;
     const char *site[SITE_MAX]; /* paths that the cluster shows in every container */

@@ -110,10 +110,11 @@ static _Noreturn void run_entrypoint(spank_t spank) {
     give_up(spank, "--container-entrypoint: /bin/sh: %s", strerror(errno));
 }
 
-static void warn_of_folder(spank_t spank) {
+/* By the step's first task alone. */
+static void tell_note(spank_t spank, const char *note) {
     uint32_t task = 1;
     if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0)
-        dprintf(STDERR_FILENO, "dalsegno: note: a folder as image works here, and not on clusters with Pyxis\n");
+        dprintf(STDERR_FILENO, "dalsegno: note: %s\n", note);
 }
 
 void enter_container(spank_t spank, char *const given[], const struct container *container) {
@@ -126,8 +127,10 @@ void enter_container(spank_t spank, char *const given[], const struct container 
     set_environment(spank, given[OPTION_ENV]);
     add_gpu_libraries(spank);
     change_folder(spank, given[OPTION_WORKDIR]);
+    if (container->note[0])
+        tell_note(spank, container->note);
     if (container->folder)
-        warn_of_folder(spank);
+        tell_note(spank, "a folder as image works here, and not on clusters with Pyxis");
     if (given[OPTION_ENTRYPOINT] && !given[OPTION_NO_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
         run_entrypoint(spank);
 }

@@ -51,6 +51,16 @@ static _Noreturn void tell(char *text) {
     fail("image %s: %s%s%s", request.image, error, *hint ? "; " : "", hint);
 }
 
+/* A registry that does not answer, say: the image is taken as it was when it was last asked for. */
+static const char *warning_in(char *text) {
+    char *found = strncmp(text, "warning: ", 9) == 0 ? text : strstr(text, "\nwarning: ");
+    if (!found)
+        return NULL;
+    found += *found == '\n' ? 10 : 9;
+    found[strcspn(found, "\n")] = '\0';
+    return found;
+}
+
 void import_image(void) {
     int out = memfd_create("path", MFD_CLOEXEC), err = memfd_create("errors", MFD_CLOEXEC);
     int status = 0;
@@ -68,5 +78,6 @@ void import_image(void) {
     path[strcspn(path, "\n")] = '\0';
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || path[0] != '/')
         tell(said(err));
+    request.note = warning_in(said(err));
     request.image = path;
 }

@@ -144,6 +144,19 @@ static void keep_save_path(void) {
     free(old);
 }
 
+/* Now, and not when hours of work are done and there is no place for it. We have the user's rights here. */
+static void check_save_folder(void) {
+    char folder[PATH_MAX], *end = NULL;
+    if (!given[OPTION_SAVE])
+        return;
+    snprintf(folder, sizeof folder, "%s", given[OPTION_SAVE]);
+    if ((end = strrchr(folder, '/')))
+        end[end == folder] = '\0';
+    if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) != 0)
+        snprintf(container.error, sizeof container.error, "--container-save: %.*s: %s", WHY_LENGTH, folder,
+                 strerror(errno));
+}
+
 int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     uint32_t step = 0;
     char **argv = NULL;
@@ -159,6 +172,7 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
         return ESPANK_SUCCESS;
     container.wanted = true;
     keep_save_path();
+    check_save_folder();
     if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
         container.script = strdup(argv[0]); /* lies in slurmd's spool folder, which no image has */
     if (!container.error[0])

@@ -200,6 +200,11 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
         snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
         return;
     }
+    char *note = strchr(text, '\n');
+    if (note) {
+        *note = '\0';
+        snprintf(container->note, sizeof container->note, "%s", note + 1);
+    }
     container->mounts = fds[next++];
     if (strstr(text, " user"))
         container->user = fds[next++];

@@ -23,6 +23,7 @@ struct container {
     int mounts, user, lock; /* kept open for as long as the step lives */
     char *script;
     char error[WHY_LENGTH * 2]; /* for the tasks to tell */
+    char note[WHY_LENGTH];      /* for the first of them to tell */
 };
 
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
