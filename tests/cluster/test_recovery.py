@@ -329,7 +329,7 @@ def test_a_step_that_dies_of_a_drained_node_has_its_job_requeued_and_a_cancelled
     reason = "reason=dalsegno:drain:gpu a test says so"
     cluster.ok("shell", "--", "scontrol", "update", f"node={bad}", "state=drain", reason)
     (cluster.home / "tmp/dies.last").touch()
-    is_cancelled(cluster)
+    cancel_one_that_stays_ended(cluster)
 
     def ends_well() -> bool:
         """Slurm has a requeued job wait for half a minute, unless it is told, again and again."""
@@ -341,7 +341,7 @@ def test_a_step_that_dies_of_a_drained_node_has_its_job_requeued_and_a_cancelled
     eventually(lambda: state(cluster, bad) == "idle", 60)
 
 
-def is_cancelled(cluster: Cli) -> None:
+def cancel_one_that_stays_ended(cluster: Cli) -> None:
     signed, step = stepping(cluster, "cancelled")
     job, out = submit(cluster, "cancelled", f"srun --auto-resume=1 {step}\necho goes on", "-N2")
     eventually(lambda: len(lines(signed)) == 2)

@@ -109,7 +109,8 @@ int main(int argc, char *argv[]) {
         if (fork() == 0)
             run_task();
         wait(&status);
-        worst = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? worst : WEXITSTATUS(status);
+        int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        worst = code > worst ? code : worst;
         slurm_spank_task_exit(NULL, 0, NULL);
     }
     return worst;
