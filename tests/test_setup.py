@@ -302,6 +302,7 @@ def install(sysroot: Path, apt: str) -> Done:
         (tools / name).write_text(f"#!/bin/bash\n{code}\n")
         (tools / name).chmod(0o755)
     env = {"DALSEGNO_SYSROOT": str(sysroot), "PATH": f"{tools}:{os.environ['PATH']}", "SYSROOT": str(sysroot)}
+    env["TMPDIR"] = str(tools)  # one that is killed leaves its file there
     return run([str(REPO / "scripts/install-packages"), "munge"], env)
 
 
