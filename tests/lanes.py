@@ -8,6 +8,7 @@ lane of their own. Files whose tests have a cluster in common, the fixture `shar
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -41,6 +42,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     lanes = [taken(rest, folder) for _ in range(options.lanes)] + [iter(own)] * bool(own)
     told = [folder / f"told-{number}" for number in range(len(lanes))]
     pids = []
+    gc.freeze()  # what is here by now is nobody's garbage, and is not looked through again and again
     for items, path in zip(lanes, told, strict=True):
         pids.append(forked(session, None if not pids else path))
         if not pids[-1]:
