@@ -1,4 +1,4 @@
-"""The programs that run for long and without a terminal: `python -I programs.py NAME …`, on any node, from any folder.
+"""The programs that other programs start: `python -I programs.py NAME …`, on any node, from any folder.
 
 A file to start by its path: neither the working folder nor the user's variables can reach into what it imports, and
 the command line's own libraries are not loaded.

@@ -62,8 +62,8 @@ class FakeCluster:
     same_gpus_again: int = 0  # so many replacements are the old machine
     boots: int = 0
     validations: bool = True  # nodes answer when they are told to validate themselves
-    blind: bool = False  # the controller's own network is out ...
     tell_gpus: bool = True  # agents have said which GPUs there are
+    blind: bool = False  # the controller's own network is out ...
     see_again_at: float | None = None  # ... until then
     slow: bool = False  # Slurm does not take a node out of its jobs at once
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did

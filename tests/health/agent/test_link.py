@@ -44,21 +44,11 @@ class Stage(Scene):
     def set(self, **settings: object) -> None:
         self.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": settings})
 
-    def start(
-        self, boot: str = "boot-1", secret: bytes | None = None, check_s: float = 60.0
-    ) -> subprocess.Popen[bytes]:
+    def start(self, secret: bytes | None = None, check_s: float = 60.0) -> subprocess.Popen[bytes]:
         path = self.folder / "secret"
         path.write_bytes(secret or secret_of("gpu-1") or b"")
-        argv = [
-            "--node",
-            "gpu-1",
-            "--controller",
-            f"127.0.0.1:{self.port}",
-            "--secret",
-            str(path),
-            "--boot-id",
-            "boot-1",
-        ]
+        told = {"node": "gpu-1", "controller": f"127.0.0.1:{self.port}", "secret": str(path), "boot-id": "boot-1"}
+        argv = [word for name, value in told.items() for word in (f"--{name}", value)]
         env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": os.defpath, "CHECK_S": str(check_s)}
         with open(self.folder / "log", "ab") as log:
             self.processes.append(subprocess.Popen([sys.executable, "-c", RUN, *argv], env=env, stderr=log))
