@@ -1,6 +1,6 @@
 """What srun says of nodes on which it could not start anything."""
 
-from dalsegno.launch.srun_words import first_exit_code, launch_failures, started_outside
+from dalsegno.launch.srun_words import first_exit_code, launch_failures, started_outside, why_not_started
 
 SAID = """srun: cluster configuration lacks support for cpu binding
 srun: error: Task launch for StepId=59.0 failed on node train-1: Communication connection failure
@@ -57,3 +57,19 @@ def test_agents_that_were_started_outside_their_container_are_told_from_others()
     assert [node for node in NODES if started_outside(OUTSIDE, node)] == ["train-2", "train-3"]
     assert not started_outside(OUTSIDE.replace("/.dalsegno", ""), "train-2")
     assert not started_outside(OUTSIDE.replace("train-[2-3]", "train-[3-2"), "train-2")
+
+
+REFUSED = """srun: cluster configuration lacks support for cpu binding
+dalsegno: train-1: container: image /fsx/a.sqsh: No such file or directory
+srun: error: train-1: task 0: Exited with exit code 1
+slurmstepd-train-2: error: execve(): python3: No such file or directory
+srun: error: train-2: task 1: Exited with exit code 2
+"""
+
+
+def test_what_kept_a_task_from_starting_is_told_of_its_own_node():
+    assert [why_not_started(REFUSED, node) for node in ("train-1", "train-2", "train-3")] == [
+        "image /fsx/a.sqsh: No such file or directory",
+        "`python3`: No such file or directory",
+        "",
+    ]

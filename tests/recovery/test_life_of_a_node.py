@@ -721,6 +721,15 @@ def test_one_job_that_fails_again_and_again_where_slurm_puts_it_makes_no_node_su
     assert clinic.effects("n1")[0] == "drain"
 
 
+def test_jobs_of_runs_that_cannot_start_make_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n3", comment="dalsegno:join")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
 def test_a_node_on_which_jobs_do_well_between_those_that_fail_is_no_suspect(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):

@@ -50,7 +50,10 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
     if follow:
         _follow(found, plan, logs, screen)
     else:
-        screen.lines(logs.lines(time.time(), final=True))
+        lines = list(logs.lines(time.time(), final=True))
+        screen.lines(lines)
+        if not lines:
+            out.talk(f"nothing was said; `dalsegno why {found.run}` shows how the run went")
 
 
 def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: int | None, follow: bool) -> None:

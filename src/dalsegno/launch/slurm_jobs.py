@@ -17,7 +17,7 @@ from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
-from dalsegno.launch.srun_words import launch_failures, started_outside
+from dalsegno.launch.srun_words import launch_failures, started_outside, why_not_started
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, adopt, start
@@ -129,8 +129,11 @@ class SlurmJobs:
 
     def why_they_end(self, node: str) -> str:
         """Of agents that end as soon as they are started; "" where it is not known."""
-        outside = started_outside(_said_since(self.site.folder.agents_log, 0), node)
-        return ", for it starts no container (`dalsegno containers check` says why)" if outside else ""
+        said = _said_since(self.site.folder.agents_log, 0)
+        if started_outside(said, node):
+            return ", for it starts no container (`dalsegno containers check` says why)"
+        why = why_not_started(said, node)
+        return f" ({why})" if why else ""
 
     def agent_left(self, node: str) -> None:
         for job in self.jobs:

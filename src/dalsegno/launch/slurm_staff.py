@@ -181,9 +181,10 @@ class SlurmStaff:
             return False
         if self._tries.once_more(node):
             return True
-        self._give_up(node, f"agents on {node} do not live{self._jobs.why_they_end(node)}")
+        why = self._jobs.why_they_end(node)
+        self._give_up(node, f"agents on {node} do not live{why}")
         if self._none_lives:
-            self.boss.stop(1, f"its agents live on none of its nodes; {self.site.folder.agents_log} says why")
+            self.boss.stop(1, f"its agents live on none of its nodes{why}; {self.site.folder.agents_log} says more")
         else:
             self.soon(self._let_go())
         return False

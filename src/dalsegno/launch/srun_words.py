@@ -14,6 +14,8 @@ _FAILED = re.compile(r"Task launch for (?:StepId=)?(?P<job>\d+)\S* failed on nod
 _OUTSIDE = re.compile(
     rf"can't open file '{INSIDE}[^\n]*\n(?:(?!srun: error: )[^\n]*\n)*srun: error: (?P<nodes>\S+): tasks? \d"
 )
+_REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # our own plugin
+_NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
 
 
@@ -36,6 +38,13 @@ def first_exit_code(text: str) -> int | None:
 def started_outside(text: str, node: str) -> bool:
     """Whether srun has started an agent on this node, but not in its container."""
     return any(node in _expand(each["nodes"]) for each in _OUTSIDE.finditer(text))
+
+
+def why_not_started(text: str, node: str) -> str:
+    """What kept a task on this node from starting, the last time; "" where it is not known."""
+    refused = [each["why"] for each in _REFUSED.finditer(text) if each["node"] == node]
+    missing = [f"`{each['program']}`: {each['why']}" for each in _NO_PROGRAM.finditer(text) if each["node"] == node]
+    return (refused or missing or [""])[-1].strip()
 
 
 def _expand(nodes: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dalsegno.health import Remedy
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import NodeFacts
+from dalsegno.recovery.facts import NodeFacts, is_plain
 from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of, heaviest
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import JobInfo, JobState
@@ -77,7 +77,8 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
 
 
 def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
-    return job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
+    """A run's are no witnesses: it ends its jobs itself, tries each node several times, and leaves those it must."""
+    return is_plain(job) and job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
 
 
 def _does_well(job: JobInfo, policy: Policy) -> bool:
