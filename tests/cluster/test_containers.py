@@ -352,25 +352,54 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
 
 
 SCRIPT = """
-import os
-print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["FROM_IMAGE"], flush=True)
-if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+import os, sys, time
+generation = int(os.environ["DALSEGNO_GENERATION"])
+print(generation, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["FROM_IMAGE"], flush=True)
+if os.environ["RANK"] == "1" and generation == 1:
     os._exit(3)
+if len(sys.argv) > 1 and generation == 2:
+    open(sys.argv[1], "w").write(os.environ["SLURMD_NODENAME"])
+    time.sleep(600)
 """
 
 
-def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(cluster: Contained):
-    """The image lends its Python from this machine's."""
-    work = cluster.cli.home / "tmp/run"
+def run_words(someone: Contained) -> tuple[list[str], Path]:
+    """A run whose image lends its Python from this machine's; and its folder."""
+    work = someone.cli.home / f"tmp/run-{someone.uid}"
     work.mkdir()
+    work.chmod(0o777)
     (work / "train.py").write_text(SCRIPT)
     mounts = ",".join(path for path in ("/usr", "/lib", "/lib64") if os.path.isdir(path))
-    words = ["--nodes=2", "--no-preload", f"--container-image={cluster.image}", f"--container-mounts={mounts}"]
-    answer = cluster.cli.run("run", *words, "train.py", cwd=work)
+    return ["--no-preload", f"--container-image={someone.image}", f"--container-mounts={mounts}"], work
+
+
+@pytest.mark.parametrize("someone", ["ada", "rootless"], indirect=True)
+def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(someone: Contained):
+    words, work = run_words(someone)
+    answer = someone.sh(f"cd {work}; dalsegno run --nodes=2 {' '.join(words)} train.py")
     assert answer.code == 0, answer
     assert "generation 2" in answer.err
-    assert answer.out.count("[1] 1 2 as it says") == 2  # rank 0 may be ended before it has said anything
-    assert "[0] 0 2 as it says" in answer.out
+    assert "[1] 1 1 2 as it says" in answer.out and "[1] 2 1 2 as it says" in answer.out
+    assert "[0] 2 0 2 as it says" in answer.out  # of the first generation it may be ended before it has said anything
+
+
+def test_a_run_in_a_container_survives_its_node(cluster: Contained):
+    words, work = run_words(cluster)
+    more = ["--nodes=1", "--nproc-per-node=2", "--spares=1"]
+    run = subprocess.Popen(
+        cluster.cli.argv("run", *more, *words, "train.py", str(work / "where")),
+        env=cluster.cli.env, cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        eventually(lambda: text_of(work / "where").startswith("train-"))
+        cluster.cli.ok("inject", "power-off", text_of(work / "where"))
+        said = run.communicate(timeout=60)[0]
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    assert all(f"[{rank}] 3 {rank} 2 as it says" in said for rank in (0, 1)), said
+    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
 # Hosts that do not know the option ----------------------------------------------------------------------------
