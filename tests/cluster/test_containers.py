@@ -176,19 +176,6 @@ def test_tasks_of_a_node_share_memory_files_and_what_they_write(someone: Contain
         assert answer.out.split() == ["met", "met"], answer
 
 
-def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
-    """All three at once: with or without a container, Slurm takes seconds to see that a step is over."""
-    mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
-    line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\""
-    jobs = [who.lines(line)[0] for who in everyone]
-    eventually(lambda: len(processes("sleep", mark)) == 4 * len(everyone))
-    assert containers(cluster) > 0 and containers(rootless) > 0
-    for who, job in zip(everyone, jobs, strict=True):
-        who.lines(f"scancel {job}")
-    eventually(lambda: (processes("sleep", mark), containers(cluster), containers(rootless)) == ([], 0, 0))
-    eventually(lambda: (loops(cluster.image), loops(rootless.image)) == (0, 0))
-
-
 def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone: Contained):
     home = someone.cli.home
     (home / "tmp/text.sqsh").write_text("no image")
@@ -205,6 +192,19 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
     someone.lines(f"cd {home}/tmp; sbatch -o bad.out --container-image=./missing.sqsh --wrap true")
     eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"))
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+
+
+def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
+    """All three at once: with or without a container, Slurm takes seconds to see that a step is over."""
+    mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
+    line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\""
+    jobs = [who.lines(line)[0] for who in everyone]
+    eventually(lambda: len(processes("sleep", mark)) == 4 * len(everyone))
+    assert containers(cluster) > 0 and containers(rootless) > 0
+    for who, job in zip(everyone, jobs, strict=True):
+        who.lines(f"scancel {job}")
+    eventually(lambda: (processes("sleep", mark), containers(cluster), containers(rootless)) == ([], 0, 0))
+    eventually(lambda: (loops(cluster.image), loops(rootless.image)) == (0, 0))
 
 
 def test_files_of_the_image_gain_nobody_rights(someone: Contained):
