@@ -22,8 +22,10 @@ _HINTS = {  # Slurm's words -> ours; the first that fits, so the more telling on
 def end_hint(run: RunFolder, status: Status) -> str:
     """After a run that did not end well: where to look."""
     if not status.message.startswith(REFUSED):
-        said = any(run.logs.glob("g*/*"))
-        return f"`dalsegno logs {run.run}` shows all it said" if said else f"`dalsegno why {run.run}` shows how it went"
+        spoke = any(run.logs.glob("g*/*"))
+        return (
+            f"`dalsegno logs {run.run}` shows all it said" if spoke else f"`dalsegno why {run.run}` shows how it went"
+        )
     log = run.salloc_log(1)
     said = f"{read_text(log) or ''}{status.message}"
     return next((hint for words, hint in _HINTS.items() if words in said), f"all of Slurm's words are in {log}")
