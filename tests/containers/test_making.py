@@ -76,6 +76,16 @@ def test_a_folder_becomes_an_image_and_can_be_listed_verified_and_removed(image:
     assert image.run("ls").stdout == ""
 
 
+def test_an_image_whose_name_has_moved_on_is_shown_no_more_and_swept(image: Image, tmp_path: Path):
+    (tmp_path / "root").mkdir()
+    first = image.path("build", tmp_path / "root")
+    (tmp_path / "root/new").touch()
+    second = image.path("build", tmp_path / "root")
+    assert json.loads(image.run("show", tmp_path / "root", "--json").stdout)["path"] == str(second) != str(first)
+    assert json.loads(image.run("gc", "--json").stdout)["files"] > 0
+    assert not first.exists() and second.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root")
 def test_a_python_environment_runs_where_there_is_nothing_else(image: Image, tmp_path: Path):
     venv, added, left = tmp_path / "env", tmp_path / "added", tmp_path / "left"

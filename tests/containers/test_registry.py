@@ -115,6 +115,19 @@ def test_sixteen_who_ask_at_once_get_the_same_file_and_one_imports_it(
     assert len([path for path, _ in between.seen if "/manifests/" in path]) == 1
 
 
+def test_layers_come_at_the_same_time(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
+    between, address = meddler
+    both = threading.Barrier(2, timeout=60)
+
+    def hold_back(path: str, body: bytes) -> bytes:
+        if "/blobs/" in path and not body.startswith(b"{"):  # a layer: it waits for the other to be asked for
+            both.wait()
+        return body
+
+    between.meddle = hold_back
+    assert imported(hub.name("two", address), tmp_path).exists()
+
+
 def test_a_download_that_breaks_off_goes_on_where_it_was(hub: Hub, meddler: tuple[Meddler, str], tmp_path: Path):
     between, address = meddler
     between.cut = 2
