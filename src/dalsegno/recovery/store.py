@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,30 +20,12 @@ from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
 from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
 from dalsegno.recovery.change import begun, ended, sighted, turned
 from dalsegno.recovery.check_news import News
+from dalsegno.recovery.journal_file import open_file
 from dalsegno.recovery.policy import Policy
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 
-BUSY_S = 10.0  # how long one connection waits for another's write
 MOST_EVENTS = 1000  # of one answer
-MOST_KEPT = 100_000  # events and actions; the oldest go when a controller starts
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS actions (
-    id TEXT PRIMARY KEY, node TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
-    begun_at REAL NOT NULL, ended_at REAL, error TEXT, told TEXT);
-CREATE TABLE IF NOT EXISTS events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS events_of_node ON events (node, id);
-CREATE TABLE IF NOT EXISTS passports (
-    uuid TEXT PRIMARY KEY, node TEXT NOT NULL, slot INTEGER NOT NULL, serial TEXT NOT NULL, model TEXT NOT NULL,
-    since REAL NOT NULL, sent_away_at REAL);
-CREATE TABLE IF NOT EXISTS checks (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, name TEXT NOT NULL,
-    verdict TEXT NOT NULL, text TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS checks_of_node ON checks (node, id);
-CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
+MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go when a controller starts
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.db = _open(path)
+            self.db = open_file(path)
             self._version = self._data_version()
             self.book = self._read_book()
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -282,21 +263,3 @@ class Store:
 
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Two who make the file at the same moment disturb each other, and SQLite does not wait there by itself."""
-    until = time.monotonic() + BUSY_S
-    while True:
-        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-        try:
-            os.chmod(path, 0o600)
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=FULL")
-            db.executescript(_SCHEMA)
-            return db
-        except sqlite3.OperationalError as error:
-            db.close()
-            if "locked" not in str(error) or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
