@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,13 +15,12 @@ from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.cli.silence import meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
+from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.containers.plugstack import Finding, HostFacts, Repair, Way
     from dalsegno.slurm.node_info import NodeInfo
-
-Words = TypeVar("Words", bound=tuple[str, ...])
 
 
 @click.group()
@@ -40,6 +39,7 @@ def check(name: str | None, json_: bool, repair: bool, folder: str) -> None:
     Works on any Slurm cluster from its login or head node. Nodes are asked by a small step each, else over ssh.
     With --repair, an installed Pyxis is registered where it is not; where there is none, Dal Segno's plugin is.
     """
+    from dalsegno.cli import containers_words
     from dalsegno.containers.plugstack import judge
     from dalsegno.containers.plugstack.repairs import FOLDER
 
@@ -53,7 +53,7 @@ def check(name: str | None, json_: bool, repair: bool, folder: str) -> None:
         hosts = site.ask() if done else hosts
     found = judge(hosts, site.own)
     if json_:
-        out.as_json(_as_json(site, hosts, found, done))
+        out.as_json(containers_words.as_json(site.asleep, hosts, found, done))
     else:
         _show(site, hosts, found, repaired=repair)
     raise SystemExit(1 if found else 0)
@@ -73,7 +73,7 @@ class _Site:
         from dalsegno.containers.plugstack import ask_all
         from dalsegno.system.processes import LocalRunner
 
-        out.talk(f"asking {_hosts(self.nodes)}")
+        out.talk(f"asking {compress(self.nodes)}")
         return ask_all(LocalRunner(), platform.node(), self.slurm.env, self.nodes, self.ways)
 
 
@@ -157,57 +157,13 @@ def _parcel(version: str) -> str:
     return pack(build_native(LocalRunner(), home() / "cache", version))
 
 
-# Words -----------------------------------------------------------------------------------------------------------
-
-
 def _show(site: _Site, hosts: Sequence[HostFacts], found: Sequence[Finding], *, repaired: bool) -> None:
-    out.table(["HOSTS", "--container-image", "PLUGIN", "ENROOT"], _rows(hosts))
+    from dalsegno.cli import containers_words
+
+    out.table(containers_words.HEADERS, containers_words.rows(hosts))
     if site.asleep:
-        out.talk(f"not asked, for they are powered down: {_hosts(site.asleep)}")
-    for (what, fix), names in _grouped((each.host, (each.what, each.fix)) for each in found).items():
-        out.data(f"\n{_hosts(names)}: {what}\n  fix: {fix}")
+        out.talk(f"not asked, for they are powered down: {compress(site.asleep)}")
+    for text in containers_words.sentences(found):
+        out.data(f"\n{text}")
     if found and not repaired:
         out.talk("\n`--repair` mends what it can")
-
-
-def _rows(hosts: Sequence[HostFacts]) -> list[list[str]]:
-    return [[_hosts(names), *row] for row, names in _grouped((host.host, _row(host)) for host in hosts).items()]
-
-
-def _row(host: HostFacts) -> tuple[str, str, str]:
-    if host.silent:
-        return "?", "?", "?"
-    line = host.working
-    return ("yes" if "srun" in host.knows else "no"), (line.plugin if line else "-"), host.enroot or "-"
-
-
-def _grouped(said: Iterable[tuple[str, Words]]) -> dict[Words, list[str]]:
-    """Hosts of which the same is to be said, in the order in which it was first said."""
-    groups: dict[Words, list[str]] = {}
-    for host, words in said:
-        groups.setdefault(words, []).append(host)
-    return groups
-
-
-def _hosts(names: Sequence[str]) -> str:
-    from dalsegno.hostlist import compress
-
-    return compress(names)
-
-
-def _as_json(
-    site: _Site, hosts: Sequence[HostFacts], found: Sequence[Finding], done: Sequence[Repair]
-) -> dict[str, object]:
-    return {
-        "ok": not found,
-        "hosts": [
-            {
-                "host": host.host, "login": host.login, "asked": not host.silent, "knows": sorted(host.knows),
-                "plugstack": host.stack, "plugin": host.working.plugin if host.working else None, "enroot": host.enroot,
-            }
-            for host in hosts
-        ],
-        "not_asked": list(site.asleep),
-        "findings": [{"host": each.host, "what": each.what, "fix": each.fix} for each in found],
-        "repaired": [{"host": each.host, "done": each.sentences()} for each in done],
-    }  # fmt: skip

@@ -55,7 +55,9 @@ def _worries(controller: Path | None) -> list[str]:
 
 def _worries_us(node: Mapping[str, Any]) -> bool:
     """What Slurm's states do not show, and what waits for a person."""
-    return node["phase"] in ("suspected", "given up")
+    from dalsegno.recovery.phase import Phase
+
+    return node["phase"] in (Phase.SUSPECTED.value, Phase.GIVEN_UP.value)
 
 
 def _show(status: Status) -> None:

@@ -1,0 +1,54 @@
+"""Hosts and what is wrong with their containers, in words. Hosts of which the same is to be said are named together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from dalsegno.containers.plugstack import Finding, HostFacts, Repair
+from dalsegno.hostlist import compress
+
+HEADERS = ["HOSTS", "--container-image", "PLUGIN", "ENROOT"]
+Words = TypeVar("Words", bound=tuple[str, ...])
+
+
+def rows(hosts: Sequence[HostFacts]) -> list[list[str]]:
+    return [[names, *row] for row, names in _grouped((host.host, _row(host)) for host in hosts)]
+
+
+def sentences(found: Sequence[Finding]) -> list[str]:
+    groups = _grouped((each.host, (each.what, each.fix)) for each in found)
+    return [f"{names}: {what}\n  fix: {fix}" for (what, fix), names in groups]
+
+
+def _row(host: HostFacts) -> tuple[str, str, str]:
+    if host.silent:
+        return "?", "?", "?"
+    line = host.working
+    return ("yes" if "srun" in host.knows else "no"), (line.plugin if line else "-"), host.enroot or "-"
+
+
+def _grouped(said: Iterable[tuple[str, Words]]) -> list[tuple[Words, str]]:
+    """In the order in which it was first said."""
+    groups: dict[Words, list[str]] = {}
+    for host, words in said:
+        groups.setdefault(words, []).append(host)
+    return [(words, compress(names)) for words, names in groups.items()]
+
+
+def as_json(
+    not_asked: Sequence[str], hosts: Sequence[HostFacts], found: Sequence[Finding], done: Sequence[Repair]
+) -> dict[str, object]:
+    return {
+        "ok": not found,
+        "hosts": [
+            {
+                "host": host.host, "login": host.login, "asked": not host.silent, "knows": sorted(host.knows),
+                "plugstack": host.stack, "plugin": host.working.plugin if host.working else None, "enroot": host.enroot,
+            }
+            for host in hosts
+        ],
+        "not_asked": list(not_asked),
+        "findings": [{"host": each.host, "what": each.what, "fix": each.fix} for each in found],
+        "repaired": [{"host": each.host, "done": each.sentences()} for each in done],
+    }  # fmt: skip
