@@ -23,8 +23,8 @@ ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", 'mount -t tmpfs -o mode=75
 # A small root file system and no network of its own: nothing of the machine's is changed.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
-    "--default-cgroupns-mode=private", "--bridge=none", "--iptables=false", "--ip6tables=false",
-    "--ip-forward=false", "--ip-masq=false",
+    "--exec-opt=native.cgroupdriver=cgroupfs", "--default-cgroupns-mode=private", "--bridge=none",
+    "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
 )  # fmt: skip
 
 OnNode = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
