@@ -218,8 +218,10 @@ def kill_host(cli: Cli, host: str) -> None:
 def test_a_second_up_at_the_same_time_is_refused(cli: Cli):
     cli.file(small(2, accounting=True))
     first = cli.start("up")
-    assert first.stdout is not None and "creates one" in first.stdout.readline()
+    assert first.stdout is not None and any("booting" in line for line in iter(first.stdout.readline, ""))
+    first.send_signal(signal.SIGSTOP)  # however long the second one takes to start
     second = cli.run("up")
+    first.send_signal(signal.SIGCONT)
     assert second.code == 1 and "another `dalsegno` is working on cluster one" in second.err
     first.stdout.read()
     assert first.wait() == 0
