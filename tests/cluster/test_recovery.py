@@ -166,7 +166,7 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
     before = last_event(cluster)
     heals(cluster, "train-1", let_a_prolog_fail)
     told = [each["text"] for each in events(cluster, "train-1", before)]
-    assert "drained: slurm[prolog] Prolog error" in told
+    assert "drained: slurm[prolog]: Prolog error" in told
 
 
 def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(cluster: Cli):
@@ -178,7 +178,7 @@ def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(cluster: C
     before = last_event(cluster)
     heals(cluster, "train-2", let_jobs_fail)
     told = [each["text"] for each in events(cluster, "train-2", before)]
-    assert "drained: black-hole 3 jobs failed here as soon as they had started" in told
+    assert "drained: black-hole: 3 jobs failed here as soon as they had started" in told
 
 
 def test_while_slurmctld_does_not_answer_nothing_is_done(cluster: Cli):
