@@ -394,7 +394,7 @@ def test_a_run_in_a_container_survives_its_node(cluster: Contained):
     try:
         eventually(lambda: text_of(work / "where").startswith("train-"))
         cluster.cli.ok("inject", "power-off", text_of(work / "where"))
-        said = run.communicate(timeout=60)[0]
+        said = run.communicate(timeout=180)[0]
     finally:
         run.kill()
     assert run.returncode == 0, said
