@@ -54,6 +54,7 @@ def test_a_name_is_read(text: str, name: ImageName):
         ("ann@ghcr.io/me/app", "did you mean `ann@ghcr.io#me/app`?"),
         ("pytorch.sqsh", "did you mean the file `./pytorch.sqsh`?"),
         ("saved.tar", "did you mean `docker-archive:saved.tar`?"),
+        ("dockerd:team/app:v1", "did you mean `dockerd://team/app:v1`?"),
         ("dokcer://ubuntu", "did you mean `docker://ubuntu`?"),
         ("https://nvcr.io/v2", "it may begin with `docker://`"),
         ("Ubuntu:22.04", "did you mean `ubuntu`?"),

@@ -146,6 +146,9 @@ def _in_registry(rest: str, text: str) -> ImageName:
 
 def _refuse_other_spellings(user: str, body: str, text: str) -> None:
     """Docker writes `host/image`; a file without `./` looks like an image of Docker Hub: both are common slips."""
+    scheme, colon, name = body.partition(":")
+    if scheme in ("docker", "dockerd", "podman") and colon and ("/" in name or ":" in name):
+        raise _wrong(text, f"did you mean `{scheme}://{name.lstrip('/')}`?")
     first, slash, rest = body.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         who = f"{user}@" if user else ""

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -300,6 +301,12 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     eventually(lambda: text_of(out) == "as it says word /mnt\n")
 
 
+def slow(path: str, body: bytes) -> bytes:
+    """A registry that takes longer than one waits without a word."""
+    time.sleep(3.0 if "/manifests/" in path else 0)
+    return body
+
+
 def test_a_registrys_image_is_fetched_once_for_sixteen_tasks(rootless: Contained, tmp_path: Path):
     busybox = (rootless.image.parent / "tree/bin/busybox").read_bytes()
     layout = Layout(tmp_path / "oci")
@@ -307,11 +314,17 @@ def test_a_registrys_image_is_fetched_once_for_sixteen_tasks(rootless: Contained
     layout.image("v1", layers, config={"Env": ["FROM=v1"]})
     with registry(tmp_path) as behind:
         push(layout.path, "v1", behind, "team/app:v1")
+        push(layout.path, "v1", behind, "team/app:v2")
         meddler = Meddler(behind)
         with serving(meddler.handler()) as address:
             line = f"srun -N2 -n16 --container-image={address}#team/app:v1 sh -c 'echo $FROM; test -e /second'"
             assert rootless.lines(line) == ["v1"] * 16
-    assert len(meddler.blobs()) == len(set(meddler.blobs())) == 3  # two layers and the configuration
+            fetched = meddler.blobs()
+            meddler.meddle = slow
+            answer = rootless.sh(f"srun -n2 --container-image={address}#team/app:v2 sh -c 'echo $FROM'")
+    assert answer.out == "v1\nv1\n"
+    assert answer.err.count(f"dalsegno: importing {address}#team/app:v2; this may take a while\n") == 1
+    assert len(fetched) == len(set(fetched)) == 3  # two layers and the configuration
 
 
 def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):
@@ -381,6 +394,14 @@ def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(someone: Contained
     assert "generation 2" in answer.err
     assert "[1] 1 1 2 as it says" in answer.out and "[1] 2 1 2 as it says" in answer.out
     assert "[0] 2 0 2 as it says" in answer.out  # of the first generation it may be ended before it has said anything
+
+
+def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
+    _, work = run_words(cluster)
+    answer = cluster.sh(f"cd {work}; dalsegno run --nodes=2 --container-image=/nowhere.sqsh train.py")
+    assert answer.code == 1
+    assert "live on none of its nodes (image /nowhere.sqsh: No such file or directory)" in answer.err
+    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
 def test_a_run_in_a_container_survives_its_node(cluster: Contained):

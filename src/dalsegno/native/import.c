@@ -39,16 +39,18 @@ static char *said(int file) {
     return text;
 }
 
-/* The line that says what is wrong, with what to do about it. */
+/* The line that says what is wrong, with what to do about it; a program's own words are in lines below it. */
 static _Noreturn void tell(char *text) {
-    const char *error = "the import said nothing", *hint = "";
+    const char *error = "the import said nothing", *words = "", *hint = "";
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         if (strncmp(line, "error: ", 7) == 0)
             error = line + 7;
+        else if (strncmp(line, "  ", 2) == 0)
+            words = line + 1;
         else if (strncmp(line, "hint: ", 6) == 0)
             hint = line + 6;
     }
-    fail("image %s: %s%s%s", request.image, error, *hint ? "; " : "", hint);
+    fail("image %s: %s%s%s%s", request.image, error, words, *hint ? "; " : "", hint);
 }
 
 /* A registry that does not answer, say: the image is taken as it was when it was last asked for. */

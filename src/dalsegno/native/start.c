@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pwd.h>
 #include <signal.h>
 #include <slurm/slurm.h>
@@ -16,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORDS_MAX = 64, ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5 };
+enum { WORDS_MAX = 64, ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5, SLOW_MS = 2000 };
 
 struct words {
     char *list[WORDS_MAX + 1];
@@ -143,9 +144,16 @@ static void run_helper(const char *path, char *const words[], int answer, int us
     _exit(127);
 }
 
+/* An import may take minutes: the step's first node says so, unless it is done at once. */
+static void tell_if_slow(int from, const char *doing) {
+    struct pollfd answer = {.fd = from, .events = POLLIN};
+    if (doing && poll(&answer, 1, SLOW_MS) == 0)
+        slurm_spank_log("dalsegno: %s", doing);
+}
+
 /* The helper's answer and the descriptors that came with it; an answer that begins with `!` is an error. */
-static int ask_helper(const char *path, char *const words[], int user, int mounts, char *text, size_t size, int *fds,
-                      int count) {
+static int ask_helper(const char *path, char *const words[], const char *doing, int user, int mounts, char *text,
+                      size_t size, int *fds, int count) {
     int pair[2], sent = 0, status = 0;
     char space[CMSG_SPACE(sizeof(int) * 4)];
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
@@ -157,6 +165,7 @@ static int ask_helper(const char *path, char *const words[], int user, int mount
     if (child == 0)
         run_helper(path, words, pair[1], user, mounts);
     close(pair[1]);
+    tell_if_slow(pair[0], doing);
     ssize_t got = child < 0 ? -1 : recvmsg(pair[0], &message, MSG_CMSG_CLOEXEC);
     if (got > 0) {
         text[got] = '\0';
@@ -174,16 +183,20 @@ static int ask_helper(const char *path, char *const words[], int user, int mount
 
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
     struct words words = {.count = 0};
-    char text[WHY_LENGTH * 2];
+    char text[WHY_LENGTH * 2], doing[WHY_LENGTH] = "";
     int fds[3] = {-1, -1, -1};
+    uint32_t node = 1;
     const char *image = given[OPTION_IMAGE];
     add(&words, "dalsegno-container");
     add_user(spank, &words);
     add_site(spank, site, &words);
     if (image)
         add(&words, "image=%s", image);
-    if (image && !image_is_path(image))
+    if (image && !image_is_path(image)) {
         add_import(spank, site, &words);
+        if (spank_get_item(spank, S_JOB_NODEID, &node) == ESPANK_SUCCESS && node == 0)
+            snprintf(doing, sizeof doing, "importing %s; this may take a while", image);
+    }
     if (given[OPTION_MOUNTS])
         add(&words, "mounts=%s", given[OPTION_MOUNTS]);
     if (given[OPTION_NAME])
@@ -194,7 +207,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
         add_home(spank, &words);
     add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
     add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
-    int count = ask_helper(site->helper, words.list, -1, -1, text, sizeof text, fds, 3), next = 0;
+    int count = ask_helper(site->helper, words.list, doing[0] ? doing : NULL, -1, -1, text, sizeof text, fds, 3), next = 0;
     free_words(&words);
     if (text[0] == '!' || count < 1) {
         snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
@@ -219,7 +232,7 @@ void save_container(spank_t spank, const struct site *site, const char *path, co
     add(&words, "dalsegno-container");
     add_user(spank, &words);
     add(&words, "save=%s", path);
-    ask_helper(site->helper, words.list, container->user, container->mounts, text, sizeof text, NULL, 0);
+    ask_helper(site->helper, words.list, NULL, container->user, container->mounts, text, sizeof text, NULL, 0);
     free_words(&words);
     if (text[0] == '!')
         slurm_spank_log("dalsegno: %s", text + 1);
