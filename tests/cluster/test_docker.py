@@ -23,7 +23,7 @@ SCENE = ("demo", "--scene", "docker")
 
 @WITH_DOCKER
 def test_what_docker_started_outlives_its_job_and_what_srun_did_does_not(cache: Path):
-    before = in_run()
+    before = of_a_docker()
     with taken_down(at_home(cache)) as cli:
         answer = cli.run(*SCENE)
         assert answer.code == 0, answer
@@ -40,7 +40,7 @@ def test_what_docker_started_outlives_its_job_and_what_srun_did_does_not(cache: 
     if freezer_mount(Path("/proc/self/mounts").read_text()):  # else Slurm follows parents, and has no cgroups here
         assert ours.endswith("/job_2/step_0")
     assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
-    assert in_run() == before
+    assert of_a_docker() == before
 
 
 @WITH_DOCKER
@@ -85,9 +85,10 @@ def of_docker(cli: Cli) -> set[str]:
     return {os.path.basename(words[0]) for process in find(is_of_docker) if (words := arguments(process.pid))}
 
 
-def in_run() -> set[str]:
-    """What a Docker of the machine's own would leave there."""
-    return {name for name in os.listdir("/run") if name.startswith(("docker", "containerd", "runc"))}
+def of_a_docker() -> set[str]:
+    """What the machine's own Docker would have there."""
+    names = ("run/docker*", "run/containerd*", "run/runc*", "var/lib/docker*", "etc/docker/*")
+    return {str(path) for name in names for path in Path("/").glob(name)}
 
 
 def text_of(path: Path) -> str:

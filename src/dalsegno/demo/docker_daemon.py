@@ -18,8 +18,12 @@ from dalsegno.system.procfs import MARK, Process, descendants, end, marked, star
 
 START_S = 60.0
 END_S = 20.0
-# Images, sockets and pid files are in memory, and seen by the daemon alone: they go with it.
-ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"', "sh")
+# Images, sockets, pid files and the key that it writes to /etc are in memory, and seen by the daemon alone: they go
+# with it.
+PRIVATE = """mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/etc /run/work &&
+    mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc && exec "$@"
+"""
+ALONE = ("unshare", "--mount", "--", "/bin/sh", "-c", PRIVATE, "sh")
 # A small root file system and no network of its own: nothing of the machine's is changed.
 PLAIN = (
     "--data-root=/run/data", "--exec-root=/run/docker", "--pidfile=/run/docker.pid", "--storage-driver=vfs",
