@@ -6,9 +6,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "descriptors.h"
 #include "options.h"
 
-enum { ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5, GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
+enum { GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {

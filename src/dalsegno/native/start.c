@@ -17,7 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORDS_MAX = 64, ANSWER_FD = 3, USER_FD = 4, MOUNTS_FD = 5, SLOW_MS = 2000 };
+#include "descriptors.h"
+
+enum { WORDS_MAX = 64, SLOW_MS = 2000 };
 
 struct words {
     char *list[WORDS_MAX + 1];

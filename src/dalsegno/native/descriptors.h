@@ -1,0 +1,11 @@
+/* What the helper finds open when the plugin starts it. */
+#ifndef DALSEGNO_DESCRIPTORS_H
+#define DALSEGNO_DESCRIPTORS_H
+
+enum {
+    ANSWER_FD = 3, /* where it says what came of it */
+    USER_FD = 4,   /* a container's namespaces, to save it; root's has no user namespace */
+    MOUNTS_FD = 5,
+};
+
+#endif
