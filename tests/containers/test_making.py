@@ -12,7 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from dalsegno.cli.main import main
-from tests.containers.images import LOWER, Layout, tree, unpack
+from dalsegno.containers import parse_name
+from dalsegno.containers.importing import Importer
+from dalsegno.containers.progress import Silent
+from dalsegno.containers.store import Store
+from tests.containers.images import LOWER, Layout, member, tree, unpack
 from tests.containers.registries import push, registry
 
 pytestmark = pytest.mark.cluster  # real programs: sqfstar, ldd, Python's own venv
@@ -130,6 +134,28 @@ def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_n
     with open(target, "r+b") as file:
         file.write(b"another image")
     assert image.run("verify").returncode == 0, "what is written into the copy stays there"
+
+
+class Noting(Silent):
+    """What each stage was to do, and did."""
+
+    def __init__(self) -> None:
+        self.stages: list[list[int]] = []
+
+    def stage(self, text: str, total: int = 0) -> None:
+        self.stages.append([total, 0])
+
+    def advance(self, count: int) -> None:
+        self.stages[-1][1] += count
+
+
+def test_the_progress_of_an_import_ends_at_its_end(tmp_path: Path):
+    Layout(tmp_path / "oci").image("x", [([member("a", b"a" * 3000), member("b", b"b" * 500_000)], "gzip")])
+    noting = Noting()
+    importer = Importer(Store(tmp_path / "store"), noting)
+    importer.to_file(parse_name(f"oci:{tmp_path}/oci:x"), tmp_path / "x.sqsh")
+    fetching, packing = noting.stages[-2:]
+    assert fetching[0] == fetching[1] > 0 and packing[0] == packing[1] > 500_000
 
 
 def test_an_image_for_another_machine_is_told_of_each_time_and_listed_once(image: Image, tmp_path: Path):

@@ -118,10 +118,11 @@ class Importer:
             return
         layers = gather(source, found, self.progress)
         own, content = metadata.as_layer(found.config)
-        merged = merge([*(layer.entries for layer in layers), own], folders=[metadata.workdir(found.config)])
+        entries = [*(layer.entries for layer in layers), own]
+        merged = merge(entries, folders=[metadata.workdir(found.config)])
         if merged.devices:
             self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
-        self.progress.stage("packing", sum(layer.entries[-1].offset for layer in layers if layer.entries))
+        self.progress.stage("packing", sum(last.offset + last.size for each in entries for last in each[-1:]))
         chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
         with nameless(target) as handle:
             squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)
