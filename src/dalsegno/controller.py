@@ -23,6 +23,7 @@ from dalsegno.targets.local.store import read_applied
 
 SLURM_S = 15.0  # longer than it takes Slurm's commands to say that nobody answers
 BOOT_S = 30.0  # a virtual host boots in half a second
+GONE_S = 3.0  # what comes back within it was a cable, not a host
 
 
 def main(arguments: list[str]) -> int:
@@ -58,7 +59,9 @@ class LocalSite:
     def policy(self) -> Policy:
         cluster = self._look()
         spares = frozenset(node.name for node in cluster.nodes if node.spare)
-        return Policy.of(cluster.health, remedies_of(self.target), spares, self.slurm_users, boot_s=BOOT_S)
+        return Policy.of(
+            cluster.health, remedies_of(self.target), spares, self.slurm_users, boot_s=BOOT_S, gone_s=GONE_S
+        )
 
     def is_being_changed(self) -> bool:
         try:
