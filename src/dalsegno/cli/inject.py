@@ -174,17 +174,16 @@ def _tell_cleared(cleared: Sequence[Wound]) -> None:
 
 def _open(name: str | None, real: bool) -> CanBreak:
     from dalsegno.cluster import find_place, foreign_slurm
-    from dalsegno.targets.faults import FAULTS
+    from dalsegno.targets.faults import SAFE
 
     if (slurm := foreign_slurm(name)) is not None:
         if real:
             from dalsegno.targets.real import RealNodes, enter_with_srun
 
             return RealNodes(slurm.client, enter_with_srun(slurm.env))
-        safe = ", ".join(fault.name for fault in FAULTS.values() if fault.safe)
         raise UsageError(
             "this cluster's nodes are real",
-            hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {safe}",
+            hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {SAFE}",
         )
     place = find_place(name)
     target = open_breakable(place)

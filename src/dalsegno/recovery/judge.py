@@ -68,12 +68,11 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
             if job.ends_at is not None and job.ends_at >= since:
                 where.setdefault((job.user, job.name), []).append(job.nodes[0])
     fine = {(job.user, job.name) for job in jobs if _does_well(job, policy)}
-    counts, kinds = dict[str, int](), dict[str, int]()
+    failed: dict[str, list[tuple[str, str]]] = {}
     for kind, nodes in where.items():
         if len(set(nodes)) == 1:
-            counts[nodes[0]] = counts.get(nodes[0], 0) + len(nodes)
-            kinds[nodes[0]] = kinds.get(nodes[0], 0) + (2 if kind in fine else 1)
-    return {node: count for node, count in counts.items() if kinds[node] > 1}
+            failed.setdefault(nodes[0], []).extend([kind] * len(nodes))
+    return {node: len(kinds) for node, kinds in failed.items() if len(set(kinds)) > 1 or fine & set(kinds)}
 
 
 def _failed_quickly(job: JobInfo, policy: Policy) -> bool:

@@ -81,7 +81,10 @@ class SlurmClient:
         """Whether a step runs, or has not been taken off all its nodes yet."""
         done = self._run(("scontrol", "show", "step", f"{job_id(job)}.{step}"))
         said = done.stdout + done.stderr
-        return not ("not found" in said or "Invalid job id" in said) and bool(done.checked(hint=_hint(done)))
+        if "not found" in said or "Invalid job id" in said:
+            return False
+        done.checked(hint=_hint(done))
+        return True
 
     def partitions(self) -> list[PartitionInfo]:
         return parse_partitions(self._ask(PARTITIONS_ARGV))

@@ -92,6 +92,7 @@ FAULTS = {
         ),
     )
 }  # fmt: skip
+SAFE = ", ".join(each.name for each in FAULTS.values() if each.safe)
 
 WORDS = {
     "for_s": "--for", "code": "CODE", "gpu": "--gpu", "count": "--count", "percent": "--percent", "rate": "--rate",

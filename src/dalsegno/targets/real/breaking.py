@@ -22,7 +22,7 @@ from dalsegno.slurm import JobInfo, JobState, SlurmClient
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import FAULTS, Fault, Options
+from dalsegno.targets.faults import SAFE, Fault, Options
 from dalsegno.targets.real.on_node import CLEAR, LOOK, PROGRAM, Wish
 
 ANSWER_S = 60.0  # a step starts in a tenth of a second, on a busy cluster in some
@@ -81,11 +81,10 @@ class RealNodes:
 
 def check_safe(fault: Fault, options: Options) -> None:
     """What would hurt others is refused, and an option that means nothing here too."""
-    safe = ", ".join(each.name for each in FAULTS.values() if each.safe)
     if not fault.safe:
         raise UsageError(
             f"`{fault.name}` is not for real nodes: it would hurt more than your own run",
-            hint=f"safe there: {safe}; for the others `target: local` makes a cluster that may be broken",
+            hint=f"safe there: {SAFE}; for the others `target: local` makes a cluster that may be broken",
         )
     if options.until is not None:
         raise UsageError("`--until` says nothing of real nodes", hint="`--for TIME` or `--clear` ends it")
