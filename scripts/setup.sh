@@ -85,7 +85,8 @@ makes_local_cluster() { # the command line's arguments
 
 plays_with_torch() { # the command line's arguments: the demo trains, unless another scene is asked for
     [ "${1-}" = demo ] || return 1
-    case " $* " in *" -h "* | *" --help "* | *researchers* | *docker*) return 1 ;; esac
+    case " $* " in *" -h "* | *" --help "* | *researchers*) return 1 ;; esac
+    ! asks_for_docker "$@"
 }
 
 names_remote_target() { # true when the first argument that is a file is a cluster file for another target
@@ -104,7 +105,10 @@ names_remote_target() { # true when the first argument that is a file is a clust
 
 need() { case " $MISSING " in *" $1 "*) ;; *) MISSING="${MISSING:+$MISSING }$1" ;; esac; }
 
-asks_for_docker() { [ "${1-}" = demo ] && case " $* " in *docker*) ;; *) return 1 ;; esac } # the command line's arguments
+asks_for_docker() { # the command line's arguments: true for the one scene that plays with it
+    [ "${1-}" = demo ] || return 1
+    case " $* " in *" --scene docker "* | *" --scene=docker "*) ;; *) return 1 ;; esac
+}
 
 asks_for_containers() { # the command line's arguments: true when the cluster file has a block `containers:`
     local file line
