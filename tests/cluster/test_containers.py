@@ -296,6 +296,8 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
         f"srun --auto-resume=1 --container-image={home}/tree sh -c 'echo $FROM_IMAGE $DALSEGNO_AUTO_RESUME'"
     )
     assert folder.out == "as it says 1\n" and "not on clusters with Pyxis" in folder.err
+    twice = someone.sh("srun $I --container-mounts=/tmp:/a --container-mounts=/tmp:/b:nodev sh -c 'cd /b && ! cd /a'")
+    assert twice.code == 0 and "was given twice: only /tmp:/b:nodev counts" in twice.err
     refused = someone.sh("srun $I --container-mounts=a:b true")
     assert refused.code != 0 and "write /PATH or ./PATH" in refused.err
     eventually(lambda: text_of(out) == "as it says word /mnt\n")

@@ -59,6 +59,7 @@ def refusal(library: ctypes.CDLL) -> Check:
         ("MOUNTS", "/fsx"),
         ("MOUNTS", "./here:/there:ro,/a:/b:ro+noexec"),
         ("MOUNTS", "/a:/b:rw+rbind+x-create=dir"),
+        ("MOUNTS", "/a:/b:ro+nosuid+nodev+rprivate"),
         ("ENV", "PATH,LANG,_X1"),
         ("NAME", "mine"),
         ("NAME", "mine-2.0_x:no_exec"),

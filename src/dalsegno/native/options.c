@@ -48,6 +48,8 @@ static int set_flag(const char *flag, struct mount *mount) {
         mount->read_only = true;
     else if (strcmp(flag, "noexec") == 0)
         mount->no_exec = true;
+    else if (strcmp(flag, "nodev") == 0)
+        mount->no_devices = true;
     else {
         for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
             if (strcmp(flag, as_it_is[i]) == 0)
@@ -62,7 +64,7 @@ static int parse_mount(char *entry, struct mount *mount, char why[WHY_LENGTH]) {
     mount->from = strsep(&rest, ":");
     char *to = strsep(&rest, ":"), *flags = rest;
     mount->to = to ? to : mount->from;
-    mount->read_only = mount->no_exec = false;
+    mount->read_only = mount->no_exec = mount->no_devices = false;
     if (!*mount->from || !*mount->to)
         return refuse(why, "a mount needs SRC:DST, and one side is empty");
     if (mount->from[0] != '/' && mount->from[0] != '.')
@@ -73,7 +75,7 @@ static int parse_mount(char *entry, struct mount *mount, char why[WHY_LENGTH]) {
         return refuse(why, "a mount has at most two colons: SRC:DST:FLAGS");
     for (char *flag; (flag = strsep(&flags, "+"));)
         if (set_flag(flag, mount) != 0)
-            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec", flag);
+            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec, nodev", flag);
     return 0;
 }
 

@@ -37,7 +37,7 @@ extern const struct option_word option_words[OPTION_COUNT];
 
 struct mount {
     char *from, *to;
-    bool read_only, no_exec;
+    bool read_only, no_exec, no_devices;
 };
 
 struct mounts {

@@ -63,7 +63,8 @@ void open_places(void) {
     for (size_t i = 0; i < mounts.count; i++) {
         const struct mount *mount = &mounts.list[i];
         add(mount->from, mount->to, true,
-            MOUNT_ATTR_NOSUID | (mount->read_only ? MOUNT_ATTR_RDONLY : 0) | (mount->no_exec ? MOUNT_ATTR_NOEXEC : 0));
+            MOUNT_ATTR_NOSUID | (mount->read_only ? MOUNT_ATTR_RDONLY : 0) | (mount->no_exec ? MOUNT_ATTR_NOEXEC : 0) |
+                (mount->no_devices ? MOUNT_ATTR_NODEV : 0));
     }
     if (request.script)
         add(request.script, request.script, true, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);

@@ -30,7 +30,6 @@ static struct container container = {.mounts = -1, .user = -1, .lock = -1};
 
 static int take_option(int which, const char *value, int remote) {
     char why[WHY_LENGTH];
-    (void)remote;
     if (which < 0 || which >= OPTION_COUNT)
         return -1;
     if (!value || !option_words[which].argument)
@@ -39,6 +38,8 @@ static int take_option(int which, const char *value, int remote) {
         slurm_error("--%s: %s", option_words[which].name, why);
         return -1;
     }
+    if (which == OPTION_MOUNTS && !remote && given[which] && strcmp(given[which], value) != 0)
+        slurm_info("--container-mounts was given twice: only %s counts; commas join mounts", value);
     free(given[which]);
     return (given[which] = strdup(value)) ? 0 : -1;
 }
