@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.launch.status import Status
+from dalsegno.recovery.phase import Phase
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState, NodeFlag, NodeState
 from dalsegno.why import (
+    Care,
     Moment,
     Verdict,
     explain_job,
@@ -16,9 +18,9 @@ from dalsegno.why import (
     explain_run,
     in_order,
     moments_of_job,
-    moments_of_node,
     moments_of_run,
     nodes_of_run,
+    read_care,
 )
 from dalsegno.why.reasons import WAITS, why_it_waits
 
@@ -99,25 +101,21 @@ def test_a_node_that_we_took_out_says_what_for_and_what_happens():
 
 @pytest.mark.parametrize(
     ("phase", "does"),
-    [("drained", "as soon as its jobs have left it, it is booted anew"), ("mending", "it is being booted anew"),
-     ("validating", "it is being validated")],
+    [(Phase.DRAINED, "as soon as its jobs have left it, it is booted anew"), (Phase.MENDING, "it is being booted anew"),
+     (Phase.VALIDATING, "it is being validated")],
 )  # fmt: skip
-def test_what_happens_to_it_is_what_happens_now(phase: str, does: str):
+def test_what_happens_to_it_is_what_happens_now(phase: Phase, does: str):
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained, {"phase": phase}).sentence.endswith(f"; {does}")
+    assert explain_node(drained, Care(phase)).sentence.endswith(f"; {does}")
 
 
 def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
     spent = "gpu-count 7 of 8 GPUs; stays in service: 4 nodes were taken out; `dalsegno automation resume` allows more"
-    assert explain_node(node(), {"phase": "suspected", "note": spent}) == Verdict(
+    assert explain_node(node(), Care(Phase.SUSPECTED, spent)) == Verdict(
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )
-    assert explain_node(node(), {"phase": "suspected", "note": "its agent is dead"}).next == (
-        "dalsegno health --node gpu-3"
-    )
-    given_up = explain_node(
-        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), {"phase": "given up", "note": "3 times"}
-    )
+    assert explain_node(node(), Care(Phase.SUSPECTED, "its agent is dead")).next == "dalsegno health --node gpu-3"
+    given_up = explain_node(node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(Phase.GIVEN_UP, "3 times"))
     assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
 
 
@@ -205,13 +203,16 @@ def test_what_several_have_noted_is_one_timeline():
 
 def test_what_checks_found_stands_in_the_timeline_of_a_node_beside_what_was_done():
     told = {
+        "node": {"phase": "drained", "note": "4 errors"},
         "events": [{"at": 3.0, "text": "drained: gpu-ecc 4 errors"}],
         "checks": [{"at": 2.0, "check": "gpu-ecc", "verdict": "failed", "text": "4 errors"}],
     }
-    assert in_order(moments_of_node(told)) == (
+    assert in_order(read_care(told).moments) == (
         Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )
+    assert (read_care(told).phase, read_care(told).note) == (Phase.DRAINED, "4 errors")
+    assert read_care({}) == read_care({"node": {"phase": "one of another version"}}) == Care()
 
 
 def test_a_node_that_slurm_itself_drained_is_told_from_one_that_a_person_did():

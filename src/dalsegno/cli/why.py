@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,7 @@ from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
-    from dalsegno.why import Answer, Moment
+    from dalsegno.why import Answer, Care, Moment
 
 CONTROLLER_S = 3.0
 MOST_NODES = 16  # of a run or a job whose own stories are told with it
@@ -115,19 +115,19 @@ def _of_job(label: str, slurm: SlurmHere) -> Answer:
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, Moment, explain_node, in_order, moments_of_node
+    from dalsegno.why import Answer, Moment, explain_node, in_order
 
     node = slurm.client.node(name)
     drained = [Moment(node.reason_at, "slurm", f"{node.reason} ({node.reason_user})")] if node.reason_at else []
-    told = _told_by_controller(name, slurm)
-    return Answer(f"node {name}", explain_node(node, told.get("node")), in_order(drained, moments_of_node(told)))
+    care = _care(name, slurm)
+    return Answer(f"node {name}", explain_node(node, care), in_order(drained, care.moments))
 
 
 def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
     """What checks and controller noted of these nodes in that time."""
-    from dalsegno.why import Moment, moments_of_node
+    from dalsegno.why import Moment
 
-    told = {node: moments_of_node(_told_by_controller(node, slurm)) for node in list(nodes)[:MOST_NODES]}
+    told = {node: _care(node, slurm).moments for node in list(nodes)[:MOST_NODES]}
     return [
         Moment(moment.at, moment.who, f"{node}: {moment.text}")
         for node, moments in told.items()
@@ -136,13 +136,14 @@ def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float 
     ]
 
 
-def _told_by_controller(node: str, slurm: SlurmHere) -> Mapping[str, Any]:
-    """Empty where there is no controller, or it knows nothing of the node."""
+def _care(node: str, slurm: SlurmHere) -> Care:
+    """None where there is no controller, or it knows nothing of the node."""
     from dalsegno.recovery.client import ask
+    from dalsegno.why import Care, read_care
 
     if slurm.controller is None:
-        return {}
+        return Care()
     try:
-        return ask(slurm.controller, {"node": node}, CONTROLLER_S)
+        return read_care(ask(slurm.controller, {"node": node}, CONTROLLER_S))
     except DalsegnoError:
-        return {}
+        return Care()

@@ -1,12 +1,14 @@
 """Why is it so? One timeline of a node, a run or a job, a verdict in a sentence, and the next command."""
 
 from dalsegno.why.answer import Answer, Moment, Verdict, in_order
+from dalsegno.why.care import Care, read_care
 from dalsegno.why.job import explain_job, moments_of_job
-from dalsegno.why.node import explain_node, moments_of_node
+from dalsegno.why.node import explain_node
 from dalsegno.why.run import explain_run, moments_of_run, nodes_of_run
 
 __all__ = [
     "Answer",
+    "Care",
     "Moment",
     "Verdict",
     "explain_job",
@@ -14,7 +16,7 @@ __all__ = [
     "explain_run",
     "in_order",
     "moments_of_job",
-    "moments_of_node",
     "moments_of_run",
     "nodes_of_run",
+    "read_care",
 ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.phase import Phase
@@ -13,9 +10,10 @@ from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag
-from dalsegno.why.answer import Moment, Verdict
+from dalsegno.why.answer import Verdict
+from dalsegno.why.care import Care
 
-_DRAINED, _DOWN, _VALIDATING = Phase.DRAINED.value, Phase.DOWN.value, Phase.VALIDATING.value
+_UNKNOWN = Care()
 _WILL = {
     Remedy.RESET: "its GPUs are reset",
     Remedy.REBOOT: "it is booted anew",
@@ -29,21 +27,21 @@ _DOES = {
 }
 
 
-def explain_node(node: NodeInfo, own: Mapping[str, Any] | None = None) -> Verdict:
-    """From the outside in: what Slurm does not hear of, what somebody took out, what runs. `own` is what the
-    controller tells of it, where there is one: its phase, and what it said last."""
-    fault, phase, note = read_reason(node.reason), (own or {}).get("phase", ""), (own or {}).get("note", "")
-    if phase == Phase.GIVEN_UP.value and node.draining:
-        return Verdict(f"{node.name} was given up: {note or node.reason}", f"dalsegno nodes show {node.name}")
-    if phase == Phase.SUSPECTED.value and node.in_service:
-        resume = "automation resume" in note or note.startswith("paused")
+def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
+    """From the outside in: what Slurm does not hear of, what somebody took out, what runs."""
+    fault = read_reason(node.reason)
+    if care.phase is Phase.GIVEN_UP and node.draining:
+        return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
+    if care.phase is Phase.SUSPECTED and node.in_service:
+        resume = "automation resume" in care.note or care.note.startswith("paused")
         command = "dalsegno automation resume" if resume else f"dalsegno health --node {node.name}"
-        return Verdict(f"{node.name} is in service, and suspected: {note}", command)
+        return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
     if fault and (node.draining or node.down):
         return Verdict(
-            f"{node.name} is out of service by our own hand: {_fault(fault, phase)}", f"dalsegno nodes show {node.name}"
+            f"{node.name} is out of service by our own hand: {_fault(fault, care.phase)}",
+            f"dalsegno nodes show {node.name}",
         )
     if rule_of(node, SLURM_USERS):
         return Verdict(
@@ -60,24 +58,16 @@ def explain_node(node: NodeInfo, own: Mapping[str, Any] | None = None) -> Verdic
     return _by_state(node)
 
 
-def moments_of_node(told: Mapping[str, Any]) -> Iterator[Moment]:
-    """What its checks found and the controller did, from the controller's answer."""
-    for event in told.get("events", ()):
-        yield Moment(float(event["at"]), "controller", str(event["text"]))
-    for each in told.get("checks", ()):
-        yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
-
-
-def _fault(fault: Fault, phase: str) -> str:
+def _fault(fault: Fault, phase: Phase | None) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
     return f"{fault.check}{code}{said}; {_does(fault.remedy, phase)}"
 
 
-def _does(remedy: Remedy, phase: str) -> str:
-    if phase == _VALIDATING:
+def _does(remedy: Remedy, phase: Phase | None) -> str:
+    if phase is Phase.VALIDATING:
         return "it is being validated"
-    if phase in (_DRAINED, _DOWN) and remedy in _WILL:
+    if phase in (Phase.DRAINED, Phase.DOWN) and remedy in _WILL:
         return f"as soon as its jobs have left it, {_WILL[remedy]}"
     return _DOES[remedy]
 

@@ -1,0 +1,33 @@
+"""What a controller tells of a node that it looks after, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dalsegno.recovery.phase import Phase
+from dalsegno.why.answer import Moment
+
+
+@dataclass(frozen=True)
+class Care:
+    """Its phase (None where nobody looks after it), what was said of it last, and what was found and done."""
+
+    phase: Phase | None = None
+    note: str = ""
+    moments: tuple[Moment, ...] = ()
+
+
+def read_care(told: Mapping[str, Any]) -> Care:
+    """From the controller's answer; a controller of another version may have phases that are not known here."""
+    own = told.get("node", {})
+    phase = next((each for each in Phase if each.value == own.get("phase")), None)
+    return Care(phase, str(own.get("note", "")), tuple(_moments(told)))
+
+
+def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:
+    for event in told.get("events", ()):
+        yield Moment(float(event["at"]), "controller", str(event["text"]))
+    for each in told.get("checks", ()):
+        yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
