@@ -57,7 +57,7 @@ def test_a_name_is_read(text: str, name: ImageName):
         ("dockerd:team/app:v1", "did you mean `dockerd://team/app:v1`?"),
         ("dokcer://ubuntu", "did you mean `docker://ubuntu`?"),
         ("https://nvcr.io/v2", "it may begin with `docker://`"),
-        ("Ubuntu:22.04", "did you mean `ubuntu`?"),
+        ("Ubuntu:22.04", "did you mean `ubuntu:22.04`?"),
         ("ubuntu:", "after `:` stands a tag"),
         ("ubuntu@sha256:12", "64 hexadecimal digits"),
         ("#ubuntu", "before `#` stands the registry"),

@@ -209,14 +209,14 @@ def _repository_and_tag(body: str, text: str) -> tuple[str, str]:
     if colon and not _TAG.fullmatch(tag):
         raise _wrong(text, "after `:` stands a tag: letters, digits, `_`, `.` and `-`, at most 128")
     if not _REPOSITORY.fullmatch(repository):
-        raise _wrong(text, _repository_hint(repository))
+        raise _wrong(text, _repository_hint(repository, colon + tag))
     return repository, tag
 
 
-def _repository_hint(repository: str) -> str:
+def _repository_hint(repository: str, tag: str) -> str:
     lower = repository.lower()
     if lower != repository and _REPOSITORY.fullmatch(lower):
-        return f"images are written in lower case: did you mean `{lower}`?"
+        return f"images are written in lower case: did you mean `{lower}{tag}`?"
     if not repository:
         return "write `IMAGE:TAG`, as in `ubuntu:24.04`"
     return "an image is lower-case letters and digits with `.`, `_`, `-` between them, in parts with `/` between those"

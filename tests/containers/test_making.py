@@ -175,6 +175,8 @@ def test_an_image_for_another_machine_is_told_of_each_time_and_listed_once(image
         (["import", "oci:nowhere"], "is no OCI layout"),
         (["import", "-a", "vax", "ubuntu"], "no architecture is called `vax`"),
         (["build", "nowhere"], "no folder nowhere"),
+        (["build", "/sys/class/mem", "-o", "/tmp"], "/tmp is a folder"),
+        (["import", "-f", "-o", "/tmp", "docker-archive:nothing.tar"], "/tmp is a folder"),
         (["build", "/bin", "--env", "A"], "'A' is no variable"),
         (["from-venv", "/bin"], "is no Python environment"),
         (["show", "/bin/sh"], "no image `/bin/sh`"),

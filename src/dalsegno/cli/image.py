@@ -179,7 +179,7 @@ def _show_file(path: Path, json_: bool) -> None:
 def rm(images: tuple[str, ...]) -> None:
     """Remove IMAGES. Jobs that have one mounted keep it; its layers go with the next `gc`."""
     store = _store()
-    for found in [store.find(each) for each in images]:
+    for found in {found.path: found for found in map(store.find, images)}.values():
         store.remove(found)
         out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
 

@@ -12,8 +12,8 @@ from dalsegno.containers.importing import sha256_of
 from dalsegno.containers.manifest import Config, architecture
 from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
+from dalsegno.containers.squash import check_target
 from dalsegno.containers.store import Store, Stored
-from dalsegno.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Builder:
     def build(self, layer: Layer, config: Config, name: str, output: Path | None, force: bool) -> Stored | Path:
         """Into a file, or into the store under this name."""
         if output is not None:
-            if output.exists() and not force:
-                raise UsageError(f"{output} is there already", hint="name another file, or give `--force`")
+            check_target(output, force)
             pack(layer, config, output, self.compression, self.progress)
             return output
         with self.store.in_use(), self.store.turn(name, lambda: self.progress.stage(f"waiting for another {name}")):

@@ -23,7 +23,7 @@ from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.sources import Found, FromLayout, FromRegistry, Source
-from dalsegno.containers.squash import layer_chunks, squash, tar_stream
+from dalsegno.containers.squash import check_target, layer_chunks, squash, tar_stream
 from dalsegno.containers.store import Store, Stored
 from dalsegno.errors import UsageError
 from dalsegno.image_name import ImageName, Kind
@@ -69,10 +69,7 @@ class Importer:
         """The image in a file of the user's choice; whole, or not there."""
         name, target = name.absolute(), Path(os.path.abspath(target))
         with self.store.in_use(), self._turn(str(target), str(target)):
-            if target.exists() and not force:
-                raise UsageError(f"{target} is there already", hint="name another file, or give `--force`")
-            if not target.parent.is_dir():
-                raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
+            check_target(target, force)
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
                 found = source.find(self.arch)

@@ -152,7 +152,7 @@ class Registry:
         name = self._name
         if refused.status == 404:
             return NotThere(
-                f"{name.registry} has no image {name.repository}:{name.reference}",
+                f"{name.registry} has no image {name.repository}{'@' if name.digest else ':'}{name.reference}",
                 hint="look at the name and the tag; before a `#` stands the registry: `nvcr.io#nvidia/pytorch:24.01`",
             )
         if refused.status in (401, 403):

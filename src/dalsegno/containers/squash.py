@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import Blob, unpacked
 from dalsegno.containers.merge import Merged
 from dalsegno.containers.tar_read import Stream
 from dalsegno.containers.tar_write import END, hard_link, header, padding
-from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.machine import program
 from dalsegno.system.pipes import Sink
 from dalsegno.system.processes import LocalRunner
@@ -78,6 +79,16 @@ def _in_words(error: CommandFailed) -> DalsegnoError:
             hint="free some, or name a file on another disk with `-o`, or set DALSEGNO_IMAGES",
         )
     return error
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Before any work is done for a file that cannot be written."""
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", hint=f"name a file in it: `-o {target}/IMAGE.sqsh`")
+    if target.exists() and not force:
+        raise UsageError(f"{target} is there already", hint="name another file, or give `--force`")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
 
 
 def layer_chunks(blobs: Sequence[Blob]) -> list[Iterator[bytes]]:
