@@ -141,8 +141,8 @@ class Agent:
 
     def _obey(self, order: Order, now: float) -> None:
         if order.do == "rest":
-            self.watch.rest(now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S))
-            self._tell(reply_message(Reply(order.number, done=True)))
+            until = now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S)
+            self.watch.rest(until, lambda: self._tell(reply_message(Reply(order.number, done=True))))
         else:
             self.errands.begin(order, now)
 

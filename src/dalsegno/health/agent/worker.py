@@ -71,6 +71,7 @@ class Watch:
         self._busy = False
         self._leaves: dict[str, Leave] = {}
         self._due = 0.0
+        self._gone: Callable[[], None] | None = None  # waits to hear that a process is
 
     def set(self, settings: Message) -> bool:
         """Other settings: another process. Whether they are others."""
@@ -81,10 +82,11 @@ class Watch:
         self._due = 0.0
         return True
 
-    def rest(self, until: float) -> None:
-        """End the process, and start no other before then: whoever resets GPUs must be the only one to hold them."""
+    def rest(self, until: float, gone: Callable[[], None]) -> None:
+        """End the process, and start no other before then: whoever resets GPUs must be the only one to hold them.
+        `gone` is called when it has let go, or then."""
         self._end()
-        self._due = until
+        self._due, self._gone = until, gone
 
     def settings(self) -> Message:
         return self._settings
@@ -92,6 +94,11 @@ class Watch:
     def wake(self, now: float) -> float:
         """Look when it is time; returns when to wake again (monotonic)."""
         self._stuck = [forked for forked in self._stuck if not forked.ended()]
+        if self._gone:
+            if self._stuck and now < self._due:
+                return now + 0.01
+            gone, self._gone = self._gone, None
+            gone()
         if self._busy and now - self._since >= self._check_s:
             self._give_up(now)
         if not self._busy and now >= self._due:
