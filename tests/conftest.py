@@ -22,6 +22,8 @@ settings.load_profile("long" if os.environ.get("DALSEGNO_LONG") else "suite")
 # Whoever starts the suite in the background may have interrupts ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
