@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -379,9 +380,8 @@ if len(sys.argv) > 1 and generation == 2:
 
 
 def run_words(someone: Contained) -> tuple[list[str], Path]:
-    """A run whose image lends its Python from this machine's; and its folder."""
-    work = someone.cli.home / f"tmp/run-{someone.uid}"
-    work.mkdir()
+    """A run whose image lends its Python from this machine's; and a folder of its own."""
+    work = Path(tempfile.mkdtemp(prefix="run-", dir=someone.cli.home / "tmp"))
     work.chmod(0o777)
     (work / "train.py").write_text(SCRIPT)
     mounts = ",".join(path for path in ("/usr", "/lib", "/lib64") if os.path.isdir(path))

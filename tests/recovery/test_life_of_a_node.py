@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.health import Gpu, Remedy
+from dalsegno.recovery.actions import SetDown
+from dalsegno.recovery.decide import decide
 from dalsegno.recovery.fakes import FakeCluster, FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
@@ -531,6 +533,18 @@ def test_nodes_that_are_late_together_with_the_first_that_is_missed_are_not_seen
         assert facts.nodes is not None
         late = {name: replace(node, agent=replace(node.agent, quiet_s=quiet_s)) for name, node in facts.nodes.items()}
         assert is_blind(replace(facts, nodes=late), clinic.store.book) is blind
+
+
+def test_a_silent_node_is_missed_only_when_others_were_heard_well_after_its_last_word(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.power_off("n1")
+    for heard_after_s, missed in ((0.5, False), (1.0, True)):
+        facts = clinic.cluster.facts()
+        assert facts.nodes is not None
+        last = replace(facts.nodes["n1"].agent, heard=clinic.cluster.now - heard_after_s)
+        nodes = {**facts.nodes, "n1": replace(facts.nodes["n1"], agent=last)}
+        actions = decide(replace(facts, nodes=nodes), clinic.store.book, clinic.policy, clinic.cluster.now)
+        assert [type(action) for action in actions] == ([SetDown] if missed else [])
 
 
 # ---- how much may be done

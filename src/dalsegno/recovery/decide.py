@@ -47,7 +47,7 @@ def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]
     actions = []
     for node in facts.nodes.values():
         own = book.of(node.name)
-        if is_doubtful(node, book, now):
+        if is_doubtful(node, facts, book, now):
             continue
         actions += [lent[node.name]] if node.name in lent else list(_for_node(this, node, own))
     return [held for action in actions if (held := _hold_back(action, book, policy)) is not None]

@@ -14,6 +14,7 @@ from dalsegno.recovery.facts import Facts, NodeFacts
 NEARLY_ALL = 0.8
 FEWEST = 2  # of a single node nobody can say
 SETTLE_S = 15.0  # from when we see again; agents call every few seconds, and hosts are probed every two
+PROOF_S = 0.9
 FRESH_S = 0.75  # a beat is due every 0.4 s, and no node is given up in less than 1.3
 
 
@@ -25,9 +26,24 @@ def is_blind(facts: Facts, book: Book) -> bool:
     return gone and len(expected) >= FEWEST and len(unseen) >= NEARLY_ALL * len(expected)
 
 
-def is_doubtful(node: NodeFacts, book: Book, now: float) -> bool:
-    """It was missed while we saw nothing, and has not had the time to be heard again."""
-    return node.gone and node.agent.since <= book.saw_at and now < book.saw_at + SETTLE_S
+def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
+    """It was missed while we saw nothing, and has not had the time to be heard again; or nobody was heard since."""
+    if not node.gone:
+        return False
+    missed_blindly = node.agent.since <= book.saw_at and now < book.saw_at + SETTLE_S
+    return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
+
+
+def _are_others_heard(node: NodeFacts, facts: Facts, book: Book) -> bool:
+    """So long after its last word that it is no chance: on a busy machine last words come at different times."""
+    others = [
+        each.agent
+        for each in (facts.nodes or {}).values()
+        if each.name != node.name and _is_expected(each, book.of(each.name))
+    ]
+    heard = [view.heard for view in others if view.heard]
+    answers = any(view.presence is Presence.AGENT_DEAD for view in others)
+    return answers or not heard or max(heard) >= node.agent.heard + PROOF_S
 
 
 def change_of_sight(facts: Facts, blind: bool) -> Sight:

@@ -26,6 +26,7 @@ JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below
 LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and more from here on
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is under our hands
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # else: agents ring at once when something happens
+JUST_S = 10.0  # a node that fell silent so lately may be missed for sure in a moment
 AFTER_SILENCE_S = 2.0  # Slurm did not answer
 AT_ONCE = 20  # rounds without a pause while each brings something
 HANDS = 8  # slow things at a time
@@ -140,6 +141,7 @@ def pause_s(book: Book, facts: Facts) -> float:
     nodes = facts.nodes or {}
     known = [book.of(name) for name in nodes]
     busy = any(own.pending or own.victims or (own.phase.out and own.phase is not Phase.GIVEN_UP) for own in known)
+    missed = any(node.gone and node.agent.quiet_s < JUST_S for node in nodes.values())
     wanted = any(joins(job) and not job.nodes and not job.state.ended for job in facts.jobs)
     quick, calm = (QUICK_S, CALM_S) if len(nodes) <= LARGE else (LARGE_QUICK_S, LARGE_CALM_S)
-    return quick if busy or wanted else calm
+    return quick if busy or missed or wanted else calm
