@@ -23,6 +23,7 @@ class Wish:
     def listen(self, more: tuple[int, ...] = ()) -> None:
         """Python lets only the main thread listen; elsewhere (some notebooks) signals do what they always did."""
         if threading.current_thread() is threading.main_thread():
+            os.register_at_fork(after_in_child=self._begin_in_child)
             for number in (*ALWAYS, *more):
                 self._before[number] = signal.signal(number, self._note)
 
@@ -34,15 +35,13 @@ class Wish:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            self._note_in_child(number)
             return
         if number == signal.SIGINT and self.heard == signal.SIGINT:
             raise KeyboardInterrupt
         self.heard = number
 
-    def _note_in_child(self, number: int) -> None:
+    def _begin_in_child(self) -> None:
         """Forked from the script. A Ctrl-C reaches those that load its data too: they go on, the step in flight needs
-        them. Told to end, a child ends as if we had never listened."""
-        if number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        them. Told to end, a child ends as if we had never listened: at once, even if it is just about to wait."""
+        if signal.SIGTERM in self._before:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
