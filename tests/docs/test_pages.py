@@ -77,7 +77,9 @@ def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("table")
 
 
-@pytest.mark.parametrize(("script", "row"), [("up", "| 4 virtual hosts"), ("restart", "| worker killed")])
+@pytest.mark.parametrize(
+    ("script", "row"), [("up", "| 4 virtual hosts"), ("restart", "| worker killed"), ("recovery", "| power cut: known")]
+)
 def test_the_measured_tables_have_their_place_and_are_there(table: ModuleType, script: str, row: str):
     page = (ROOT / "docs/performance.md").read_text()
     begin, end = marks(table, script)
