@@ -222,11 +222,9 @@ lock() { # lock FD: waits its turn; the lock ends with the process that holds it
 }
 
 quietly() { # runs a command; shows the end of what it said only if it failed
-    local log rc=0
-    log=$(mktemp) || return 1
-    "$@" >"$log" 2>&1 </dev/null || rc=$?
-    [ $rc -eq 0 ] || tail -n 20 "$log" >&2
-    rm -f "$log"
+    local said rc=0
+    said=$("$@" 2>&1 </dev/null) || rc=$?
+    [ $rc -eq 0 ] || tail -n 20 <<<"$said" >&2
     return $rc
 }
 
