@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape
 from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.liveness import Timing
-from dalsegno.launch.saved import Saved, write_saved
+from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
 from dalsegno.system import procfs
 from tests.launch.played import played
@@ -80,6 +80,8 @@ async def test_an_agent_that_is_killed_is_replaced_by_a_spare(tmp_path: Path):
         await run.until_runs(2)
         assert procfs.start_ticks(pid) is None, "its workers died with it"
         assert run.who(0, 2)[1] == "spare" and run.who(1, 2)[1] == run.who(1)[1], "the others keep their ranks"
+        saved = read_saved(run.folder.state, Run(Shape(2, 2, 1)))
+        assert saved and saved.used == ("n1", "n2", "spare"), "what lies in the lost one's memory is not forgotten"
         run.go.touch()
         assert await run.ends() == 0
         assert (run.status.restarts, run.status.lost_nodes) == (0, 1)
@@ -310,15 +312,27 @@ async def test_agent_and_workers_run_on_python_3_9(tmp_path: Path):
         assert run.log(0)[1] == "(3, 9)"
 
 
+class Callers(NoStaff):
+    """Nobody comes."""
+
+    called: frozenset[str] = frozenset()
+
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
+        self.called = frozenset(nodes)
+        return set()
+
+
 def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_ends(tmp_path: Path):
+    """And that has swept what its former self would have."""
+    staff = Callers()
     site = SmallSite(RunFolder(tmp_path))
     ended = Run(site.shape, site.max_restarts, phase=Phase.ENDED, generation=1, exit_code=3, why="as it was")
-    write_saved(site.folder.state, Saved(ended))
+    write_saved(site.folder.state, Saved(ended, used=("n1", "n3")))
 
     async def serve() -> int:
-        return await asyncio.wait_for(Coordinator(site, lambda boss: NoStaff()).serve(), 60.0)
+        return await asyncio.wait_for(Coordinator(site, lambda boss: staff).serve(), 60.0)
 
-    assert asyncio.run(serve()) == 3
+    assert asyncio.run(serve()) == 3 and staff.called == {"n1", "n3"}
 
 
 @in_loop

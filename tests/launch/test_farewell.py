@@ -11,7 +11,6 @@ from dalsegno.launch.events import Finish
 from dalsegno.launch.farewell import say_farewell
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.memory import Memory
-from dalsegno.launch.snapshots import Held
 from dalsegno.launch.staff import NoStaff
 
 
@@ -23,25 +22,24 @@ class Nodes(NoStaff):
         self.memory, self.alive, self.called = memory, alive, set[str]()
         self.swept_before_dismissed: set[str] = set()
 
-    def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
         self.called = set(nodes) & set(self.alive)
         for node in self.called:
-            asyncio.get_running_loop().call_later(0.05, self.memory.left.discard, node)
+            asyncio.get_running_loop().call_later(0.05, self.memory.used.discard, node)
         return self.called
 
     async def dismiss(self, code: int | None = None) -> None:
-        self.swept_before_dismissed = self.called - self.memory.left
+        self.swept_before_dismissed = self.called - self.memory.used
 
 
 class Ending:
     """As much of a coordinator as says farewell."""
 
-    def __init__(self, folder: Path, alive: Collection[str], resting: bool = False) -> None:
+    def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], resting: bool = False) -> None:
         self.memory, self.folder, self.resting, self.said_farewell = Memory(), RunFolder(folder), resting, False
         self.staff, self.agents, self.told = Nodes(self.memory, alive), self, self
         self.peers: dict[str, object] = {}
-        for node in ("a", "b", "c"):
-            self.memory.heard(node, [Held(0, 1, 1, 3)])
+        self.memory.used.update(used)
 
     def send_all(self, message: Any) -> None: ...
 
@@ -57,28 +55,12 @@ def farewell(ending: Any) -> None:
 
 
 def test_an_agent_is_called_back_to_sweep_where_one_was_killed(tmp_path: Path) -> None:
-    ending = Ending(tmp_path, alive=["a", "b"])
-    ending.memory.lost("b")
-    ending.memory.lost("c")
+    ending = Ending(tmp_path, used=["b", "c"], alive=["a", "b"])
     farewell(ending)
     assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
 
 
-def test_nobody_is_called_where_all_have_swept_or_the_run_only_rests(tmp_path: Path) -> None:
-    for resting in (False, True):
-        ending = Ending(tmp_path, alive=["a", "b", "c"], resting=resting)
-        if resting:
-            ending.memory.lost("a")
-        farewell(ending)
-        assert ending.staff.called == set()
-
-
-def test_a_node_that_held_nothing_or_whose_agent_came_back_is_not_left() -> None:
-    memory = Memory()
-    memory.heard("a", [])
-    memory.heard("b", [Held(0, 1, 1, 3)])
-    for node in ("a", "b"):
-        memory.lost(node)
-    assert memory.left == {"b"}
-    memory.heard("b", [])
-    assert memory.left == set()
+def test_nobody_is_called_when_the_run_only_rests(tmp_path: Path) -> None:
+    ending = Ending(tmp_path, used=["a"], alive=["a"], resting=True)
+    farewell(ending)
+    assert ending.staff.called == set()

@@ -72,6 +72,7 @@ all_saved = st.builds(
     st.integers(0, 9),
     st.none() | st.floats(0, 2e9),
     st.integers(0, 99),
+    nodes.map(tuple),
 )
 
 

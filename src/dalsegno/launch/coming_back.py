@@ -50,6 +50,7 @@ async def go_on(of: Successor, saved: Saved) -> None:
     """Agents find us by themselves; those that do not are lost."""
     of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
     of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
+    of.memory.used.update(saved.used)
     of.journal("came back", host=socket.gethostname(), pid=os.getpid())
     if await of.staff.adopt(saved.jobs):
         asyncio.get_running_loop().call_later(ADOPT_S, _give_up_on_missing, of)

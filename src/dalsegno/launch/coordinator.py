@@ -113,7 +113,7 @@ class Coordinator:
 
     def agent_came(self, peer: Peer) -> None:
         if self.end is not None:  # late: the others have gone already
-            self.memory.left.discard(peer.name)
+            self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
         self.staff.agent_came(peer.name)
@@ -211,6 +211,7 @@ class Coordinator:
         self.pen.changed(before, self.run)
         if self.run.phase is Phase.RUNNING:
             self.started = self.started or time.time()
+        self.memory.used.update(self.run.group.agents if self.run.group else ())
         self.keep()  # before anything is done: a successor must know of it
         for order in orders:
             do(self, order)
@@ -288,6 +289,7 @@ class Coordinator:
             lost_nodes=self.lost_nodes,
             started=self.started,
             granted=self.granted,
+            used=tuple(sorted(self.memory.used)),
         )
         with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
             write_saved(self.folder.state, saved)

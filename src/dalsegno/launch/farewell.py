@@ -35,9 +35,9 @@ class Departing(Told, Protocol):
 async def say_farewell(of: Departing, end: Finish) -> int:
     """Nothing of the run is left when this returns, unless it only rests."""
     of.agents.send_all({"end": _end_message(end), "finish": end.code})
-    called = set() if of.resting else of.staff.call_back(of.memory.left)
+    called = set() if of.resting else await of.staff.call_back(of.memory.used)
     until = time.monotonic() + (CALLED_S if called else FAREWELL_S)
-    while (of.agents.peers or called & of.memory.left) and time.monotonic() < until:
+    while (of.agents.peers or called & of.memory.used) and time.monotonic() < until:
         await asyncio.sleep(0.01)
     if not of.resting:
         await of.staff.dismiss(None if end.code == TERMINATED else end.code)

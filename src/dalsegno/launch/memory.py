@@ -16,7 +16,7 @@ SOURCES = 8  # whom a node may ask for what all have, one after the other
 
 
 class Memory:
-    """The coordinator's table. It is told again by agents that come back, so it need not be kept."""
+    """The coordinator's table. Agents that come back tell it again, so but for `used` it need not be kept."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Held, ...]] = {}
@@ -28,11 +28,10 @@ class Memory:
         self._begun = 0  # the last generation that was begun here
         self._resume: Resume | None = None  # for that one
         self._safety: Safety | None = None  # None where nothing is replicated
-        self.left: set[str] = set()  # nodes whose agents went without having swept
+        self.used: set[str] = set()  # nodes that may hold something, also those that nobody has swept since
 
     def heard(self, node: str, held: Sequence[Held], keeper: Address | None = None, said: Safe | None = None) -> None:
         self._held[node] = tuple(held)
-        self.left.discard(node)
         if keeper is not None:
             self._keepers[node], self._keepers_changed = keeper, True
         if said is not None:
@@ -41,8 +40,6 @@ class Memory:
             self._safety.heard(node, held)
 
     def lost(self, node: str) -> None:
-        if self._held.get(node):
-            self.left.add(node)
         tables: tuple[dict[str, Any], ...] = (self._held, self._keepers, self._said, self._told)
         for table in tables:
             table.pop(node, None)

@@ -44,6 +44,7 @@ class Saved:
     lost_nodes: int = 0
     started: float | None = None
     granted: int = 0  # the newest generation that was allowed to commit
+    used: tuple[str, ...] = ()  # nodes in whose memory something of the run may lie
 
 
 def write_saved(path: Path, saved: Saved) -> None:
@@ -74,6 +75,7 @@ def _from_json(raw: Any, fresh: Run) -> Saved:
         lost_nodes=int(raw["lost_nodes"]),
         started=raw["started"],
         granted=int(raw.get("granted", 0)),
+        used=tuple(raw.get("used", ())),
     )
 
 

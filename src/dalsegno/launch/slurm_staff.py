@@ -314,14 +314,16 @@ class SlurmStaff:
             self.begin(NEXT)
         self.boss.keep()
 
-    def call_back(self, nodes: Collection[str]) -> set[str]:
-        called: set[str] = set()
-        for job in [job for job in self._jobs.jobs if job.asking is None]:
-            bare = self._jobs.unstaffed(job, self.boss.present, {*self.silent, *self.excluded})
-            bare = [node for node in bare if node in nodes]
-            self._jobs.staff(job, bare)
-            called.update(bare)
-        return called
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
+        present = self.boss.present  # now: they go home while others are called
+        jobs = [job for job in self._jobs.jobs if job.asking is None]
+        bare = {job.id: set(self._jobs.unstaffed(job, present, self.excluded)) & set(nodes) for job in jobs}
+        asked = sorted(set[str]().union(*bare.values()))
+        found = await self._look_at(asked) if asked else ()
+        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
+        for job in jobs:
+            self._jobs.staff(job, sorted(bare[job.id] - set(dead)))
+        return self._jobs.expected(present) & set(nodes)
 
     async def dismiss(self, code: int | None = None) -> None:
         await self._jobs.give_back(self._jobs.jobs, code)

@@ -104,8 +104,8 @@ class Staff(Protocol):
         """Nothing runs any more: give the nodes back."""
         ...
 
-    def call_back(self, nodes: Collection[str]) -> set[str]:
-        """At the end, an agent on each of these that has none and lives: it leaves nothing there. Says on which."""
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
+        """At the end, an agent on each of these that has none and lives: it leaves nothing there. Says who comes."""
         ...
 
     async def dismiss(self, code: int | None = None) -> None:
@@ -164,7 +164,7 @@ class NoStaff:
 
     async def move(self) -> None: ...
 
-    def call_back(self, nodes: Collection[str]) -> set[str]:
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
         return set()
 
     async def dismiss(self, code: int | None = None) -> None: ...
