@@ -27,6 +27,7 @@ UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = ("train.contract", "train.frames", "train.proof", "train.keeper", "train.memory", "train.saver")
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
+TRAIN_LEFT = ("train.contract", "train.memory.names")  # what a run leaves on a node
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
-    "health": (*UP_TO_2, *TRAIN_WIRE),
+    "health": (*UP_TO_2, *TRAIN_WIRE, *TRAIN_LEFT),
     "users": UP_TO_3,
     "launch": (*UP_TO_3, *TRAIN_TALK),
     "jobs": (*UP_TO_4, *TRAIN_TALK),

@@ -281,7 +281,7 @@ class Run:
     def no_trace(self) -> None:
         """Nothing of it is left anywhere; what is, is told."""
         try:
-            eventually(lambda: not self.traces(), FEW_S)  # Slurm's own daemons clean up after the run has ended
+            eventually(lambda: not self.traces(), LONG_S)  # node agents free what it left where it had lost the node
         except AssertionError:
             raise AssertionError(f"left behind: {self.traces()}; {self.tail()}") from None
 

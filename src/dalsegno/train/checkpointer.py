@@ -22,7 +22,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.exact import fix_layouts
 from dalsegno.train.interval import Never, parse_interval
 from dalsegno.train.keeping import Keeping
-from dalsegno.train.memory.names import sweep_rank
+from dalsegno.train.memory.names import ALONE, sweep_rank
 from dalsegno.train.objects import Objects
 from dalsegno.train.own import Own
 from dalsegno.train.pace import READ_S, Leader, due, soon
@@ -78,7 +78,7 @@ class Checkpointer:
         self._where = stand()
         self._board = open_board(self._where.rank, self._where.world)
         has_name = bool(self._where.run)
-        self._where = named(self._where, self._board.gather("run", f"alone.{os.getpid()}")[0])
+        self._where = named(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}")[0])
         fix_layouts(objects.values(), self._warn)
         self._open_folder(has_name)
         self.resumed = self._resume()

@@ -13,6 +13,7 @@ from dalsegno.health.agent import loads, pair
 from dalsegno.health.agent.errands import Send
 from dalsegno.health.agent.evidence import gather
 from dalsegno.health.agent.findings import clean
+from dalsegno.health.agent.memory_of_runs import MemoryOfRuns
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.here import machine_here, passport, settings_here
@@ -29,19 +30,23 @@ from dalsegno.system.files import read_text
 from dalsegno.train.frames import Message
 
 GPUS_EVERY_S = 30.0
+MEMORY = "memory-of-runs"
 
 
 class ContinuousLooks:
     """The checks of this node, looked at again and again."""
 
     def __init__(self, checkup: Checkup) -> None:
-        self._checkup, self._gpus_at = checkup, float("-inf")
+        self._checkup, self._gpus_at, self._memory = checkup, float("-inf"), MemoryOfRuns()
 
     def names(self) -> Iterable[str]:
         return self._checkup.names(Context.CONTINUOUS)
 
     def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
-        return self._checkup.look(Context.CONTINUOUS, without)
+        yield from self._checkup.look(Context.CONTINUOUS, without)
+        if MEMORY not in without:
+            yield MEMORY  # should it hang, it is known to be at fault, and not the check before
+            self._memory.tidy(time.monotonic())
 
     def gpus(self) -> Iterable[Gpu] | None:
         """Now and then: they do not come and go. Of one that was lost nothing is forgotten."""

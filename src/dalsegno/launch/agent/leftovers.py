@@ -35,10 +35,11 @@ def sweep(run: str, node: str) -> list[int]:
 def sweep_long_gone(now: float | None = None, folder: Path = names.FOLDER) -> list[str]:
     """Snapshots of this user's runs of which nothing was written for a day, and nothing runs here; the runs' ids.
 
-    A run sweeps its nodes when it ends, but for those that it had lost by then.
+    A run sweeps its nodes when it ends, but for those that it had lost by then: where there is a node agent it sees to
+    them within a minute.
     """
     before = (time.time() if now is None else now) - LONG_GONE_S
-    old = [run for run in names.forgotten(before, folder) if not run.startswith("alone.")]
+    old = [run for run in names.forgotten(before, folder) if not run.startswith(names.ALONE)]
     alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
     gone = [run for run in old if run.encode() not in alive]
     for run in gone:

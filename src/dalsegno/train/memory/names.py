@@ -18,6 +18,7 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 
 FOLDER = Path("/dev/shm")
+ALONE = "alone."  # how the id of a training begins that no launcher knows of
 _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
 _SLOT = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
 _SAFE = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.safe(?:-new)?", re.ASCII)
@@ -85,13 +86,20 @@ def sweep_rank(run: str, rank: int, folder: Path = FOLDER) -> int:
 
 def forgotten(before: float, folder: Path = FOLDER, uid: int | None = None) -> list[str]:
     """Runs of which no file was written since that time (seconds since 1970)."""
-    uid, newest = os.getuid() if uid is None else uid, dict[str, float]()
+    uid = os.getuid() if uid is None else uid
+    return sorted(run for (owner, run), at in last_written(folder).items() if owner == uid and at < before)
+
+
+def last_written(folder: Path = FOLDER) -> dict[tuple[int, str], float]:
+    """Of every user's run: when one of its files was written last (seconds since 1970)."""
+    newest: dict[tuple[int, str], float] = {}
     for name in _listed(folder):
         found = _SLOT.fullmatch(name) or _SAFE.fullmatch(name)
-        if found and found[1] == str(uid) and _RUN.fullmatch(found[2]):
+        if found and _RUN.fullmatch(found[2]):
+            run = int(found[1]), found[2]
             with contextlib.suppress(FileNotFoundError):
-                newest[found[2]] = max(newest.get(found[2], 0.0), (folder / name).stat().st_mtime)
-    return sorted(run for run, at in newest.items() if at < before)
+                newest[run] = max(newest.get(run, 0.0), (folder / name).lstat().st_mtime)
+    return newest
 
 
 def _remove(paths: list[Path]) -> int:
