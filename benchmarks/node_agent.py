@@ -70,10 +70,10 @@ def ticks(pid: int) -> int:
 
 
 def memory_mb(pid: int) -> dict[str, float]:
-    """As the kernel counts it."""
+    """As the kernel counts it, in kB of 1024 bytes."""
     rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
     figures = {"resident": "Rss", "by share": "Pss", "its own": "Anonymous"}
-    return {word: int(rollup[key]) / 1000 for word, key in figures.items()}
+    return {word: int(rollup[key]) * 1024 / 1e6 for word, key in figures.items()}
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_pa
 
 def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
     assert good_for_s(0.0001) == 0.3, "the checks of one look share an answer"
-    assert good_for_s(0.02) == 2.0 and good_for_s(3.0) == 10.0
+    assert good_for_s(0.01) == 2.0 and good_for_s(3.0) == 10.0
     asked: list[int] = []
 
     def gpus() -> tuple[GpuFacts, ...]:

@@ -26,7 +26,7 @@ from dalsegno.system.timekeeping import greatest_error_s
 
 NVML_TIMEOUT_S = 6.0
 SAME_LOOK_S = 0.3
-NVML_SHARE, NVML_OLDEST_S = 0.01, 10.0  # of a processor's time; and how old its answer may become for that
+NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # of a processor's time; and how old its answer may become for that
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
