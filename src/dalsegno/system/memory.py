@@ -11,8 +11,8 @@ from pathlib import Path
 
 _DONTNEED = 4  # madvise(2): a page of a program's own is zeros when it is read next
 _LOADED, _WRITABLE = 1, 2
-# Of an ELF file of 64 bits: where its segments are told, in how many bytes each, how many; and of a segment: kind, flags,
-# offset, address, physical address, bytes in the file, bytes in memory, alignment.
+# Of an ELF file of 64 bits: where its segments are told, in how many bytes each, and how many. Of a segment: its kind,
+# flags, offset, address, physical address, bytes in the file, bytes in memory, alignment.
 _HEAD, _SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<IIQQQQQQ")
 
 
