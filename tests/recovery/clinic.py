@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +82,9 @@ class Clinic:
 
     def reason(self, node: str) -> str:
         return self.cluster.nodes[node].reason
+
+
+MakeClinic = Callable[..., Clinic]
 
 
 def deeds(actions: list[Action]) -> list[str]:

@@ -1,0 +1,27 @@
+"""Clusters in memory, with a healer at work on them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from dalsegno.recovery.fakes import FakeCluster
+from dalsegno.recovery.policy import Policy
+from tests.recovery.clinic import Clinic, MakeClinic
+
+
+@pytest.fixture
+def clinic_of() -> Iterator[MakeClinic]:
+    made: list[Clinic] = []
+
+    def make(count: int = 4, **policy: object) -> Clinic:
+        made.append(Clinic(FakeCluster.of(count), Policy(**policy)))  # type: ignore[arg-type]
+        made[-1].round()
+        return made[-1]
+
+    yield make
+    for clinic in made:
+        clinic.store.close()
+        shutil.rmtree(clinic.folder)

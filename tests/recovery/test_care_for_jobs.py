@@ -1,0 +1,131 @@
+"""Jobs of a node that is lost or taken out, and what jobs say of a node."""
+
+from __future__ import annotations
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.phase import Phase
+from dalsegno.slurm import JobState
+from tests.recovery.clinic import MakeClinic
+
+
+def test_a_job_that_slurm_requeues_is_started_without_the_wait(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.power_off("n2")
+    clinic.rounds(10)
+    assert clinic.cluster.queue[7].reason == "Priority"
+    clinic.cluster.start(7, "n3")
+    clinic.round()
+    assert "job 7 runs again on n3" in clinic.told("n2")
+
+
+def test_a_job_that_ends_with_its_node_is_left_alone_and_told_of(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.power_off("n2")
+    clinic.round()
+    clinic.cluster.end(7, JobState.NODE_FAIL)
+    clinic.settle()
+    text = "job 7 has ended with its node (NODE_FAIL): it may not be requeued, and is left alone"
+    assert text in clinic.told("n2")
+
+
+def test_a_job_that_cannot_go_on_is_requeued_and_one_that_may_not_be_is_waited_for(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.settle()
+    assert clinic.cluster.queue[7].reason == "Priority"
+    assert clinic.effects("n2")[-1] == "resume"
+
+    clinic.cluster.start(8, "n3", requeue=False)
+    clinic.cluster.break_gpu("n3", Remedy.REBOOT, code="79")
+    clinic.rounds(50)
+    assert clinic.effects("n3") == ["drain"]
+    assert clinic.cluster.queue[8].state is JobState.RUNNING
+    assert len([text for text in clinic.told("n3") if "could not requeue job 8" in text]) == 1
+
+
+def test_a_run_s_job_is_left_to_the_run(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.rounds(50)
+    assert clinic.cluster.queue[7].state is JobState.RUNNING
+
+
+def test_a_node_that_a_run_has_left_is_taken_from_it_and_mended(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT, code="79")
+    clinic.rounds(20)
+    assert clinic.effects("n2") == ["drain"], "the run still needs it"
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main left=n2,n9")
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "down", "evidence", "reboot", "validate", "resume"]
+    assert clinic.cluster.queue[7].nodes == ("n1",) and clinic.cluster.forbidden == []
+
+
+def test_jobs_that_are_over_do_not_hold_a_node_whose_slurmd_is_dead(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n2", comment="dalsegno:join")
+    clinic.cluster.kill_slurmd("n2")
+    clinic.rounds(20)
+    assert clinic.effects("n2") == ["drain"], "what runs may end"
+    clinic.cluster.end(7, JobState.COMPLETING)
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "down", "evidence", "reboot", "validate", "resume"]
+
+
+def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in (1, 2, 3):
+        clinic.cluster.start(job, "n2")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.round()
+    assert clinic.reason("n2") == "dalsegno:drain:black-hole 3 jobs failed here as soon as they had started"
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "validate", "resume"]
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, f"n{job % 4 + 1}", name="broken-script")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
+def test_one_job_that_fails_again_and_again_where_slurm_puts_it_makes_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n1", name="bad-image")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+    clinic.cluster.start(9, "n2", name="bad-image")  # elsewhere it does well: so it is the node
+    clinic.cluster.end(9)
+    clinic.round()
+    assert clinic.effects("n1")[0] == "drain"
+
+
+def test_jobs_of_runs_that_cannot_start_make_no_node_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n3", comment="dalsegno:join")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+
+def test_a_node_on_which_jobs_do_well_between_those_that_fail_is_no_suspect(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):
+        clinic.cluster.start(job, "n1")
+        clinic.cluster.end(job, JobState.COMPLETED if job % 3 == 0 else JobState.FAILED)
+        clinic.wait(1)
+    clinic.rounds(20)
+    assert clinic.done == []

@@ -1,0 +1,111 @@
+"""All nodes fall silent at once: it is we who see nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.actions import SetDown
+from dalsegno.recovery.decide import decide
+from dalsegno.recovery.sight import is_blind
+from tests.recovery.clinic import MakeClinic
+
+
+def test_a_controller_that_sees_no_node_any_more_takes_it_for_its_own_fault(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    clinic.cluster.blind = True
+    clinic.rounds(500)
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    assert len(clinic.told()) == 1 and "a fault of the controller's own network" in clinic.told()[0]
+    clinic.cluster.blind = False
+    clinic.settle()
+    assert clinic.told()[1:] == ["nodes are seen again; goes on"]
+    clinic.cluster.end(7)
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume", "and it looks after them as before"
+
+
+def test_nodes_that_are_heard_later_than_others_when_we_see_again_are_not_lost(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.blind = True
+    clinic.rounds(20)
+    clinic.cluster.blind = False
+    for late in ("n3", "n4"):
+        clinic.cluster.nodes[late].late = True
+    clinic.rounds(10)
+    for late in ("n3", "n4"):
+        clinic.cluster.nodes[late].late = False
+    clinic.settle()
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    clinic.cluster.nodes["n4"].late = True
+    clinic.rounds(3)
+    assert clinic.effects("n4")[:1] == ["down"], "one that is lost after that is lost"
+
+
+def test_what_was_under_our_hands_when_we_saw_nothing_is_given_its_time_anew(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.rounds(3)
+    assert clinic.effects("n2")[-1] == "reboot"
+    clinic.cluster.blind = True
+    clinic.rounds(200)
+    clinic.cluster.blind, clinic.cluster.nodes["n2"].machine.on = False, False  # the others are heard first
+    clinic.rounds(3)
+    clinic.cluster.nodes["n2"].machine.on = True
+    clinic.settle()
+    assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
+
+
+def test_a_controller_that_is_started_anew_while_it_sees_nothing_does_nothing_either(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.blind = True
+    clinic.rounds(3)
+    clinic.store.close()
+    clinic.open()
+    clinic.rounds(50)
+    assert len(clinic.told()) == 1 and clinic.cluster.nodes["n1"].effects == []
+
+
+def test_nodes_that_slurm_has_set_down_too_are_really_gone(clinic_of: MakeClinic):
+    clinic = clinic_of(max_out=1.0)
+    for node in clinic.cluster.nodes:
+        clinic.cluster.power_off(node)
+    clinic.rounds(200)
+    assert [clinic.effects(node) for node in clinic.cluster.nodes] == [[]] * 4
+    clinic.wait(300)
+    clinic.settle()
+    assert all(clinic.effects(node)[-1] == "resume" for node in clinic.cluster.nodes)
+    assert "Slurm has set the silent nodes down too: they are gone; goes on" in clinic.told()
+
+
+def test_one_host_that_answers_shows_that_we_see(clinic_of: MakeClinic):
+    clinic = clinic_of(3)
+    clinic.cluster.nodes["n1"].agent = False  # its agent is dead, its host answers
+    clinic.cluster.power_off("n2")
+    clinic.settle()
+    assert clinic.effects("n2")[-1] == "resume"
+
+
+def test_nodes_that_are_late_together_with_the_first_that_is_missed_are_not_seen(clinic_of: MakeClinic):
+    """They are found to be gone one after the other; the first must not be taken for the only one."""
+    clinic = clinic_of()
+    clinic.cluster.power_off("n1")
+    for quiet_s, blind in ((0.4, False), (1.0, True)):
+        facts = clinic.cluster.facts()
+        assert facts.nodes is not None
+        late = {name: replace(node, agent=replace(node.agent, quiet_s=quiet_s)) for name, node in facts.nodes.items()}
+        assert is_blind(replace(facts, nodes=late), clinic.store.book) is blind
+
+
+def test_a_silent_node_is_missed_only_when_others_were_heard_well_after_its_last_word(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.power_off("n1")
+    for heard_after_s, missed in ((0.5, False), (1.0, True)):
+        facts = clinic.cluster.facts()
+        assert facts.nodes is not None
+        last = replace(facts.nodes["n1"].agent, heard=clinic.cluster.now - heard_after_s)
+        nodes = {**facts.nodes, "n1": replace(facts.nodes["n1"], agent=last)}
+        actions = decide(replace(facts, nodes=nodes), clinic.store.book, clinic.policy, clinic.cluster.now)
+        assert [type(action) for action in actions] == ([SetDown] if missed else [])
