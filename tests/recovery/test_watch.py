@@ -19,7 +19,9 @@ from dalsegno.recovery.watch import (
     CALM_S,
     JOURNAL,
     LARGE_CALM_S,
+    LARGE_MISSED_S,
     LARGE_QUICK_S,
+    MISSED_S,
     QUICK_S,
     Watch,
     pause_s,
@@ -118,6 +120,14 @@ def test_that_slurm_does_not_answer_is_said_once_and_nothing_is_done(site: FakeS
     site.cluster.slurm_answers = True
     site.ring_and_wait()
     eventually(lambda: "resume" in site.cluster.nodes["n2"].effects)
+
+
+def test_a_node_that_is_missed_is_looked_at_again_very_soon_until_it_is_known_to_be_lost():
+    for count, soon_s, later_s in ((4, MISSED_S, QUICK_S), (256, LARGE_MISSED_S, LARGE_QUICK_S)):
+        cluster = FakeCluster.of(count)
+        cluster.power_off("n2")
+        assert pause_s(Book(), cluster.facts()) == soon_s
+        assert pause_s(Book({"n2": NodeBook("n2", Phase.DOWN)}), cluster.facts()) == later_s
 
 
 def test_slurm_is_asked_often_only_while_a_node_is_under_our_hands():

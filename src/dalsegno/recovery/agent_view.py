@@ -36,6 +36,7 @@ class AgentView:
     boot: str = ""  # another after every boot of the host
     host_answers: bool | None = None
     slurmd_answers: bool | None = None
+    answered: float = 0.0  # when its host or its slurmd last answered a probe; 0: never
     quiet_s: float = field(default=0.0, compare=False)  # how long ago that last word was, when this was told
 
 

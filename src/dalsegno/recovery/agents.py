@@ -38,6 +38,7 @@ class _Known:
     presence: Presence = Presence.NEVER
     since: float = field(default_factory=time.time)
     heard: float = 0.0
+    answered: float = 0.0
     call: Call | None = None
     seen: str = ""  # the address from which its agent called
     boot: str = ""
@@ -93,7 +94,16 @@ class Agents:
         known, sign = self._known[node], self._attendance.signs[node]
         quiet_s = max(time.time() - known.heard, 0.0) if known.heard else 0.0
         return AgentView(
-            node, known.presence, known.since, known.heard, known.report, known.boot, sign.host, sign.slurmd, quiet_s
+            node,
+            known.presence,
+            known.since,
+            known.heard,
+            known.report,
+            known.boot,
+            sign.host,
+            sign.slurmd,
+            known.answered,
+            quiet_s,
         )
 
     def views(self) -> dict[str, AgentView]:
@@ -155,6 +165,8 @@ class Agents:
     def _probed(self, node: str, host: bool | None, slurmd: bool | None) -> None:
         now = time.monotonic()
         sign = self._attendance.signs.get(node)
+        if sign and (host or slurmd):
+            self._known[node].answered = time.time()
         if sign and self._known[node].place.shared and not host and now - sign.heard < RESTART_S:
             host = slurmd = None  # agent and slurmd may both be on their way back: there is no third witness
         self._attendance.answered(node, now, host=host, slurmd=slurmd)

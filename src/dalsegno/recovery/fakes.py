@@ -238,7 +238,7 @@ class FakeAgents:
         node.lost_at = None
         if not node.agent:
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
-            return AgentView(name, known, host_answers=True, slurmd_answers=True)
+            return AgentView(name, known, host_answers=True, slurmd_answers=True, answered=now)
         node.heard = True
         told = machine.gpus if self.cluster.tell_gpus else ()
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))

@@ -14,7 +14,6 @@ from dalsegno.recovery.facts import Facts, NodeFacts
 NEARLY_ALL = 0.8
 FEWEST = 2  # of a single node nobody can say
 SETTLE_S = 15.0  # from when we see again; agents call every few seconds, and hosts are probed every two
-PROOF_S = 0.9
 FRESH_S = 0.75  # a beat is due every 0.4 s, and no node is given up in less than 1.3
 
 
@@ -35,15 +34,17 @@ def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
 
 
 def _are_others_heard(node: NodeFacts, facts: Facts, book: Book) -> bool:
-    """So long after its last word that it is no chance: on a busy machine last words come at different times."""
+    """After it was given up. What is read after that was sent while it was being asked: we could have heard it too.
+
+    Last words from before prove nothing: on a busy machine they come at very different times.
+    """
     others = [
         each.agent
         for each in (facts.nodes or {}).values()
         if each.name != node.name and _is_expected(each, book.of(each.name))
     ]
-    heard = [view.heard for view in others if view.heard]
-    answers = any(view.presence is Presence.AGENT_DEAD for view in others)
-    return answers or not heard or max(heard) >= node.agent.heard + PROOF_S
+    heard = [signed for view in others if (signed := max(view.heard, view.answered))]
+    return not heard or max(heard) >= node.agent.since
 
 
 def change_of_sight(facts: Facts, blind: bool) -> Sight:

@@ -25,6 +25,7 @@ from dalsegno.recovery.store import Store
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
 LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and more from here on
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is under our hands
+MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while one is missed, and a word of another must show that we hear
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # else: agents ring at once when something happens
 JUST_S = 10.0  # a node that fell silent so lately may be missed for sure in a moment
 AFTER_SILENCE_S = 2.0  # Slurm did not answer
@@ -139,9 +140,15 @@ def _note_reports(healer: Healer, facts: Facts) -> None:
 def pause_s(book: Book, facts: Facts) -> float:
     """How soon to look again if nobody rings."""
     nodes = facts.nodes or {}
+    large = len(nodes) > LARGE
     known = [book.of(name) for name in nodes]
     busy = any(own.pending or own.victims or (own.phase.out and own.phase is not Phase.GIVEN_UP) for own in known)
-    missed = any(node.gone and node.agent.quiet_s < JUST_S for node in nodes.values())
+    missed = any(
+        node.gone and node.agent.quiet_s < JUST_S and not book.of(name).phase.out for name, node in nodes.items()
+    )
     wanted = any(joins(job) and not job.nodes and not job.state.ended for job in facts.jobs)
-    quick, calm = (QUICK_S, CALM_S) if len(nodes) <= LARGE else (LARGE_QUICK_S, LARGE_CALM_S)
-    return quick if busy or missed or wanted else calm
+    if missed:
+        return LARGE_MISSED_S if large else MISSED_S
+    if busy or wanted:
+        return LARGE_QUICK_S if large else QUICK_S
+    return LARGE_CALM_S if large else CALM_S
