@@ -261,6 +261,12 @@ def test_a_node_on_which_a_worker_crashed_twice_running_is_left_out():
     assert run.group is not None and run.group.agents == ("a", "spare") and "b" not in run.ready
 
 
+def test_a_node_that_slurm_has_out_of_service_is_left_until_it_is_mended():
+    run, orders = fail(running(TWO, "a", "b", "spare"), replace(fault(code=-9), healthy=False))
+    (left,) = [order for order in orders if isinstance(order, Exclude)]
+    assert (left.agent, left.until_mended) == ("b", True) and "b" not in run.ready
+
+
 @pytest.mark.parametrize("first", [fault(code=-9), fault(code=-11, node="a", rank=0), fault(NOISE)])
 def test_a_node_is_left_out_for_nothing_less(first: Failure):
     run = restart(running(TWO, "a", "b", "spare"), first)

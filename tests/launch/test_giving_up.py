@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from dalsegno.launch.giving_up import FORGIVEN_S, MOST_TRIES, Tries, trusted_again
+from dalsegno.launch.giving_up import (
+    FORGIVEN_S,
+    LATELY_S,
+    MOST_TRIES,
+    SOON_S,
+    Tries,
+    ask_again_s,
+    out_of_service,
+    trusted_again,
+)
+from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag, NodeState
@@ -46,9 +56,23 @@ def test_one_of_long_ago_is_tried_again_if_slurm_has_it_in_service():
     assert trusted_again(given_up, nodes, late) == ["n1"]
 
 
-def test_one_that_the_controller_had_drained_is_trusted_when_it_is_returned_or_a_spare_again():
+def test_one_that_was_out_of_service_is_trusted_when_it_is_returned_or_a_spare_again():
     given_up = {"n1": 1000.0, "n2": 1000.0, "n3": 1000.0, "n4": 1000.0}
     sick = replace(node("n2", 10, NodeFlag.DRAIN), reason="dalsegno:reset:gpu-ecc")
     spare = replace(node("n3", 10, NodeFlag.DRAIN), reason=SPARE_REASON)
     nodes = [node("n1", 10), sick, spare, node("n4", 10)]
-    assert trusted_again(given_up, nodes, now=1010.0, drained={"n1", "n2", "n3"}) == ["n1", "n3"]
+    assert trusted_again(given_up, nodes, now=1010.0, were_out={"n1", "n2", "n3"}) == ["n1", "n3"]
+
+
+def test_drained_and_set_down_is_out_of_service_and_a_spare_is_not():
+    """One whose cable was out is set down, and returned without a boot."""
+    down = replace(node("n1", 10), state=NodeState.DOWN, reason="dalsegno:replace:gone neither answers")
+    drained = replace(node("n2", 10, NodeFlag.DRAIN), reason="new RAM")
+    spare = replace(node("n3", 10, NodeFlag.DRAIN), reason=SPARE_REASON)
+    assert out_of_service([down, drained, spare, node("n4", 10)]) == {"n1", "n2"}
+
+
+def test_slurm_is_asked_often_only_for_a_minute_after_a_node_was_given_up():
+    assert ask_again_s([], 1000.0) == ASK_SLURM_S
+    assert ask_again_s([900.0, 990.0], 1000.0) == SOON_S
+    assert ask_again_s([900.0, 990.0], 1000.0 + LATELY_S) == ASK_SLURM_S

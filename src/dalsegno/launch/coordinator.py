@@ -25,7 +25,7 @@ from dalsegno.launch.meaning import event_of
 from dalsegno.launch.memory import Memory
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.progress import Pen
-from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S
+from dalsegno.launch.rhythm import CHECK_S
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
@@ -244,7 +244,7 @@ class Coordinator:
 
     async def _ask_slurm(self) -> None:
         while True:
-            await asyncio.sleep(ASK_SLURM_S)
+            await asyncio.sleep(self.staff.ask_again_s)
             await self.staff.ask_slurm()
 
     def soon(self, work: Awaitable[None]) -> None:

@@ -43,7 +43,7 @@ def do(of: Doer, order: Order) -> None:
         of.journal("pause", seconds=order.seconds)
         asyncio.get_running_loop().call_later(order.seconds, of.apply, Waited())
     elif isinstance(order, Exclude):
-        exclude(of, order.agent, order.why)
+        _leave(of, order)
     elif isinstance(order, Release):
         of.soon(_move(of))
     elif isinstance(order, Finish):
@@ -56,6 +56,14 @@ def _start(of: Doer, order: Start) -> None:
     message = start_message(of.site, order, of.agents.peers, in_memory)
     if message is not None:
         of.agents.send(order.agent, message)
+
+
+def _leave(of: Doer, order: Exclude) -> None:
+    if not order.until_mended:
+        exclude(of, order.agent, order.why)
+        return
+    of.staff.leave_to_be_mended(order.agent)
+    of.go_on_without(order.agent, order.why)
 
 
 def exclude(of: Doer, agent: str, why: str) -> None:

@@ -133,10 +133,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class Exclude:
-    """Send this agent away, and do not take its node again."""
+    """Send this agent away, and do not take its node again; or, where Slurm has it out of service, not until it is
+    mended."""
 
     agent: str
     why: str = "was the first to fail twice running"
+    until_mended: bool = False
 
 
 @dataclass(frozen=True)

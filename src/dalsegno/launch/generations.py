@@ -238,7 +238,9 @@ def _after_failure(run: Run, cause: Failure) -> Step:
 
 
 def _exclude(agent: str, cause: Failure) -> Exclude:
-    return Exclude(agent) if cause.healthy else Exclude(agent, "is down or drained, and a worker failed on it")
+    if cause.healthy:
+        return Exclude(agent)
+    return Exclude(agent, "is down or drained, and a worker failed on it", until_mended=True)
 
 
 def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 
 MOST_TRIES = 5  # of one node, in a row, without its agent having become ready
 ALONE_FROM = 3  # from this try on a node has an srun of its own: the fault may be another's
+SOON_S, LATELY_S = 1.0, 60.0  # how often we ask for one that was given up so lately
 FORGIVEN_S = 600.0  # given up so long ago, and Slurm has nothing against it: it is tried again
 
 
@@ -37,17 +39,27 @@ class Tries:
 
 
 def trusted_again(
-    given_up: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, drained: Collection[str] = ()
+    given_up: Mapping[str, float], nodes: Iterable[NodeInfo], now: float, were_out: Collection[str] = ()
 ) -> list[str]:
     """Of nodes given up at these times, those whose slurmd was started since (rebuilt, or booted again), those that
-    the controller had `drained` and that are good again (its GPUs were reset: no slurmd is started for that), and
-    those of long ago that Slurm has in service."""
+    were out of service and are good again (somebody has looked at them: a cable was out, GPUs were reset; no slurmd is
+    started for that), and those of long ago that Slurm has in service."""
     known = {node.name: node for node in nodes}
     return [
         name
         for name, at in given_up.items()
-        if name in known and (_is_back(known[name], at, now) or (name in drained and _is_good(known[name])))
+        if name in known and (_is_back(known[name], at, now) or (name in were_out and _is_good(known[name])))
     ]
+
+
+def out_of_service(nodes: Iterable[NodeInfo]) -> set[str]:
+    """Those that are down or drained; a spare is not."""
+    return {node.name for node in nodes if node.down or (node.draining and node.reason != SPARE_REASON)}
+
+
+def ask_again_s(given_up: Iterable[float], now: float) -> float:
+    """When to ask Slurm next how these are: often while one may be back in a moment."""
+    return SOON_S if any(now - at < LATELY_S for at in given_up) else ASK_SLURM_S
 
 
 def _is_back(node: NodeInfo, given_up_at: float, now: float) -> bool:

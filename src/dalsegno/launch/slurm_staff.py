@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Collection, Sequence
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
-from dalsegno.launch.giving_up import Tries, trusted_again
+from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
 from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
 from dalsegno.launch.saved import SavedJob, SavedStep
@@ -34,7 +34,7 @@ class SlurmStaff:
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self.unhealthy: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
-        self._drained: set[str] = set()  # of those given up, which were seen among them
+        self._were_out: set[str] = set()  # of those given up, which Slurm has had out of service since
         self._tries = Tries()
         self._refusals = Refusals()  # of nodes beyond those of the run's own job
         self._some_came = False  # agents, of any node
@@ -232,8 +232,8 @@ class SlurmStaff:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._vacating = to_be_mended(nodes)
-        self._drained = {*self._drained, *self._vacating} & set(self.silent)
-        back = trusted_again(self.silent, nodes, time.time(), self._drained)
+        self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
+        back = trusted_again(self.silent, nodes, time.time(), self._were_out)
         for name in back:
             del self.silent[name]
         self._tries.forget(*back)
@@ -241,6 +241,10 @@ class SlurmStaff:
             await self._jobs.give_back(self._waiting_joins)
         await self._let_go()
         await self._tell_what_was_left()
+
+    @property
+    def ask_again_s(self) -> float:
+        return ask_again_s(self.silent.values(), time.time())
 
     async def _look_at_nodes(self) -> list[NodeInfo] | None:
         names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
@@ -253,6 +257,12 @@ class SlurmStaff:
             return None
 
     # Leaving
+
+    def leave_to_be_mended(self, node: str) -> None:
+        self.silent[node] = time.time()
+        self._were_out.add(node)
+        self._tries.forget(node)
+        self.soon(self._tell_what_was_left())
 
     def _leave_what_is_to_be_mended(self) -> None:
         """Their agents go home."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Collection
 from typing import Protocol
 
 from dalsegno.launch.events import Event
+from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.launch.saved import SavedJob
 
 
@@ -90,6 +91,15 @@ class Staff(Protocol):
         """Called every few seconds: find out what Slurm did without telling."""
         ...
 
+    @property
+    def ask_again_s(self) -> float:
+        """In how many seconds."""
+        ...
+
+    def leave_to_be_mended(self, node: str) -> None:
+        """Slurm has it out of service, and it is no use to the run: not taken again before it is in service again."""
+        ...
+
     def agent_came(self, node: str) -> None: ...
 
     def agent_ready(self, node: str) -> None: ...
@@ -153,6 +163,13 @@ class NoStaff:
     def look_after(self) -> None: ...
 
     async def ask_slurm(self) -> None: ...
+
+    @property
+    def ask_again_s(self) -> float:
+        return ASK_SLURM_S
+
+    def leave_to_be_mended(self, node: str) -> None:
+        self.excluded.append(node)
 
     def agent_came(self, node: str) -> None: ...
 
