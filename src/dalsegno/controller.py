@@ -23,7 +23,7 @@ from dalsegno.targets.local.store import read_applied
 
 SLURM_S = 15.0  # longer than it takes Slurm's commands to say that nobody answers
 BOOT_S = 30.0  # a virtual host boots in half a second
-GONE_S = 3.0  # what comes back within it was a cable, not a host
+GONE_S = 3.0  # what comes back within it was a cable, not a host; one without power is not waited for
 
 
 def main(arguments: list[str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.files import locked
-from dalsegno.targets.base import CanReboot, CanReplace, CanReset
+from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.room import Room
 from dalsegno.targets.local.room_client import MachineRoom
@@ -101,8 +101,10 @@ def test_a_cluster_that_is_half_made_has_no_nodes_to_work_on(short: Path):
 def test_the_client_is_what_recovery_asks_for(room: Room, folder: Folder):
     client = MachineRoom(folder.root)
     assert isinstance(client, CanReset) and isinstance(client, CanReboot) and isinstance(client, CanReplace)
+    assert isinstance(client, CanSeePower)
     threading.Thread(target=room.serve, daemon=True).start()
-    assert client.is_on("train-1") is False
+    assert client.is_on("train-1") is False and client.is_off("train-1") is True
+    assert client.is_off("train-9") is False, "of what is no node nothing is known"
     with pytest.raises(TargetError, match="train-1 is off"):
         client.reset_gpus("train-1")
 
@@ -111,6 +113,7 @@ def test_a_room_that_is_not_there_or_hangs_up_is_told(folder: Folder):
     client = MachineRoom(folder.root, patience_s=0)
     with pytest.raises(TargetError, match="does not answer"):
         client.is_on("train-1")
+    assert client.is_off("train-1") is False, "nobody knows"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder.room_socket))
         listener.listen()

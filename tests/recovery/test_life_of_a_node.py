@@ -5,6 +5,7 @@ from __future__ import annotations
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.power import look_at_power
 from tests.recovery.clinic import MakeClinic
 
 
@@ -201,6 +202,17 @@ def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClini
     clinic.cluster.nodes["n2"].machine.on = True
     clinic.settle()
     assert clinic.effects("n2") == ["down", "validate", "resume"]
+
+
+def test_a_node_that_is_off_for_certain_is_not_waited_for(clinic_of: MakeClinic):
+    clinic = clinic_of(gone_s=60.0)
+    clinic.cluster.power_off("n2")
+    clinic.round()
+    clinic.cluster.now += 1
+    facts = look_at_power(clinic.cluster.facts(), clinic.healer.hands.target)
+    assert [action.kind for action in clinic.healer.round(facts)] == ["evidence"]
+    clinic.rounds(3)
+    assert clinic.effects("n2") == ["down", "evidence"], "where it is not known, it is"
 
 
 def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over(clinic_of: MakeClinic):

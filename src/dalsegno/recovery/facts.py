@@ -39,6 +39,7 @@ class NodeFacts:
     agent: AgentView = field(default_factory=lambda: AgentView(""))
     validation: Validation | None = None  # its last one
     validating: str = ""  # the order to validate itself that it is carrying out
+    off: bool = False  # whoever keeps the machine is certain that it is
 
     @property
     def name(self) -> str:

@@ -284,6 +284,9 @@ class FakeTarget:
     def last_words(self, node: str) -> Mapping[str, str]:
         return {"console.log": "kernel panic"}
 
+    def is_off(self, node: str) -> bool:
+        return not self.cluster.nodes[node].machine.on
+
     def reset_gpus(self, node: str) -> None:
         if not self.cluster.nodes[node].resting:
             self.cluster.forbidden.append(f"the GPUs of {node} were reset while its agent held them")

@@ -31,7 +31,7 @@ class Policy:
     spares: frozenset[str] = frozenset()
     slurm_users: frozenset[str] = SLURM_USERS  # empty: all drains but ours are somebody's, as a platform's own
     gone_remedy: Remedy = Remedy.REPLACE
-    gone_s: float = 0.0  # how long a lost node may come back by itself before it is rebuilt; a cloud's: 60
+    gone_s: float = 0.0  # how long a lost node that is not off for certain may come back by itself; a cloud's: 60
     boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
     told_s: float = 15.0  # from the word until whoever was told has begun, or never will
     validate_s: float = 180.0  # checks, load and the pair test

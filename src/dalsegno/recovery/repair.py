@@ -118,7 +118,7 @@ def _down(case: Case) -> Action | None:
         return _free(case)  # it was only taken from runs that had left it
     if case.node.connected and not case.own.steps and not case.own.asked:
         return _validate(case)  # it has come back by itself
-    if case.in_phase_s < case.policy.gone_s:
+    if case.in_phase_s < case.policy.gone_s and not case.node.off:
         return None
     return _mend(case)
 

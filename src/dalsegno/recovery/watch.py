@@ -17,6 +17,7 @@ from dalsegno.recovery.hands import Agents
 from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import OFF, Policy
+from dalsegno.recovery.power import look_at_power
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
 from dalsegno.recovery.site import Site
@@ -118,7 +119,8 @@ class Watch:
             return NOTHING
         self._complaint = ""
         wanted, runs = to_be_mended(nodes), self.runs()
-        return gather(nodes, [with_hint(job, wanted, runs) for job in jobs], self.agents, at, underway)
+        facts = gather(nodes, [with_hint(job, wanted, runs) for job in jobs], self.agents, at, underway)
+        return look_at_power(facts, self.site.target)
 
     def _complain(self, text: str) -> None:
         """Once, until something else is wrong."""

@@ -147,6 +147,15 @@ class CanReplace(Protocol):
 
 
 @runtime_checkable
+class CanSeePower(Protocol):
+    """A target that knows whether a machine is off, as a BMC or a cloud's API does."""
+
+    def is_off(self, node: str) -> bool:
+        """Whether that is certain: then it does not come back by itself. May not wait for an answer for long."""
+        ...
+
+
+@runtime_checkable
 class CanTell(Protocol):
     """A target that knows something of a machine that cannot speak any more: its console, its logs."""
 

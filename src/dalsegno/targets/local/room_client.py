@@ -14,10 +14,12 @@ from dalsegno.targets.local.folder import Folder
 
 MOST_SAID = 64 << 10  # of one log: its end is what matters
 WORK_S = 60.0  # a boot takes half a second; a machine under load, longer
+LOOK_S = 1.0  # a look at its power is nearly for nothing
 
 
 class MachineRoom:
-    """A local cluster's `CanReset`, `CanReboot`, `CanReplace` and `CanTell`. Slurm must have let go of the node before.
+    """A local cluster's `CanReset`, `CanReboot`, `CanReplace`, `CanSeePower` and `CanTell`. Slurm must have let
+    go of a node before it is touched.
 
     A room that dies over its work is asked again, for as long as its host takes to start another.
     """
@@ -44,6 +46,12 @@ class MachineRoom:
     def is_on(self, node: str) -> bool:
         return bool(self._ask("power", node)["on"])
 
+    def is_off(self, node: str) -> bool:
+        try:
+            return self._exchange({"do": "power", "node": node}, LOOK_S).get("on") is False
+        except (OSError, ValueError):
+            return False  # nobody knows
+
     def boot_id(self, node: str) -> str:
         """That of its last boot; "" of a node that never booted."""
         return str(self._ask("power", node)["boot"])
@@ -69,9 +77,9 @@ class MachineRoom:
                 hint="`dalsegno status` shows whether it runs, `dalsegno up` starts it",
             ) from error
 
-    def _exchange(self, request: dict[str, str]) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, str], timeout_s: float = WORK_S) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(WORK_S)
+            sock.settimeout(timeout_s)
             sock.connect(str(self.folder.room_socket))
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as answers:
