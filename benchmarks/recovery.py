@@ -63,7 +63,7 @@ def parse_options() -> argparse.Namespace:
 
 def measure(stage: Stage, quick: bool) -> Iterator[Row]:
     busy = wait_for_quiet()
-    cuts = drill(stage, 2 if quick else 5, "--only", "power-off", "--no-compare")
+    cuts = drill(stage, 2 if quick else 5, "--only", "power-off", "--with-spares", "--no-compare")
     yield of(cuts, "power cut: known", "known_s", 1.5, busy)
     yield of(cuts, "power cut: drained", "drained_s", 2.5, busy)
     yield of(cuts, "power cut, a spare in the run: training goes on", "resumed_s", 2.5, busy)

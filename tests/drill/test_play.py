@@ -24,6 +24,7 @@ class Run:
     done: int = 0
     generation: int = 1
     away_until: float = 0.0
+    bare_until: float = 0.0
     last: Step | None = None
     struck: list[tuple[str, str, float]] = field(default_factory=list)
 
@@ -38,6 +39,9 @@ class Run:
     def members(self) -> Sequence[str]:
         return ["n1", "n2"] if self.now >= self.away_until else []
 
+    def is_bare(self) -> bool:
+        return self.now < self.bare_until
+
     def newest(self) -> Step | None:
         return self.last
 
@@ -48,11 +52,12 @@ class Run:
         self.struck.append((kind.label, node, self.now))
         if kind.fault == "power-off":
             self.away_until = self.now + (2.0 if self.comes_back else 1e9)
+            self.bare_until = self.now + 10.0
             self.generation += 1
 
 
-def played(run: Run, *lots: Lot) -> list[Blow]:
-    return play(run, lots, lambda blow: None, lambda: run.now, run.sleep)
+def played(run: Run, *lots: Lot, with_spares: bool = False) -> list[Blow]:
+    return play(run, lots, lambda blow: None, lambda: run.now, run.sleep, with_spares)
 
 
 def test_each_fault_comes_when_the_run_has_trained_for_so_many_steps():
@@ -66,6 +71,16 @@ def test_each_fault_comes_when_the_run_has_trained_for_so_many_steps():
     assert run.struck == [(blow.fault, blow.node, blow.at) for blow in blows]
     gaps = [later.at - earlier.at for earlier, later in pairwise(blows)]
     assert gaps[0] > 2.4 and gaps[1] > 0.9  # away for two seconds, then five steps; half a second, then five
+
+
+def test_a_fault_that_takes_a_node_while_no_spare_is_ready_says_so():
+    blows = played(Run(), Lot(POWER, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0))
+    assert [blow.without_spare for blow in blows] == [False, False, True], "the second stops nothing"
+
+
+def test_with_spares_each_fault_comes_when_they_stand_by_again():
+    first, second = played(Run(), Lot(POWER, 5, 0), Lot(POWER, 5, 0), with_spares=True)
+    assert second.at - first.at >= 10.0 and not second.without_spare
 
 
 def test_a_run_that_is_over_is_not_struck():

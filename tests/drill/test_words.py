@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
 from dalsegno.drill.words import as_json, rows, sentences
@@ -31,6 +32,18 @@ def test_the_end_says_what_it_all_came_to():
         "goodput 90% of the run's 100 s (productive 90.0 s, lost 10.0 s)",
         "training went on after 1.2 s (median), 2.0 s at the most",
         "the weights are those of an undisturbed run, bit for bit",
+    ]
+
+
+def test_what_had_to_wait_for_another_node_and_what_may_not_be_mended_is_told_apart():
+    bare = (replace(BLOWS[0], without_spare=True), *BLOWS[1:])
+    drill = replace(DRILL, blows=bare, marks=(), held_back={"n1": "4 nodes were taken out within the hour"})
+    assert rows(drill)[0][3:7] == ["not seen", "held back", "2.0 s, no spare ready", "held back"]
+    assert sentences(drill)[3:] == [
+        "1 of these hit while no spare was ready, and another node had to come first; "
+        "after the others it took 0.5 s at the most",
+        "the weights are those of an undisturbed run, bit for bit",
+        "n1 is left as it is: 4 nodes were taken out within the hour",
     ]
 
 

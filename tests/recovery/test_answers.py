@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dalsegno.recovery.check_news import News
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.store import Store
@@ -57,6 +59,18 @@ def drained(store: Store, node: str, at: float) -> None:
     store.end(store.begin(action, at), action, "drained: xid[79] Xid 79", "", at, Policy(), ())
 
 
+def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Store, answers: Answers):
+    begun = time.time()
+    for node in ("n1", "n2"):
+        store.begin(Drain(node, XID), begun, ("train",))
+    store.turn(Turn("n3", Phase.SUSPECTED, "stays in service", XID, held=Held.HOUR), begun)
+    assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 2}
+    held = {node["node"]: node["held_back"] for node in answers.answer(STRANGER, {"nodes": True})["nodes"]}
+    assert held == {"n1": "", "n2": "", "n3": Held.HOUR.value}
+    answers.answer(0, {"automation": "resume"})
+    assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 0}
+
+
 def test_events_come_in_order_and_from_where_one_left_off(store: Store, answers: Answers):
     drained(store, "n1", 100.0)
     store.turn(Turn("n1", Phase.GIVEN_UP, "nothing helps"), 101.0)
@@ -87,7 +101,8 @@ def test_only_root_and_the_owner_may_pause(store: Store, answers: Answers):
     assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
     assert store.look().paused, "the watch's own connection sees it"
     assert answers.answer(0, {"automation": "resume"})["automation"] == "on"
-    assert answers.answer(0, {"automation": "status"})["mode"] == "auto"
+    status = answers.answer(0, {"automation": "status"})
+    assert (status["mode"], status["per_hour"], status["taken"]) == ("auto", Policy().per_hour, {})
     texts = [event["kind"] for event in answers.answer(STRANGER, {"events": 0})["events"]]
     assert texts == ["automation", "automation"]
 

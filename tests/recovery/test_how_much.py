@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Remedy
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from tests.recovery.clinic import MakeClinic
 
@@ -46,6 +47,32 @@ def test_observing_it_only_says_once_what_it_would_do(clinic_of: MakeClinic):
     clinic.rounds(20)
     assert clinic.effects("n2") == []
     assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
+
+
+def test_observing_it_does_not_say_that_nodes_are_out_when_they_only_would_be(clinic_of: MakeClinic):
+    clinic = clinic_of(mode="observe")
+    for name in ("n2", "n3"):
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.rounds(20)
+    assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
+    (told,) = clinic.told("n3")
+    assert told.endswith("; stays in service: 1 of 4 nodes of train would be out already")
+    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [Held.NO, *[Held.OBSERVING] * 2]
+
+
+def test_why_a_node_is_left_as_it_is_is_kept_until_it_is_not(clinic_of: MakeClinic):
+    clinic = clinic_of(8, max_out=1.0, per_hour=1)
+    clinic.store.pause(True, "ada", clinic.cluster.now)
+    for name in ("n1", "n2"):
+        clinic.cluster.break_gpu(name, Remedy.REBOOT)
+    clinic.rounds(3)
+    assert clinic.store.book.of("n1").held_back is Held.PAUSED
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    clinic.settle()
+    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2")] == [Held.NO, Held.HOUR]
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    clinic.settle()
+    assert clinic.store.book.of("n2").held_back is Held.NO
 
 
 def test_paused_it_begins_nothing_and_goes_on_when_resumed(clinic_of: MakeClinic):

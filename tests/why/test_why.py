@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.launch.status import Status
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
@@ -111,10 +112,10 @@ def test_what_happens_to_it_is_what_happens_now(phase: Phase, does: str):
 
 def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
     spent = "gpu-count 7 of 8 GPUs; stays in service: 4 nodes were taken out; `dalsegno automation resume` allows more"
-    assert explain_node(node(), Care(Phase.SUSPECTED, spent)) == Verdict(
+    assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.HOUR)) == Verdict(
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )
-    assert explain_node(node(), Care(Phase.SUSPECTED, "its agent is dead")).next == "dalsegno health --node gpu-3"
+    assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.OUT)).next == "dalsegno health --node gpu-3"
     given_up = explain_node(node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(Phase.GIVEN_UP, "3 times"))
     assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
 

@@ -23,6 +23,7 @@ SAY_EVERY_S = 10.0
 @click.option("--spares", type=click.IntRange(0, 64), help="How many more stand by. Default: 1, if there is one more.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Where the page goes. Default: drill-SEED.html here.")
 @click.option("--only", multiple=True, metavar="FAULT", help="Only this kind of fault; may be given again.")
+@click.option("--with-spares", is_flag=True, help="Strike only while the spares stand by: each fault by itself.")
 @click.option("--no-compare", is_flag=True, help="Leave out the undisturbed run, and with it the look at the weights.")
 @cluster_option
 @json_option
@@ -33,6 +34,7 @@ def command(
     spares: int | None,
     report: str | None,
     only: tuple[str, ...],
+    with_spares: bool,
     no_compare: bool,
     name: str | None,
     json_: bool,
@@ -56,7 +58,7 @@ def command(
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = chosen(only)
-    theatre = Theatre.open(name, nodes, spares)
+    theatre = Theatre.open(name, nodes, spares, with_spares)
     view = View(SAY_EVERY_S)
     found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
     view.clear()

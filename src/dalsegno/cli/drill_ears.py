@@ -13,6 +13,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.recovery.client import ask
+from dalsegno.recovery.held import Held
 
 EVERY_S = 0.2
 ANSWER_S = 2.0
@@ -38,6 +39,23 @@ class Ears:
     def is_back(self, blow: Blow) -> bool:
         """Whether the node was returned to service after this blow."""
         return any(mark.what == RETURNED and mark.node == blow.node and mark.at > blow.at for mark in self.marks)
+
+    def automation(self) -> dict[str, Any] | None:
+        """What the controller says of itself; None where there is none."""
+        if self._controller is None:
+            return None
+        with contextlib.suppress(DalsegnoError):
+            return dict(ask(self._controller, {"automation": "status"}, ANSWER_S))
+        return {}
+
+    def held_back(self) -> dict[str, str]:
+        """Nodes that the controller will not mend soon, and why; none where it does not answer now."""
+        if self._controller is None:
+            return {}
+        with contextlib.suppress(DalsegnoError):
+            nodes = ask(self._controller, {"nodes": True}, ANSWER_S).get("nodes", [])
+            return {str(node["node"]): str(node["note"]) for node in nodes if Held(node["held_back"]).lasting}
+        return {}
 
     def _of_run(self) -> list[Mark]:
         entries = list(journal.read(self._run.journal))

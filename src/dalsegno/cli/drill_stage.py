@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dalsegno import drill
 from dalsegno.cli.drill_ears import Ears
 from dalsegno.drill.cast import cast
+from dalsegno.drill.foresight import left_undone, mends
 from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.notes import Notes
 from dalsegno.drill.play import play
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Say = Callable[[Blow | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
 ROOM = 30  # steps for each fault, beside those that the lots want
+ROOM_FOR_SPARES = 300  # a node is mended and has joined the run again in that time
 END_S = 300.0
 HEAL_S = 90.0
 ORPHANS_S = 5.0
@@ -45,6 +47,7 @@ class Training:
     notes: Notes
     target: CanBreak
     ears: Ears
+    spares: int  # that ought to stand by
     tell: Callable[[Training, list[Mark]], None]  # what is new
 
     def __enter__(self) -> Training:
@@ -63,6 +66,9 @@ class Training:
         if status.phase != "running":
             return []
         return [node.name for node in status.nodes if node.state == "member"]
+
+    def is_bare(self) -> bool:
+        return self.spares > 0 and all(node.state != "spare" for node in self.status().nodes)
 
     def newest(self) -> Step | None:
         return self.notes.last
@@ -94,14 +100,19 @@ class Training:
         self.look()
         return status.exit_code
 
-    def all_back(self, blows: Sequence[Blow], timeout_s: float) -> None:
-        """Until every node that was to be mended is in service again; one that is not by then is told of as it is."""
-        until = time.monotonic() + timeout_s
+    def all_back(self, blows: Sequence[Blow], timeout_s: float) -> dict[str, str]:
+        """Until every node that was to be mended is in service again; one that is not by then is told of as it is.
+        Gives those that the controller may not mend, and why: they are not waited for."""
+        until, held = time.monotonic() + timeout_s, dict[str, str]()
         missing = [blow for blow in blows if blow.heals]
         while missing and time.monotonic() < until:
             self.look()
+            held = self.ears.held_back()
             missing = [blow for blow in missing if not self.ears.is_back(blow)]
+            if all(blow.node in held for blow in missing):
+                break
             time.sleep(0.1)
+        return {blow.node: held[blow.node] for blow in missing if blow.node in held}
 
 
 @dataclass(frozen=True)
@@ -114,29 +125,40 @@ class Theatre:
     nodes: int
     spares: int
     heals: bool = True  # wait until broken nodes are back in service
+    with_spares: bool = False  # strike only while the spares stand by
 
     @classmethod
-    def open(cls, name: str | None, nodes: int | None, spares: int | None) -> Theatre:
+    def open(cls, name: str | None, nodes: int | None, spares: int | None, with_spares: bool = False) -> Theatre:
         from dalsegno.cli.inject import open_breakable
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
         target, slurm = open_breakable(place), find_slurm(place.name)
-        return cls(place, slurm, target, *cast(_in_service(slurm), nodes, spares))
+        return cls(place, slurm, target, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(
         self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[Mark]], None]
     ) -> Drill:
-        total = sum(lot.after_steps for lot in lots) + ROOM * len(lots)
+        total = sum(lot.after_steps for lot in lots) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(lots)
         with _folder() as folder, self._mended_afterwards():
             weights = self._undisturbed(folder, total, say, tell) if compare else ""
             say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
             started = time.time()
             with self._start(folder / "disturbed", total, PAUSE_S, tell) as training:
-                blows = play(training, lots, say)
+                mended = self._foresee(training, lots, say)
+                blows = play(training, lots, say, with_spares=self.with_spares)
+                if len(blows) < len(lots):
+                    say(f"{len(blows)} of the {len(lots)} faults: the run did not train long enough for more")
                 code = training.end(END_S + total * PAUSE_S)
-            training.all_back(blows, HEAL_S if self.heals else 0.0)
-            return _account(training, seed, started, blows, code, weights)
+            held = training.all_back(blows, HEAL_S if mended else 0.0)
+            return _account(training, seed, started, blows, code, weights, held)
+
+    def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:
+        """Say what will not be mended; False if nothing will."""
+        told = training.ears.automation()
+        if undone := left_undone(lots, told, _default_partitions(self.slurm)):
+            say(undone)
+        return self.heals and mends(told)
 
     @contextmanager
     def _mended_afterwards(self) -> Iterator[None]:
@@ -177,7 +199,8 @@ class Theatre:
         )
         home = runs_home()
         run = start(make_plan(request, self.slurm, home), self.slurm, home)
-        return Training(run, Notes(folder / "notes"), self.target, Ears(run, self.slurm.controller), tell)
+        ears = Ears(run, self.slurm.controller)
+        return Training(run, Notes(folder / "notes"), self.target, ears, self.spares, tell)
 
 
 def _in_service(slurm: SlurmHere) -> int:
@@ -186,11 +209,23 @@ def _in_service(slurm: SlurmHere) -> int:
 
     if (silent := silence(slurm)) is not None:
         raise silent
-    default = {partition.name for partition in slurm.client.partitions() if partition.default}
+    default = set(_default_partitions(slurm))
     return sum(node.in_service for node in slurm.client.nodes() if not default or default & set(node.partitions))
 
 
-def _account(training: Training, seed: int, started: float, blows: Sequence[Blow], code: int, weights: str) -> Drill:
+def _default_partitions(slurm: SlurmHere) -> list[str]:
+    return [partition.name for partition in slurm.client.partitions() if partition.default]
+
+
+def _account(
+    training: Training,
+    seed: int,
+    started: float,
+    blows: Sequence[Blow],
+    code: int,
+    weights: str,
+    held_back: dict[str, str],
+) -> Drill:
     progress = read_progress(training.folder.progress)
     entries = list(journal.read(training.folder.journal))
     return Drill(
@@ -205,6 +240,7 @@ def _account(training: Training, seed: int, started: float, blows: Sequence[Blow
         code,
         orphans=_orphans(training.folder.run),
         exact=training.notes.weights == weights if weights else None,
+        held_back=held_back,
     )
 
 

@@ -24,6 +24,10 @@ class Stage(Protocol):
         """The nodes that train now; none while the run recovers."""
         ...
 
+    def is_bare(self) -> bool:
+        """A node that is lost now would have to be waited for: no spare is ready."""
+        ...
+
     def newest(self) -> Step | None:
         """The last step that was done."""
         ...
@@ -39,15 +43,19 @@ def play(
     say: Callable[[Blow], None],
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
+    with_spares: bool = False,
 ) -> list[Blow]:
-    """Strike as the lots say; gives what was done, which is less than that where the run ends or stays away."""
+    """Strike as the lots say, or, with spares, not before they stand by again; gives what was done, which is less
+    than that where the run ends or stays away."""
     blows: list[Blow] = []
     for number, lot in enumerate(lots, 1):
-        node = _when_ready(stage, lot, blows[-1] if blows else None, now, sleep)
+        last = blows[-1] if blows else None
+        node = _when_ready(stage, lot, last, now, sleep, with_spares)
         if node is None:
             break
         kind = lot.kind
-        blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals)
+        bare = kind.stops and kind.heals and stage.is_bare()
+        blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals, bare)
         blows.append(blow)
         say(blow)
         stage.strike(kind, node)
@@ -55,7 +63,12 @@ def play(
 
 
 def _when_ready(
-    stage: Stage, lot: Lot, last: Blow | None, now: Callable[[], float], sleep: Callable[[float], None]
+    stage: Stage,
+    lot: Lot,
+    last: Blow | None,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    with_spares: bool,
 ) -> str | None:
     """The node to strike, once training has gone on for so many steps since the last blow; None: it will not be."""
     until = now() + PATIENCE_S
@@ -65,7 +78,7 @@ def _when_ready(
         step, members = stage.newest(), stage.members()
         if step is not None and members and (last is None or _goes_on(step, last)):
             begun = begun if begun is not None and begun.generation == step.generation else step
-            if step.step - begun.step >= lot.after_steps:
+            if step.step - begun.step >= lot.after_steps and not (with_spares and stage.is_bare()):
                 return members[lot.node % len(members)]
             until = max(until, step.at + PATIENCE_S)
         if now() > until:

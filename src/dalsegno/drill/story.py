@@ -10,7 +10,8 @@ KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned
 
 @dataclass(frozen=True)
 class Blow:
-    """A fault that was injected. `stops`: what it hits cannot go on training; `heals`: the node is to be mended."""
+    """A fault that was injected. `stops`: what it hits cannot go on training; `heals`: the node is to be mended;
+    `without_spare`: it took a node from the run while none of its spares was ready."""
 
     number: int
     fault: str
@@ -18,6 +19,7 @@ class Blow:
     at: float  # seconds since 1970, as all times here
     stops: bool = True
     heals: bool = True
+    without_spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Drill:
     exit_code: int = 0
     orphans: int = 0
     exact: bool | None = None
+    held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not mend, and why
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:

@@ -14,19 +14,21 @@ COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVI
 
 def rows(drill: Drill) -> list[list[str]]:
     """A line for each fault, under COLUMNS."""
-    return [_row(each) for each in drill.recoveries]
+    return [_row(drill, each) for each in drill.recoveries]
 
 
-def _row(each: Recovery) -> list[str]:
+def _row(drill: Drill, each: Recovery) -> list[str]:
     blow = each.blow
-    trains_on = seconds(each.resumed_s) if blow.stops else "no stop"
-    healed = [seconds(each.drained_s), seconds(each.returned_s)] if blow.heals else ["", ""]
+    waited = ", no spare ready" if blow.without_spare else ""
+    trains_on = seconds(each.resumed_s) + waited if blow.stops else "no stop"
+    unseen = "held back" if blow.node in drill.held_back else "not seen"
+    healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if blow.heals else ["", ""]
     times = [seconds(each.known_s), healed[0], trains_on, healed[1]]
     return [str(blow.number), blow.fault, blow.node, *times, str(each.steps_lost)]
 
 
-def seconds(value: float | None) -> str:
-    return "not seen" if value is None else f"{value:.1f} s"
+def seconds(value: float | None, unseen: str = "not seen") -> str:
+    return unseen if value is None else f"{value:.1f} s"
 
 
 def sentences(drill: Drill) -> list[str]:
@@ -35,6 +37,7 @@ def sentences(drill: Drill) -> list[str]:
     resumed = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None]
     if resumed:
         found.append(f"training went on after {median(resumed):.1f} s (median), {max(resumed):.1f} s at the most")
+        found += _with_a_spare(drill)
     if drill.exact is not None:
         same = (
             "are those of an undisturbed run, bit for bit" if drill.exact else "DIFFER from those of an undisturbed run"
@@ -42,7 +45,18 @@ def sentences(drill: Drill) -> list[str]:
         found.append(f"the weights {same}")
     if drill.orphans:
         found.append(f"{drill.orphans} processes were left behind")
+    found += [f"{node} is left as it is: {why}" for node, why in drill.held_back.items()]
     return found
+
+
+def _with_a_spare(drill: Drill) -> list[str]:
+    """Said where some had none."""
+    bare = sum(each.blow.without_spare for each in drill.recoveries)
+    rest = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None and not each.blow.without_spare]
+    if not bare:
+        return []
+    others = f"; after the others it took {max(rest):.1f} s at the most" if rest else ""
+    return [f"{bare} of these hit while no spare was ready, and another node had to come first{others}"]
 
 
 def _outcome(drill: Drill) -> str:
@@ -65,7 +79,7 @@ def as_json(drill: Drill) -> dict[str, Any]:
     times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
     steps = {"steps": len(drill.steps), "steps_lost": drill.steps_lost, "orphans": drill.orphans}
     marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
-    return {**whole, **times, **steps, "faults": recoveries, "events": marks}
+    return {**whole, **times, **steps, "faults": recoveries, "held_back": dict(drill.held_back), "events": marks}
 
 
 def _figures(each: Recovery) -> dict[str, float | int | None]:

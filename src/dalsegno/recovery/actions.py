@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 
 
@@ -158,6 +159,7 @@ class Turn(Action):
     excused: str = ""  # a fault that someone has decided to live with
     failed: bool = False  # what was tried last has not helped
     boot: str = ""  # a later one may have mended it
+    held: Held = Held.NO
     touches: ClassVar[bool] = False
 
     @property
@@ -171,6 +173,7 @@ class Note(Action):
 
     text: str
     settles: tuple[int, ...] = ()  # jobs of which all is said now
+    held: Held = Held.NO  # what it tells of is not done
     touches: ClassVar[bool] = False
 
     @property

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.book import NodeBook
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.budget import taken_within_the_hour
 from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.policy import AUTO
+from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import write_reason
 from dalsegno.recovery.store import Store
 from dalsegno.train.frames import Message
@@ -31,8 +32,8 @@ class Answers:
 
     WORDS = ("events", "automation", "nodes", "node", "forgive")
 
-    def __init__(self, journal: Path, changed: Callable[[], None], mode: Callable[[], str] = lambda: AUTO) -> None:
-        self._journal, self._changed, self._mode, self._opened = journal, changed, mode, list[Store]()
+    def __init__(self, journal: Path, changed: Callable[[], None], policy: Callable[[], Policy] = Policy) -> None:
+        self._journal, self._changed, self._policy, self._opened = journal, changed, policy, list[Store]()
 
     @property
     def store(self) -> Store:
@@ -71,12 +72,14 @@ class Answers:
             self._changed()
         elif word != "status":
             raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
-        book = self.store.look()
+        book, policy, now = self.store.look(), self._policy(), time.time()
         out = [tell_node(own) for own in book.nodes.values() if own.out]
         suspected = [tell_node(own) for own in book.nodes.values() if own.phase is Phase.SUSPECTED]
         return {
             "automation": "paused" if book.paused else "on",
-            "mode": self._mode(),
+            "mode": policy.mode,
+            "per_hour": policy.per_hour,
+            "taken": {name: taken_within_the_hour(book, name, now) for name in partitions_of(book)},
             "out": out,
             "suspected": suspected,
         }
@@ -116,9 +119,15 @@ def tell_node(own: NodeBook) -> Message:
         "reason": write_reason(own.fault) if own.fault else "",
         "tried": [step.value for step in own.steps],
         "note": own.said,
+        "held_back": own.held_back.value,
         "validated_at": own.validated_at or None,
         "boot": own.last_boot,
     }
+
+
+def partitions_of(book: Book) -> list[str]:
+    """Those of which something was taken out once."""
+    return sorted({partition for mark in book.marks for partition in mark.partitions})
 
 
 def _name(uid: int) -> str:

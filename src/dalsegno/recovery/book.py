@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -54,6 +55,7 @@ class NodeBook:
     asks: int = 0  # how often, since it was last mended
     pending: Pending | None = None
     said: str = ""  # so that it is said once
+    held_back: Held = Held.NO  # why that is all
     excused: str = ""  # a fault that someone has decided to live with
     failures: int = 0  # of actions, in a row
     retry_at: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from dalsegno.recovery.book import (
     DAY_S,
@@ -15,18 +16,27 @@ from dalsegno.recovery.book import (
     Book,
 )
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.held import Held
+from dalsegno.recovery.policy import AUTO, Policy
+
+
+@dataclass(frozen=True)
+class Refusal:
+    why: str
+    held: Held
 
 
 class Outs:
-    """How many nodes of each partition are out by our hand, and may be, while one round is decided."""
+    """How many nodes of each partition are out by our hand, and may be, while one round is decided.
+
+    Paused, or told only to observe, what would be taken out counts as if it were: so it would be.
+    """
 
     def __init__(self, nodes: Iterable[NodeFacts], book: Book, policy: Policy, now: float) -> None:
         self.book, self.policy, self.now = book, policy, now
         self.size: dict[str, int] = {}
         self.out: dict[str, int] = {}
         self.taken: dict[str, int] = {}
-        self._since = max(now - HOUR_S, resumed_at(book))
         for node in nodes:
             if node.name in policy.spares:  # beyond what the partition promises
                 continue
@@ -39,21 +49,32 @@ class Outs:
         """One at least: a partition of two nodes has broken ones too."""
         return max(1, int(self.policy.max_out * self.size.get(partition, 0) + 1e-9))
 
-    def refusal(self, node: NodeFacts) -> str:
-        """Why not this one too; "" where it may be."""
+    def refusal(self, node: NodeFacts) -> Refusal | None:
+        """Why not this one too; None where it may be."""
+        observing = self.policy.mode != AUTO
+        only_said = self.book.paused or observing
         for partition in node.slurm.partitions:
             if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.most(partition):
-                return f"{self.out[partition]} of {self.size[partition]} nodes of {partition} are out already"
-            hour = self.book.count(TAKEN, self._since, partition=partition) + self.taken.get(partition, 0)
+                are = "would be" if only_said and self.taken.get(partition) else "are"
+                said = f"{self.out[partition]} of {self.size[partition]} nodes of {partition} {are} out already"
+                return Refusal(said, Held.OBSERVING if observing else Held.OUT)
+            hour = taken_within_the_hour(self.book, partition, self.now) + self.taken.get(partition, 0)
             if hour >= self.policy.per_hour:
+                were = "would be" if only_said and self.taken.get(partition) else "were"
                 more = "`dalsegno automation resume` allows as many again"
-                return f"{hour} nodes of {partition} were taken out within the hour; {more}"
-        return ""
+                said = f"{hour} nodes of {partition} {were} taken out within the hour; {more}"
+                return Refusal(said, Held.OBSERVING if observing else Held.HOUR)
+        return None
 
     def take(self, node: NodeFacts) -> None:
         for partition in node.slurm.partitions:
             self.out[partition] = self.out.get(partition, 0) + (node.name not in self.policy.spares)
             self.taken[partition] = self.taken.get(partition, 0) + 1
+
+
+def taken_within_the_hour(book: Book, partition: str, now: float) -> int:
+    """Or since somebody last said that things may go on."""
+    return book.count(TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
 
 
 def may_reboot(book: Book, node: str, key: str, policy: Policy, now: float) -> bool:

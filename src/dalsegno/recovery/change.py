@@ -32,6 +32,7 @@ from dalsegno.recovery.book import (
     Pending,
 )
 from dalsegno.recovery.facts import Facts
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 
@@ -63,7 +64,8 @@ def ended(
     if error:
         return _failed(book, old, action, now, policy, partitions)
     return book.with_node(
-        _done(replace(old, failures=0, retry_at=0.0, said=""), action, id, now), *_won(old, action, now, partitions)
+        _done(replace(old, failures=0, retry_at=0.0, said="", held_back=Held.NO), action, id, now),
+        *_won(old, action, now, partitions),
     )
 
 
@@ -145,14 +147,16 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     old = book.of(action.node)
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
-        return book.with_node(replace(old, victims=left) if action.settles else replace(old, said=action.text))
+        told = replace(old, said=action.text, held_back=action.held)
+        return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(Mark(REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (Phase.IN_SERVICE, Phase.SPARE):
         return book.with_node(replace(fresh(old, action.to, now), excused=action.excused), *marks)
-    new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault, said=action.why)
-    return book.with_node(replace(new, boot=action.boot or old.boot), *marks)
+    new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
+    told = replace(new, said=action.why, held_back=action.held, boot=action.boot or old.boot)
+    return book.with_node(told, *marks)
 
 
 def sighted(book: Book, action: Sight, now: float) -> Book:

@@ -23,7 +23,7 @@ from dalsegno.recovery.door import Door
 from dalsegno.recovery.keeper import Keeper, Say
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.person import check_folder, check_may_ask
-from dalsegno.recovery.policy import AUTO
+from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.site import Site
 from dalsegno.recovery.watch import JOURNAL, Watch
@@ -67,7 +67,7 @@ class Controller:
         self.folder, self.say, self.complaints = folder, say, Complaints(say)
         self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
         self.watch: Watch | None = None
-        self.answers = Answers(folder / JOURNAL, self.ring, lambda: self.watch.mode if self.watch else AUTO)
+        self.answers = Answers(folder / JOURNAL, self.ring, lambda: self.watch.policy if self.watch else Policy())
         self.door = Door(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
 

@@ -11,6 +11,7 @@ from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.budget import Outs
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
 from dalsegno.recovery.judge import find_fault, find_suspicion, quick_failures
 from dalsegno.recovery.phase import Phase
@@ -57,14 +58,14 @@ def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
     """Paused, or told only to observe: say once what would have been done."""
     if not action.touches or (policy.mode == AUTO and not book.paused):
         return action
-    why = "paused" if book.paused else "only observing"
-    return _say(book.of(action.node), f"{why}; would {action.words}", getattr(action, "fault", None))
+    why, held = ("paused", Held.PAUSED) if book.paused else ("only observing", Held.OBSERVING)
+    return _say(book.of(action.node), f"{why}; would {action.words}", getattr(action, "fault", None), held)
 
 
-def _say(own: NodeBook, text: str, fault: Fault | None = None) -> Action | None:
+def _say(own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO) -> Action | None:
     if own.phase is Phase.IN_SERVICE and fault:
-        return Turn(own.node, Phase.SUSPECTED, text, fault)
-    return Note(own.node, text) if own.said != text else None
+        return Turn(own.node, Phase.SUSPECTED, text, fault, held=held)
+    return Note(own.node, text, held=held) if own.said != text else None
 
 
 def _for_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
@@ -133,7 +134,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
 
 def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
     if refusal := this.outs.refusal(node):
-        return _say(own, f"{fault.words}; stays in service: {refusal}", fault)
+        return _say(own, f"{fault.words}; stays in service: {refusal.why}", fault, refusal.held)
     this.outs.take(node)
     if fault.gone:
         return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)), node.held)
@@ -155,7 +156,8 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
             "a person is needed",
         )
     if refusal := this.outs.refusal(node):
-        return _say(own, f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal}")
+        said = f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal.why}"
+        return _say(own, said, held=refusal.held)
     this.outs.take(node)
     return Drain(node.name, fault, node.held)
 

@@ -46,7 +46,7 @@ class Watch:
         self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint = ""
-        self.mode = OFF  # until the policy was read
+        self.policy = Policy(mode=OFF)  # until it was read
 
     def start(self) -> None:
         self._thread.start()
@@ -71,7 +71,7 @@ class Watch:
             return
         site, evidence = self.site, self.folder / EVIDENCE
         hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
-        healer = Healer(store, hands, Policy(mode=OFF), time.time, self._beside)
+        healer = Healer(store, hands, self.policy, time.time, self._beside)
         while not self._closed:
             try:
                 pause_s = self._look_after(healer)
@@ -98,8 +98,7 @@ class Watch:
             if self.site.is_being_changed():
                 healer.collect()
                 return QUICK_S
-            healer.policy = self.site.policy()
-            self.mode = healer.policy.mode
+            healer.policy = self.policy = self.site.policy()
             facts = self.look(frozenset(healer.underway))
             _note_reports(healer, facts)
             acted = healer.round(facts)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.why.answer import Moment
 
@@ -16,14 +17,16 @@ class Care:
 
     phase: Phase | None = None
     note: str = ""
+    held: Held = Held.NO  # why that is all that was done
     moments: tuple[Moment, ...] = ()
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
-    """From the controller's answer; a controller of another version may have phases that are not known here."""
+    """From the controller's answer; a controller of another version may have words that are not known here."""
     own = told.get("node", {})
     phase = next((each for each in Phase if each.value == own.get("phase")), None)
-    return Care(phase, str(own.get("note", "")), tuple(_moments(told)))
+    held = next((each for each in Held if each.value == own.get("held_back")), Held.NO)
+    return Care(phase, str(own.get("note", "")), held, tuple(_moments(told)))
 
 
 def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:

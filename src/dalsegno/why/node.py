@@ -33,8 +33,8 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
     if care.phase is Phase.GIVEN_UP and node.draining:
         return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
     if care.phase is Phase.SUSPECTED and node.in_service:
-        resume = "automation resume" in care.note or care.note.startswith("paused")
-        command = "dalsegno automation resume" if resume else f"dalsegno health --node {node.name}"
+        resume, look = "dalsegno automation resume", f"dalsegno health --node {node.name}"
+        command = resume if care.held.ends_with_resume else look
         return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
