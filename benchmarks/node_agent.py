@@ -43,7 +43,7 @@ def main() -> int:
             time.sleep(SETTLE_S)
             before = spent_s(agent.pid)
             time.sleep(seconds)
-            percent = (spent_s(agent.pid) - before) / seconds * 100
+            after = spent_s(agent.pid)
             used = [memory_mb(pid) for pid in [agent.pid, *descendants(agent.pid)]]
         finally:
             agent.terminate()
@@ -51,22 +51,33 @@ def main() -> int:
     for number, figures in enumerate(used):
         told = ", ".join(f"{word} {mb:.1f} MB" for word, mb in figures.items())
         print(f"{'agent' if number == 0 else 'checks'}: {told}")
-    print(f"CPU of all: {percent:.2f} % of a core (asked: < {MOST_CPU_PERCENT:g} %)")
+    parts = {who: (after[who] - before[who]) / seconds * 100 for who in after}
+    percent = sum(parts.values())
+    told = ", ".join(f"{who} {share:.2f} %" for who, share in parts.items())
+    print(f"CPU: {told}; together {percent:.2f} % of a core (asked: < {MOST_CPU_PERCENT:g} %)")
     print(f"asked of memory: <= {MOST_MB:g} MB resident")
     return 0 if percent < MOST_CPU_PERCENT and all(each["resident"] <= MOST_MB for each in used) else 1
 
 
-def spent_s(pid: int) -> float:
-    """Of the agent and all it has started, those that have ended too."""
-    return sum(ticks(each) for each in [pid, *descendants(pid)]) / TICKS
+def spent_s(agent: int) -> dict[str, float]:
+    """So far, by whom: the agent, its checks, and the commands that they have run to their end."""
+    own, ended = cpu_s(agent)
+    spent = {"agent": own, "checks": 0.0, "their commands": ended}
+    for pid in descendants(agent):
+        own, ended = cpu_s(pid)
+        spent["checks"] += own
+        spent["their commands"] += ended
+    return spent
 
 
-def ticks(pid: int) -> int:
+def cpu_s(pid: int) -> tuple[float, float]:
+    """Seconds of its own, and of children that it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return sum(int(each) for each in fields[11:15])  # utime, stime, and the same of children that were waited for
+        return 0.0, 0.0
+    user, system, ended_user, ended_system = (int(each) / TICKS for each in fields[11:15])
+    return user + system, ended_user + ended_system
 
 
 def memory_mb(pid: int) -> dict[str, float]:

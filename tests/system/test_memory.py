@@ -38,3 +38,16 @@ def test_what_holds_nothing_but_zeros_is_given_back_and_the_rest_is_kept(tmp_pat
     given, less_kib, same, nothing = said.stdout.split()
     assert 7 << 20 < int(given) < 8 << 20 and int(less_kib) > 7 << 10
     assert same == "True" and nothing == "0"
+
+
+def test_a_module_is_compiled_by_another_process_before_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text("answer = 42\n")
+    user = (
+        "import importlib.util, os, sys; from dalsegno.system.bytecode import compile_apart;"
+        "[compile_apart(name) for name in ('large', 'large', 'none')];"
+        "print(os.path.exists(importlib.util.find_spec('large').cached), 'large' in sys.modules);"
+        "import large; print(large.answer)"
+    )
+    env = {"PYTHONPATH": f"{Path(__file__).parents[2] / 'src'}:{tmp_path}"}
+    said = subprocess.run([sys.executable, "-B", "-c", user], env=env, capture_output=True, text=True)
+    assert said.stdout.split() == ["True", "False", "42"], said.stderr

@@ -19,7 +19,10 @@ from dalsegno.recovery.pairing import pair_test
 from dalsegno.system.procfs import descendants
 from tests.recovery.played_agents import Scene, secret_of
 
-HEAVY = {"pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email"}
+HEAVY = {
+    "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email", "logging",
+    "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",
+}  # fmt: skip
 CONF = "ClusterName=c\nNodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 Gres=gpu:h100:2 RealMemory=1\nAuthType=auth/none\n"
 
 
@@ -82,7 +85,7 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)
     assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
     all_of_it = [agent.pid, *descendants(agent.pid)]
-    assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in all_of_it)
+    assert all(memory_kib(pid, "VmRSS:", "status") <= 24 << 10 for pid in all_of_it), "30 MB are asked, with NVML"
     assert sum(memory_kib(pid, "Pss:", "smaps_rollup") for pid in all_of_it) <= 30 << 10
     report = nodes.view("gpu-1").report
     assert report is not None and len(report.gpus) == 2 and report.gpus[0].uuid.startswith("GPU-")

@@ -15,6 +15,7 @@ from dalsegno.health.facts import (
     GpuFacts,
     GpuProcess,
 )
+from dalsegno.system.bytecode import compile_apart
 from dalsegno.system.memory import give_back_cleared, give_back_freed
 
 LIBRARY = "libnvidia-ml.so"
@@ -36,6 +37,7 @@ class Nvml:
 
     def read(self) -> tuple[GpuFacts, ...] | None:
         """None where the library or a driver is missing; then nvidia-smi may know why."""
+        compile_apart("pynvml")  # 8,000 lines, which leave 5 MB behind
         try:
             import pynvml
         except ImportError:
@@ -44,9 +46,9 @@ class Nvml:
             if not self._open:
                 pynvml.nvmlInit()
                 self._open = True
-                give_back_freed()  # by the library's Python part, which is large to load
-                give_back_cleared(LIBRARY)  # 13 MB next to an H200: a table for more GPUs than there are
-            return tuple(_gpu(pynvml, index, self._max_clocks) for index in range(pynvml.nvmlDeviceGetCount()))
+                give_back_freed()
+                give_back_cleared(LIBRARY)  # 14 MB: a table for more GPUs than there are
+            return tuple(read_gpu(pynvml, index, self._max_clocks) for index in range(pynvml.nvmlDeviceGetCount()))
         except pynvml.NVMLError:
             self.close()
             return None
@@ -61,7 +63,7 @@ class Nvml:
                 pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int, max_clocks: MaxClocks) -> GpuFacts:
+def read_gpu(nvml: Any, index: int, max_clocks: MaxClocks) -> GpuFacts:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))

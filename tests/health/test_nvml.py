@@ -1,0 +1,63 @@
+"""GPUs through NVIDIA's library, which is played: two of its GPUs, of which one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dalsegno.health.facts import HW_THERMAL
+from dalsegno.health.readers.nvml import MaxClocks, read_gpu
+
+TOLD = {
+    "nvmlDeviceGetUUID": b"GPU-1",  # bytes, as older versions of its Python part
+    "nvmlDeviceGetName": "NVIDIA H200",
+    "nvmlDeviceGetTemperature": 31,
+    "nvmlDeviceGetClockInfo": 345,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetRemappedRows": (0, 2, 0, 1),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40 | 0x1,
+}
+
+
+class PlayedNvml:
+    """Answers what it knows, refuses some, and lacks the rest."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetSerial(self, handle: int) -> str:
+        raise self.NVMLError("not supported")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in TOLD:
+            raise AttributeError(name)
+
+        def answer(handle: int, *arguments: int) -> Any:
+            self.asked.append(name)
+            if handle != 0:
+                raise self.NVMLError("lost")
+            return TOLD[name]
+
+        return answer
+
+
+def test_what_is_told_is_read_and_what_is_not_is_not_known() -> None:
+    gpu = read_gpu(PlayedNvml(), 0, {})
+    assert (gpu.uuid, gpu.model, gpu.temperature_c, gpu.max_clock_mhz) == ("GPU-1", "NVIDIA H200", 31, 1980)
+    assert (gpu.remapped_rows, gpu.remap_pending, gpu.remap_failed) == (2, False, True)
+    assert gpu.throttle == (HW_THERMAL,)
+    assert (gpu.serial, gpu.nvlinks, gpu.ecc_uncorrected, gpu.processes) == ("", None, None, None)
+    assert read_gpu(PlayedNvml(), 1, {}).lost
+
+
+def test_what_never_changes_and_takes_long_is_asked_once() -> None:
+    nvml, known = PlayedNvml(), MaxClocks()
+    assert read_gpu(nvml, 0, known) == read_gpu(nvml, 0, known)
+    assert nvml.asked.count("nvmlDeviceGetMaxClockInfo") == 1
+    assert nvml.asked.count("nvmlDeviceGetClockInfo") == 2
