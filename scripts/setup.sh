@@ -20,11 +20,11 @@ CONTAINER_PROGRAMS="gcc:gcc /usr/include/stdio.h:libc6-dev /usr/include/slurm/sp
 # What `demo --scene docker` needs beside that, and nothing else does.
 DOCKER_PROGRAMS="dockerd:docker.io"
 
-# What ./test needs beside that: it compiles an MPI program and runs it, makes an image of one program, and has a
-# registry with images that other tools made. Headers are no programs to look for, so they come with the compiler
+# What ./test needs beside that: it compiles an MPI program and runs it, makes an image of one program, has a
+# registry with images that other tools made, and hosts that are reached over ssh. Headers are no programs to look for, so they come with the compiler
 # that wants them.
 SUITE_PROGRAMS="gcc:gcc mpicc:openmpi-bin mpicc:libopenmpi-dev mpicc:libc6-dev busybox:busybox-static
-    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl"
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci openssl:openssl sshd:openssh-server sudo:sudo"
 
 say() { printf 'dalsegno: %s\n' "$*" >&2; }
 

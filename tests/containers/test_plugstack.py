@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.plugstack.asking import ask_node, by_srun, by_ssh, question, script
+from dalsegno.containers.plugstack.asking import ask_host, question, script
 from dalsegno.containers.plugstack.facts import Closed, HostFacts, StackLine, parse_answer
 from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, judge
-from dalsegno.containers.plugstack.mending import mend_node, steps
+from dalsegno.containers.plugstack.mending import mend, steps
 from dalsegno.containers.plugstack.repairs import Repair, decide_repairs
+from dalsegno.containers.plugstack.ways import by_srun, by_ssh
 from dalsegno.system.processes import Completed, FakeRunner
 
 STACK = "/etc/slurm/plugstack.conf"
@@ -27,7 +28,8 @@ BOTH = frozenset(("srun", "sbatch"))
 def host(name: str, *lines: str, plugins: tuple[str, ...] = (PYXIS,), knows: bool = False, **more: object) -> HostFacts:
     """One with Enroot and a plugstack.conf that has these lines."""
     facts: dict[str, object] = {
-        "login": name == "login", "uid": 0, "conf": "/etc/slurm/slurm.conf", "stack": STACK, "files": (STACK,),
+        "login": name == "login", "uid": 0, "slurm": "22.05.8", "conf": "/etc/slurm/slurm.conf",
+        "stack": STACK, "files": (STACK,),
         "lines": tuple(StackLine(STACK, line) for line in lines), "plugins": plugins, "enroot": "3.5.0", "has": ALL,
         "knows": BOTH if knows else frozenset(), **more,
     }  # fmt: skip
@@ -155,7 +157,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name, body in {
         "srun": f"cat {tmp_path}/help >&2; cat {tmp_path}/help",
         "sbatch": "true",
-        "scontrol": f"echo 'PluginDir               = {tmp_path}/lib'",
+        "scontrol": f"echo slurm-wlm 22.05.8; echo 'PluginDir               = {tmp_path}/lib'",
     }.items():
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
@@ -207,7 +209,7 @@ def test_folders_of_enroots_that_users_cannot_write_to_are_named(tmp_path: Path,
         facts = ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)})
         assert facts.enroot == "3.5.0"
         assert facts.closed == (Closed("RUNTIME", f"{place}/shut/enroot", f"{place}/shut"),)
-        (open_,) = steps(Repair("n1", folders=(f"{place}/shut/enroot",)), "")
+        (open_,) = steps(Repair("n1", folders=(f"{place}/shut/enroot",)), None)
         (place / "shut").chmod(0o755)
         assert subprocess.run(open_[0], capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
         assert ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)}).closed == ()
@@ -229,11 +231,11 @@ def test_a_node_that_srun_does_not_reach_is_asked_over_ssh_and_else_says_why():
     ways = [by_srun(env, {"n1": "train"}, {"n3": "it is down"}), by_ssh({})]
     assert ways[0].enter("n1", [])[1] == {"SLURM_CONF": "c"}
     assert "--partition=train" in ways[0].enter("n1", [])[0]
-    assert ask_node(runner, "n1", ways, ()) == HostFacts("n1")
-    silent = ask_node(runner, "n2", ways, ())
+    assert ask_host(runner, "n1", ways, ()) == HostFacts("n1")
+    silent = ask_host(runner, "n2", ways, ())
     assert silent.silent.startswith("srun: ") and silent.silent.endswith("; ssh: ssh: refused")
     assert "requires a plugin that does not load" in judge([silent])[0].fix
-    assert ask_node(runner, "n3", ways, ()).silent == "it is down; ssh: ssh: refused"
+    assert ask_host(runner, "n3", ways, ()).silent == "it is down; ssh: ssh: refused"
     assert not any("--nodelist=n3" in argv for argv in runner.calls)
 
 
@@ -275,7 +277,7 @@ def test_a_plugstack_that_is_missing_is_made_and_a_link_stays_one(tmp_path: Path
 def test_a_repair_that_srun_did_not_bring_there_is_brought_in_the_next_way():
     runner = FakeRunner(lambda argv, _: Completed(argv, 0, "ds:done\n" if argv[0] == "ssh" else ""))
     repair = Repair("n1", STACK, "required x.so", restart=True)
-    mend_node(runner, [by_srun({}, {}, {}), by_ssh({})], repair, "")
+    mend(runner, [by_srun({}, {}, {}), by_ssh({})], repair, None)
     assert [argv[0] for argv in runner.calls] == ["srun", "ssh", "ssh"]
 
 
@@ -283,7 +285,7 @@ def test_lines_in_included_files_are_changed_where_they_are():
     repair = Repair(
         "n1", STACK, "required x.so", (StackLine("/d/a.conf", "required a"), StackLine(STACK, "required b"))
     )
-    assert [words[4:] for words, _ in steps(repair, "")] == [
+    assert [words[4:] for words, _ in steps(repair, None)] == [
         ["/d/a.conf", "", "required a"],
         [STACK, "required x.so", "required b"],
     ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -13,14 +11,15 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.cli.silence import meaning_of
-from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
+from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import SlurmHere
-    from dalsegno.containers.plugstack import Finding, HostFacts, Repair, Way
-    from dalsegno.slurm.node_info import NodeInfo
+    from dalsegno.cli.containers_site import Site
+    from dalsegno.containers.plugstack import Finding, HostFacts, Repair
+    from dalsegno.containers.plugstack.compiling import Parcel
+    from dalsegno.containers.plugstack.crowd import Tell
+    from dalsegno.system.processes import Runner
 
 
 @click.group()
@@ -29,135 +28,154 @@ def command() -> None:
 
 
 @command.command()
+@click.argument("file", type=click.Path(), required=False)
 @cluster_option
 @json_option
 @click.option("--repair", is_flag=True, help="Mend what can be mended; needs the rights to write to the hosts.")
+@click.option("--dry-run", is_flag=True, help="Say what --repair would do, and do nothing.")
 @click.option("--folder", default="", help="Where Dal Segno's plugin goes, on each host's own disk.")
-def check(name: str | None, json_: bool, repair: bool, folder: str) -> None:
-    """Ask this host and every node: does srun know --container-image, and is all there that it needs? Exits 1 if not.
+@click.option(
+    "--ssh-option", "-o", "ssh_options", multiple=True, metavar="NAME=VALUE", help="As ssh's own -o; may be repeated."
+)
+def check(
+    file: str | None,
+    name: str | None,
+    json_: bool,
+    repair: bool,
+    dry_run: bool,
+    folder: str,
+    ssh_options: tuple[str, ...],
+) -> None:
+    """Ask every host: does srun know --container-image, and is all there that it needs? Exits 1 if not.
 
-    Works on any Slurm cluster from its login or head node. Nodes are asked by a small step each, else over ssh.
+    On the login or head node of any Slurm cluster: this host is asked, and the nodes by a small step each, else over
+    ssh. With FILE, a cluster file of `target: ssh`: the hosts that it names, over ssh, from anywhere.
     With --repair, an installed Pyxis is registered where it is not; where there is none, Dal Segno's plugin is.
     """
     from dalsegno.cli import containers_words
+    from dalsegno.cli.containers_site import site_here, site_of
     from dalsegno.containers.plugstack import judge
     from dalsegno.containers.plugstack.repairs import FOLDER
 
     folder = folder.rstrip("/") or FOLDER
     if not folder.startswith("/") or any(letter.isspace() or letter in "#%" for letter in folder):
         raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by a path without blanks, `#` and `%`")
+    if file and name:
+        raise UsageError("a file and --cluster name two clusters", hint="give one of them")
     with interruptible():
-        site = _open(name)
-        hosts = site.ask()
-        done = _mend(site, hosts, folder) if repair else []
-        hosts = site.ask() if done else hosts
+        site = site_of(file, ssh_options) if file else site_here(name, ssh_options)
+        hosts = _ask(site)
+        planned = _decide(site, hosts, folder)[0] if dry_run else []
+        done = _mend(site, hosts, folder) if repair and not dry_run else []
+        hosts = _ask(site) if done else hosts
     found = judge(hosts, site.own)
     if json_:
-        out.as_json(containers_words.as_json(site.asleep, hosts, found, done))
+        out.as_json(containers_words.as_json(site.asleep, hosts, found, done, planned))
     else:
-        _show(site, hosts, found, repaired=repair)
+        _show(site, hosts, found)
+        _show_plan(planned)
+        if found and not repair and not dry_run:
+            out.talk("\n`--repair` mends what it can; `--dry-run` tells what that is")
     raise SystemExit(1 if found else 0)
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A cluster, and how its nodes are reached."""
-
-    slurm: SlurmHere
-    own: bool
-    nodes: tuple[str, ...]
-    asleep: tuple[str, ...]  # powered down: a step would boot them
-    ways: tuple[Way, ...]
-
-    def ask(self) -> list[HostFacts]:
-        from dalsegno.containers.plugstack import ask_all
-        from dalsegno.system.processes import LocalRunner
-
-        out.talk(f"asking {compress(self.nodes)}")
-        return ask_all(LocalRunner(), platform.node(), self.slurm.env, self.nodes, self.ways)
-
-
-def _open(name: str | None) -> _Site:
-    from dalsegno.cluster import cluster_id, find_slurm, silence, way_into
-    from dalsegno.containers.plugstack import Way
-    from dalsegno.containers.plugstack.asking import by_srun, by_ssh
-
-    slurm = find_slurm(name)
-    if (silent := silence(slurm)) is not None:
-        raise silent
-    try:
-        nodes = slurm.client.nodes()
-    except CommandFailed as fault:
-        raise meaning_of(fault) from None
-    asleep = tuple(node.name for node in nodes if node.powered_down)
-    closed = {node.name: why for node in nodes if (why := _closed(node))}
-    partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
-    inside = way_into(slurm)
-    second = Way("its host", inside) if inside else by_ssh(slurm.env)
-    names = tuple(node.name for node in nodes if node.name not in asleep)
-    return _Site(slurm, bool(cluster_id(slurm.env)), names, asleep, (by_srun(slurm.env, partitions, closed), second))
-
-
-def _closed(node: NodeInfo) -> str:
-    """Why a step would wait there, "" if it would not."""
-    if not node.in_service:
-        return f"it is {node.state_text.lower() or 'out of service'}"
-    return "all its CPUs are taken" if node.cpus_used >= node.cpus else ""
-
-
-def _mend(site: _Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
-    """This host first: where hosts share their files, the nodes are mended with it."""
-    mended = _mend_some(site, hosts, folder, login=True)
-    hosts = site.ask() if mended else hosts
-    return [*mended, *_mend_some(site, hosts, folder, login=False)]
-
-
-def _mend_some(site: _Site, hosts: Sequence[HostFacts], folder: str, *, login: bool) -> list[Repair]:
-    from dalsegno.containers.native import build_key
-    from dalsegno.containers.plugstack import decide_repairs
-    from dalsegno.containers.plugstack.mending import mend_here, mend_node
+def _ask(site: Site) -> list[HostFacts]:
+    from dalsegno.containers.plugstack import ask_all
     from dalsegno.system.processes import LocalRunner
 
-    version = str(site.slurm.client.version())
-    repairs, hand_out = decide_repairs(hosts, site.own, build_key(version), folder)
-    here = {host.host for host in hosts if host.login}
-    mended = []
-    for repair in (each for each in repairs if (each.host in here) == login):
-        for line in repair.sentences():
-            out.talk(f"{repair.host}: {line}")
-        parcel = _parcel(version) if repair.install else ""
-        with _told():
-            if login:
-                mend_here(LocalRunner(), site.slurm.env, repair, parcel)
-            else:
-                mend_node(LocalRunner(), site.ways, repair, parcel)
-            mended.append(repair)
-    if login and hand_out and (mended or any(host.login and host.working for host in hosts)):
-        out.talk("has slurmctld hand its files out (scontrol reconfigure)")
-        with _told():
-            site.slurm.client.reconfigure()
-    return mended
+    out.talk(f"asking {compress(dict.fromkeys((*site.logins, *site.nodes)))}")
+    return ask_all(LocalRunner(), site.routes, site.logins, site.nodes, _telling("asked"))
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """One host that cannot be mended keeps none of the others from it."""
+def _telling(word: str) -> Tell:
+    """In a terminal, how many hosts are through."""
+    live = sys.stderr.isatty()
+
+    def tell(count: int, all_: int) -> None:
+        if live:
+            out.replace_line(f"{word} {count} of {all_}" if count < all_ else "")
+
+    return tell
+
+
+def _decide(site: Site, hosts: Sequence[HostFacts], folder: str) -> tuple[list[Repair], bool]:
+    from dalsegno.containers.native import build_key
+    from dalsegno.containers.plugstack import decide_repairs
+    from dalsegno.containers.plugstack.choice import slurm_version
+
+    return decide_repairs(hosts, site.own, build_key(slurm_version(hosts)), folder)
+
+
+def _mend(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
+    """Those where jobs are handed in first: where hosts share their files, the nodes are mended with them; and what
+    does not help there is not done to the rest."""
+    repairs, handed_out = _decide(site, hosts, folder)
+    parcel = _compile(site, hosts) if any(each.install for each in repairs) else None
+    mended = _mend_some(site, [each for each in repairs if each.host in site.logins], parcel)
+    if handed_out and (mended or any(host.login and host.working for host in hosts)):
+        _hand_out(site)
+    hosts = _ask(site) if mended else hosts
+    names = {each.host for each in mended}
+    if vain := [host for host in hosts if host.host in names and not host.silent and "srun" not in host.knows]:
+        out.error(
+            f"{compress([host.host for host in vain])} does not know --container-image in spite of its repair: "
+            "the nodes are left as they are",
+            hint=f"what was before is kept: {vain[0].kept}",
+        )
+        return mended
+    rest = [each for each in _decide(site, hosts, folder)[0] if each.host not in site.logins]
+    return [*mended, *_mend_some(site, rest, parcel)]
+
+
+def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> list[Repair]:
+    """One host that cannot be mended keeps none of the others from it. Those that were."""
+    from dalsegno.containers.plugstack.crowd import each_of
+    from dalsegno.containers.plugstack.mending import mend
+    from dalsegno.system.processes import LocalRunner
+
+    def do(runner: Runner, repair: Repair) -> DalsegnoError | None:
+        try:
+            mend(runner, site.routes[repair.host], repair, parcel)
+        except DalsegnoError as error:
+            return error
+        return None
+
+    _show_plan(repairs)
+    failed = each_of(LocalRunner(), do, repairs, _telling("mended"))
+    for error in filter(None, failed):
+        out.error(error.what, hint=error.hint)
+    return [repair for repair, error in zip(repairs, failed, strict=True) if error is None]
+
+
+def _hand_out(site: Site) -> None:
+    from dalsegno.containers.plugstack.mending import hand_out
+    from dalsegno.system.processes import LocalRunner
+
+    out.talk("has slurmctld hand its files out (scontrol reconfigure)")
     try:
-        yield
+        hand_out(LocalRunner(), site.routes[site.logins[0]], site.logins[0])
     except DalsegnoError as error:
         out.error(error.what, hint=error.hint)
 
 
-def _parcel(version: str) -> str:
-    from dalsegno.cluster import home
-    from dalsegno.containers.native import build_native
-    from dalsegno.containers.plugstack.mending import pack
+def _compile(site: Site, hosts: Sequence[HostFacts]) -> Parcel:
+    """On the first host that answered, as `slurm_version` has it."""
+    from dalsegno.containers.plugstack.compiling import compile_on
     from dalsegno.system.processes import LocalRunner
 
-    return pack(build_native(LocalRunner(), home() / "cache", version))
+    host = next(each.host for each in hosts if not each.silent)
+    out.talk(f"compiling Dal Segno's plugin on {host}")
+    return compile_on(LocalRunner(), site.routes[host], host)
 
 
-def _show(site: _Site, hosts: Sequence[HostFacts], found: Sequence[Finding], *, repaired: bool) -> None:
+def _show_plan(repairs: Sequence[Repair]) -> None:
+    from dalsegno.cli import containers_words
+
+    for line in containers_words.plans(repairs):
+        out.talk(line)
+
+
+def _show(site: Site, hosts: Sequence[HostFacts], found: Sequence[Finding]) -> None:
     from dalsegno.cli import containers_words
 
     out.table(containers_words.HEADERS, containers_words.rows(hosts))
@@ -165,5 +183,3 @@ def _show(site: _Site, hosts: Sequence[HostFacts], found: Sequence[Finding], *, 
         out.talk(f"not asked, for they are powered down: {compress(site.asleep)}")
     for text in containers_words.sentences(found):
         out.data(f"\n{text}")
-    if found and not repaired:
-        out.talk("\n`--repair` mends what it can")

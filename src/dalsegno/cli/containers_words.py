@@ -21,6 +21,12 @@ def sentences(found: Sequence[Finding]) -> list[str]:
     return [f"{names}: {what}\n  fix: {fix}" for (what, fix), names in groups]
 
 
+def plans(repairs: Sequence[Repair]) -> list[str]:
+    """What is done on which hosts."""
+    groups = _grouped((each.host, tuple(each.sentences())) for each in repairs)
+    return [f"{names}: {line}" for lines, names in groups for line in lines]
+
+
 def _row(host: HostFacts) -> tuple[str, str, str]:
     if host.silent:
         return "?", "?", "?"
@@ -37,7 +43,11 @@ def _grouped(said: Iterable[tuple[str, Words]]) -> list[tuple[Words, str]]:
 
 
 def as_json(
-    not_asked: Sequence[str], hosts: Sequence[HostFacts], found: Sequence[Finding], done: Sequence[Repair]
+    not_asked: Sequence[str],
+    hosts: Sequence[HostFacts],
+    found: Sequence[Finding],
+    done: Sequence[Repair],
+    planned: Sequence[Repair] = (),
 ) -> dict[str, object]:
     return {
         "ok": not found,
@@ -51,4 +61,5 @@ def as_json(
         "not_asked": list(not_asked),
         "findings": [{"host": each.host, "what": each.what, "fix": each.fix} for each in found],
         "repaired": [{"host": each.host, "done": each.sentences()} for each in done],
+        "planned": [{"host": each.host, "does": each.sentences()} for each in planned],
     }  # fmt: skip

@@ -6,6 +6,15 @@ soon() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; 
 me=$(id -u)
 say uid "$me"
 settings=$(soon scontrol show config 2>/dev/null)
+if [ -z "$settings" ] && [ -z "${SLURM_CONF:-}" ]; then
+    # A command over ssh reads no profile, which may be what tells where Slurm and its settings are.
+    profile=$(sh -lc 'printf "ds:%s\n" "${SLURM_CONF-}" "$PATH"' 2>/dev/null </dev/null | sed -n 's/^ds://p')
+    PATH=$PATH:$(printf '%s\n' "$profile" | tail -n 1):/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin
+    SLURM_CONF=$(printf '%s\n' "$profile" | head -n 1)
+    if [ -n "$SLURM_CONF" ]; then export SLURM_CONF; else unset SLURM_CONF; fi
+    settings=$(soon scontrol show config 2>/dev/null)
+fi
+say slurm "$(soon scontrol --version 2>/dev/null | sed -n 's/^slurm[^0-9]*//p')"
 setting() { printf '%s\n' "$settings" | sed -n "s/^$1 *= *//p" | head -n 1; }
 
 # As Slurm's own commands look for it.
@@ -16,7 +25,8 @@ if [ -z "$conf" ]; then
     done
 fi
 say conf "$conf"
-stack=$(sed -n 's/^ *[Pp][Ll][Uu][Gg][Ss][Tt][Aa][Cc][Kk][Cc][Oo][Nn][Ff][Ii][Gg] *= *//p' "$conf" 2>/dev/null | tail -n 1)
+stack=$(sed -n 's/^ *[Pp][Ll][Uu][Gg][Ss][Tt][Aa][Cc][Kk][Cc][Oo][Nn][Ff][Ii][Gg] *= *//p' "$conf" 2>/dev/null | tail -n 1 |
+    sed 's/^"\([^"]*\)".*/\1/; s/[[:space:]]*#.*//; s/[[:space:]]*$//')
 [ -z "$conf" ] || stack=${stack:-${conf%/*}/plugstack.conf}
 say stack "$stack"
 

@@ -38,3 +38,8 @@ def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts]) -> tuple[StackLine,
     """Lines that name a plugin that is not there, or another than the cluster's."""
     kind = choose(hosts)
     return tuple(line for line in host.registered if not host.is_there(line.plugin) or (kind and line.kind is not kind))
+
+
+def slurm_version(hosts: Sequence[HostFacts]) -> str:
+    """Of the host where our plugin is compiled: the first that answered, and those where jobs are handed in first."""
+    return next((host.slurm for host in sorted(hosts, key=lambda host: not host.login) if not host.silent), "")

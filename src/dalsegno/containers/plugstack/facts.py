@@ -59,6 +59,7 @@ class HostFacts:
     login: bool = False  # here, where jobs are handed in; else a node
     silent: str = ""
     uid: int = -1
+    slurm: str = ""  # its version
     conf: str = ""  # slurm.conf
     stack: str = ""  # where plugstack.conf is, or would be
     files: tuple[str, ...] = ()  # that one and what it includes, as far as they are there
@@ -91,6 +92,12 @@ class HostFacts:
         return next((line for line in self.registered if self.is_there(line.plugin)), None)
 
     @property
+    def kept(self) -> str:
+        """What plugstack.conf was before a repair, if there was one and it was changed."""
+        folder, _, name = self.stack.rpartition("/")
+        return f"{folder}/.{name}.before-dalsegno"
+
+    @property
     def configless(self) -> bool:
         """Its files come from slurmctld: what is written here is written over."""
         return self.conf.startswith("/run/slurm/conf/") or "/conf-cache/" in self.conf
@@ -100,7 +107,7 @@ def kind_of(plugin: str) -> Kind | None:
     return next((kind for kind in Kind if basename(plugin) == kind.value), None)
 
 
-def parse_answer(host: str, text: str, login: bool = False) -> HostFacts | None:
+def parse_answer(host: str, text: str) -> HostFacts | None:
     """None if the host did not answer to the end; what else its log-in prints is passed over."""
     said: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -111,8 +118,8 @@ def parse_answer(host: str, text: str, login: bool = False) -> HostFacts | None:
         return None
     return HostFacts(
         host,
-        login,
         uid=_number(_first(said, "uid")),
+        slurm=_first(said, "slurm"),
         conf=_first(said, "conf"),
         stack=_first(said, "stack"),
         files=tuple(said.get("file", ())),

@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dalsegno.containers.plugstack.choice import choose, line_for, wrong_lines
+from dalsegno.containers.plugstack.choice import choose, line_for, slurm_version, wrong_lines
 from dalsegno.containers.plugstack.facts import HostFacts, Kind
 
 ENABLE = "`containers: {enabled: true}` in the cluster file, then `dalsegno up`"
 INSTALL = "`dalsegno containers check --repair`, as root, installs Dal Segno's own plugin"
+AGAIN = "it is off, or not to be reached from here; when it is back, run the same again: what is done stays done"
+SSH_SAYS = {  # what ssh says last -> what to do about it
+    "Host key verification failed": (
+        "log in once by hand and compare the host's key with what it shows, or `--ssh-option "
+        "StrictHostKeyChecking=accept-new` to take it as it is"
+    ),
+    "Permission denied (": (
+        "`ssh` must get there without a password; `--ssh-option User=NAME` and `--ssh-option IdentityFile=FILE`, or "
+        "~/.ssh/config, say who and with which key"
+    ),
+    "Could not resolve hostname": "give its address: `HostName` in ~/.ssh/config, or `ssh: hosts:` in a cluster file",
+    "Connection refused": "is sshd running there? `--ssh-option Port=N`, or ~/.ssh/config, names another port",
+    "timed out": AGAIN,
+    "No route to host": AGAIN,
+    "not responding": AGAIN,
+    "Too many authentication failures": "name the key: `--ssh-option IdentityFile=FILE`, and `IdentitiesOnly=yes`",
+    "onfiguration option": "`man ssh_config` has what can be written: `--ssh-option Port=2222`",
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,8 @@ def _title(kind: Kind | None) -> str:
 def _unasked(host: HostFacts) -> str:
     if "Plugin initialization failed" in host.silent:
         return "its plugstack.conf requires a plugin that does not load; slurmd's log on the node names it"
+    if known := next((fix for said, fix in SSH_SAYS.items() if said in host.silent.rpartition("ssh: ")[2]), None):
+        return known
     if host.login:
         return "Slurm's commands must work here first: `sinfo`"
     return f"`sinfo -n {host.host}` tells its state; a node that is full or down can be asked later, or over ssh"
@@ -70,6 +90,8 @@ def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 
 
 def _reason(host: HostFacts) -> str:
+    if not host.slurm:
+        return "Slurm's own commands are not found there, nor by a log-in shell"
     if not host.conf:
         return "there is no slurm.conf to be found"
     if not host.files:
@@ -98,6 +120,8 @@ def _registering(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
     if kind is Kind.PYXIS:
         model = next(each for each in hosts if each.installed(Kind.PYXIS))
         return f"install Pyxis and Enroot there, as on {model.host}"
+    if host.slurm != slurm_version(hosts) and not own:
+        return f"bring its Slurm ({host.slurm or 'missing'}) to the version that others have: {slurm_version(hosts)}"
     return ENABLE if own else INSTALL
 
 

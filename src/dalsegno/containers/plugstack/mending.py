@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import tarfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from dalsegno.containers.plugstack.asking import TIMEOUT_S, Way, last_words, script, send
+from dalsegno.containers.plugstack.asking import script
+from dalsegno.containers.plugstack.compiling import Parcel
 from dalsegno.containers.plugstack.repairs import Repair
+from dalsegno.containers.plugstack.ways import Way, last_words, send
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.processes import Completed, Runner
 
-HINT = "as root: `sudo dalsegno containers check --repair`"
+HINT = "it takes root there: `sudo dalsegno containers check --repair`, or a user whom sudo asks for no password there"
+# Without a terminal there is nobody to give a password.
+AS_ROOT = 'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then exec sudo -n "$@"; fi; exec "$@"'
 OPEN = 'for each in "$@"; do mkdir -p "$each" && chmod 1777 "$each" || exit 1; done; echo ds:done'
 RESTART = "if systemctl is-active -q slurmd 2>/dev/null; then systemctl restart slurmd; fi; echo ds:done"
+HAND_OUT = "PATH=$PATH:/usr/local/bin:/opt/slurm/bin; scontrol reconfigure && echo ds:done"
 DONE = "ds:done"  # srun ends with 0 where a step could not start for the node's plugins: only this word counts
 Step = tuple[list[str], str | None]  # a command, and what it reads
 
 
-def mend_here(runner: Runner, env: Mapping[str, str], repair: Repair, parcel: str) -> None:
-    for words, stdin in steps(repair, parcel):
-        runner.run(words, stdin=stdin, env=env, timeout_s=TIMEOUT_S).checked(hint=HINT)
-
-
-def mend_node(runner: Runner, ways: Sequence[Way], repair: Repair, parcel: str) -> None:
+def mend(runner: Runner, ways: Sequence[Way], repair: Repair, parcel: Parcel | None) -> None:
     """In the first way that leads there and may do it."""
+    do(runner, ways, repair.host, list(steps(repair, parcel)))
+
+
+def hand_out(runner: Runner, ways: Sequence[Way], host: str) -> None:
+    """Has slurmctld give its files to the nodes anew."""
+    do(runner, ways, host, [(["sh", "-c", HAND_OUT], None)])
+
+
+def do(runner: Runner, ways: Sequence[Way], host: str, steps: Sequence[Step]) -> None:
     failed = []
     for way in ways:
-        if repair.host in way.closed:
-            failed.append(way.closed[repair.host])
+        if host in way.closed:
+            failed.append(way.closed[host])
             continue
-        bad = next((done for done in _sent(runner, way, repair, parcel) if DONE not in done.stdout), None)
+        bad = next((done for done in _sent(runner, way, host, steps) if DONE not in done.stdout), None)
         if bad is None:
             return
         failed.append(f"{way.name}: {last_words(bad)}")
-    raise DalsegnoError(f"{repair.host} could not be mended: {'; '.join(failed)}", hint=HINT)
+    raise DalsegnoError(f"{host} could not be mended: {'; '.join(failed)}", hint=HINT)
 
 
-def _sent(runner: Runner, way: Way, repair: Repair, parcel: str) -> Iterator[Completed]:
+def _sent(runner: Runner, way: Way, host: str, steps: Sequence[Step]) -> Iterator[Completed]:
     """One step after the other; whoever reads them stops at one that failed."""
-    for words, stdin in steps(repair, parcel):
-        yield send(runner, way, repair.host, words, stdin)
+    for words, stdin in steps:
+        yield send(runner, way, host, ["sh", "-c", AS_ROOT, "dalsegno", *words], stdin)
 
 
-def steps(repair: Repair, parcel: str) -> Iterator[Step]:
-    if repair.install:
+def steps(repair: Repair, parcel: Parcel | None) -> Iterator[Step]:
+    if repair.install and parcel:
         kept = [f"{repair.install.rpartition('/')[0]}/{name}" for name in ("kept", "unpacked")]
-        yield ["sh", "-c", script("install.sh"), "dalsegno", repair.install, *kept], parcel
+        yield ["sh", "-c", script("install.sh"), "dalsegno", parcel.sha256, repair.install, *kept], parcel.data
     for file in dict.fromkeys([*(line.file for line in repair.drop), *([repair.file] if repair.add else [])]):
         out_of_use = [line.text for line in repair.drop if line.file == file]
         added = repair.add if file == repair.file else ""
@@ -57,15 +62,3 @@ def steps(repair: Repair, parcel: str) -> Iterator[Step]:
         yield ["sh", "-c", OPEN, "dalsegno", *repair.folders], None
     if repair.restart:
         yield ["sh", "-c", RESTART], None
-
-
-def pack(folder: Path) -> str:
-    """Our plugin's files for `install.sh`."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for path in sorted(folder.iterdir()):
-            entry = tarfile.TarInfo(path.name)
-            entry.size, entry.mode = path.stat().st_size, 0o755
-            with open(path, "rb") as file:
-                archive.addfile(entry, file)
-    return base64.b64encode(stream.getvalue()).decode()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from posixpath import basename
 
-from dalsegno.containers.plugstack.choice import choose, line_for, wrong_lines
+from dalsegno.containers.plugstack.choice import choose, line_for, slurm_version, wrong_lines
 from dalsegno.containers.plugstack.facts import HostFacts, Kind, StackLine
 
 FOLDER = "/var/lib/dalsegno/containers"  # of our plugin and what it keeps, on hosts that are not ours
@@ -45,21 +45,22 @@ def decide_repairs(
 
 
 def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, folder: str) -> Repair | None:
-    if host.silent or host.configless or not host.stack:
+    if host.silent or host.configless or not host.stack.startswith("/"):
         return None
     folders = tuple(dict.fromkeys(each.common for each in host.closed if "enroot" in each.common))
     drop = wrong_lines(host, hosts)
     kept = [line for line in host.registered if line not in drop]
     if "srun" in host.knows and not drop:
         return Repair(host.host, folders=folders) if folders else None
+    target = f"{folder}/{built}"
     if (line := line_for(host, hosts)) and not any(each.plugin == line.split()[1] for each in kept):
         restart = choose(hosts) is Kind.PYXIS and not own and not host.login
-        return Repair(host.host, host.stack, line, drop, folders=folders, restart=restart)
+        again = target if line.split()[1] == f"{target}/{Kind.OURS.value}" and not own else ""  # it may be half there
+        return Repair(host.host, host.stack, line, drop, again, folders, restart)
     if line:
         return Repair(host.host, host.stack, "", drop) if drop else None  # it is named, and does not load
-    if choose(hosts) is Kind.PYXIS or own:
-        return None  # to be installed there; or to be had from the cluster file
-    target = f"{folder}/{built}"
+    if choose(hosts) is Kind.PYXIS or own or host.slurm != slurm_version(hosts):
+        return None  # to be installed there; or to be had from the cluster file; or ours would not load there
     return Repair(host.host, host.stack, our_line(host, target, folder), host.registered, install=target)
 
 

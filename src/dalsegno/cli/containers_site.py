@@ -1,0 +1,80 @@
+"""The hosts that `dalsegno containers` asks, and the ways to them: of the Slurm that is here, or of a cluster file."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dalsegno.cli.silence import meaning_of
+from dalsegno.errors import CommandFailed, UsageError
+
+if TYPE_CHECKING:
+    from dalsegno.containers.plugstack import Way
+    from dalsegno.slurm.node_info import NodeInfo
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster's hosts, and how each is reached."""
+
+    own: bool  # a cluster that we made, and that its file describes
+    logins: tuple[str, ...]  # where jobs are handed in
+    nodes: tuple[str, ...]
+    asleep: tuple[str, ...]  # powered down: a step would boot them
+    routes: dict[str, tuple[Way, ...]]
+
+
+def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
+    """This host, and the nodes of the Slurm that it is part of."""
+    from dalsegno.cluster import cluster_id, find_slurm, silence, way_into
+    from dalsegno.containers.plugstack import Way
+    from dalsegno.containers.plugstack.ways import by_srun, by_ssh, here
+
+    slurm = find_slurm(name)
+    if (silent := silence(slurm)) is not None:
+        raise silent
+    try:
+        nodes = slurm.client.nodes()
+    except CommandFailed as fault:
+        raise meaning_of(fault) from None
+    asleep = tuple(node.name for node in nodes if node.powered_down)
+    closed = {node.name: why for node in nodes if (why := _closed(node))}
+    partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
+    inside = way_into(slurm)
+    second = Way("its host", inside) if inside else by_ssh(slurm.env, ssh_options)
+    names = tuple(node.name for node in nodes if node.name not in asleep)
+    ways = (by_srun(slurm.env, partitions, closed), second)
+    this = platform.node()
+    return Site(
+        bool(cluster_id(slurm.env)), (this,), names, asleep, {**dict.fromkeys(names, ways), this: (here(slurm.env),)}
+    )
+
+
+def site_of(file: str, ssh_options: Sequence[str]) -> Site:
+    """The machines of a cluster file, over ssh: from anywhere, without a Slurm here."""
+    from dalsegno.containers.plugstack.ways import by_ssh
+    from dalsegno.spec import load_spec, resolve
+    from dalsegno.spec.own_machines import Ssh
+    from dalsegno.spec.ssh_addresses import hosts_of
+
+    spec = load_spec(file)
+    cluster = resolve(spec)
+    if cluster.target != "ssh":
+        raise UsageError(
+            f"{file} names no hosts that are reached over ssh: its target is `{cluster.target}`",
+            hint="on the cluster's login or head node, `dalsegno containers check` needs no file",
+        )
+    logins = (cluster.head, *cluster.logins)
+    nodes = tuple(node.name for node in cluster.nodes if node.name not in logins)
+    way = by_ssh(os.environ, ssh_options, hosts_of(spec.ssh or Ssh(), (*logins, *nodes)))
+    return Site(False, logins, nodes, (), dict.fromkeys((*logins, *nodes), (way,)))
+
+
+def _closed(node: NodeInfo) -> str:
+    """Why a step would wait there, "" if it would not."""
+    if not node.in_service:
+        return f"it is {node.state_text.lower() or 'out of service'}"
+    return "all its CPUs are taken" if node.cpus_used >= node.cpus else ""

@@ -1,0 +1,57 @@
+"""`dalsegno containers check` where it can be tried without a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.conftest import SOURCE
+
+FILE = """
+name: far
+target: ssh
+ssh: {hosts: {head: 192.0.2.1, "n-[1-3]": "192.0.2.[2-4]"}}
+partitions: [{name: n, nodes: 3}]
+"""
+
+
+def words(*args: str) -> list[str]:
+    return [sys.executable, "-m", "dalsegno", "containers", "check", *args]
+
+
+def env(home: Path) -> dict[str, str]:
+    return {**os.environ, "DALSEGNO_HOME": str(home), "PYTHONPATH": str(SOURCE)}
+
+
+def check(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words(*args), env=env(home), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_file_without_hosts_to_log_in_to_is_refused(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("name: one\ntarget: local\npartitions: [{name: n, nodes: 1}]\n")
+    refused = check(tmp_path, str(tmp_path / "c.yaml"))
+    assert refused.returncode == 2 and "its target is `local`" in refused.stderr and "needs no file" in refused.stderr
+    both = check(tmp_path, str(tmp_path / "c.yaml"), "-M", "one")
+    assert both.returncode == 2 and "name two clusters" in both.stderr
+
+
+def test_a_bad_option_of_sshs_is_told_once_for_all_hosts(tmp_path: Path):
+    (tmp_path / "far.yaml").write_text(FILE)
+    told = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")
+    assert told.returncode == 1 and "head,n-[1-3]: could not be asked: ssh: " in told.stdout
+    assert "Bad configuration option: nonsense" in told.stdout and "man ssh_config" in told.stdout
+
+
+def test_ctrl_c_ends_it_while_hosts_are_asked(tmp_path: Path):
+    (tmp_path / "far.yaml").write_text(FILE)
+    argv = words(str(tmp_path / "far.yaml"), "-o", "ProxyCommand=sleep 10")
+    with subprocess.Popen(
+        argv, env=env(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr and running.stderr.readline() == "asking head,n-[1-3]\n"
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(60) == 130
+        assert "interrupted" in running.stderr.read()
