@@ -12,6 +12,7 @@ from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
+from dalsegno.health.readers.gpus import gpus_on_bus
 from dalsegno.health.readers.smi import parse_link_errors, parse_links, parse_smi, read_smi
 from dalsegno.health.runner import examine
 from dalsegno.health.world import FolderWorld
@@ -121,6 +122,16 @@ def test_a_gpu_that_the_bus_has_and_the_driver_has_not_is_missed(machine: Folder
 def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_missed(machine: FolderWorld) -> None:
     (machine.folder / "sys/bus/pci/devices/0000:00:06.0/uevent").write_text("DRIVER=vfio-pci\n")
     assert examine([check for check in CHECKS if check.name == "gpu-count"], Context.IDLE, machine, {}) == []
+
+
+def test_what_a_device_is_is_read_once_and_whose_it_is_each_time(machine: FolderWorld) -> None:
+    device = machine.folder / "sys/bus/pci/devices/0000:00:06.0"
+    assert gpus_on_bus(machine) == 1
+    (device / "vendor").unlink()
+    (device / "uevent").write_text("DRIVER=vfio-pci\n")
+    assert gpus_on_bus(machine) == 0
+    (device / "uevent").write_text("DRIVER=nvidia\n")
+    assert gpus_on_bus(machine) == 1
 
 
 def test_a_driver_that_is_not_there_is_unknown(machine: FolderWorld) -> None:

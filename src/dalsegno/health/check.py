@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from dalsegno.health.result import Result
@@ -46,7 +47,7 @@ class Check:
     settle_s: float = 0.0  # a failure that may pass by itself counts, to those who watch, when it has lasted so long
     lasts: bool = True  # what passed a moment ago need not be asked again before the next job
 
-    @property
+    @cached_property
     def thresholds(self) -> Mapping[str, float]:
         parameters = inspect.signature(self.judge).parameters.values()
         return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}

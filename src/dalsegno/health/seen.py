@@ -39,6 +39,7 @@ class Seen:
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     active: set[str] = field(default_factory=set)  # ports that once were up, and so should be
+    displays: dict[str, bool] = field(default_factory=dict)  # by a device's folder: whether it is a GPU of NVIDIA's
 
     def heat_of(self, uuid: str) -> deque[Sample]:
         return self.heat.setdefault(uuid, deque(maxlen=MOST_SAMPLES))

@@ -90,7 +90,8 @@ class Machine:
 
     def read(self, path: str) -> str:
         try:
-            return Path(path).read_text(errors="replace")
+            with open(path, errors="replace") as file:
+                return file.read()
         except OSError as error:
             raise NoAnswer(f"{path}: {error.strerror or error}") from error
 

@@ -87,6 +87,10 @@ def gpus_on_bus(world: World) -> int:
 
 
 def _is_gpu(world: World, device: str) -> bool:
-    if world.read(f"{device}/vendor").strip() != NVIDIA or not world.read(f"{device}/class").startswith(DISPLAY_OR_3D):
-        return False
-    return "DRIVER=vfio-pci" not in world.read(f"{device}/uevent").splitlines()  # given to a virtual machine
+    """What a device is does not change, and large nodes have hundreds of them: it is read once."""
+    displays = world.seen.displays
+    if device not in displays:
+        is_nvidias = world.read(f"{device}/vendor").strip() == NVIDIA
+        displays[device] = is_nvidias and world.read(f"{device}/class").startswith(DISPLAY_OR_3D)
+    # One that is given to a virtual machine is not ours, as long as it is.
+    return displays[device] and "DRIVER=vfio-pci" not in world.read(f"{device}/uevent").splitlines()
