@@ -136,13 +136,36 @@ def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_n
     assert image.run("verify").returncode == 0, "what is written into the copy stays there"
 
 
+def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_path: Path):
+    root, file = tmp_path / "root", tmp_path / "x.sqsh"
+    root.mkdir()
+    (root / "data").write_bytes(os.urandom(300_000))
+    image.path("build", root, "-o", file)
+    assert image.run("verify", file).stdout == f"{file}: whole: {root}\n"
+    moved = tmp_path / "moved.sqsh"
+    moved.write_bytes(file.read_bytes())
+    assert image.run("verify", moved).stdout == f"{moved}: whole: {root}\n"
+    strange = tmp_path / "strange.sqsh"  # made by another
+    subprocess.run(["mksquashfs", root, strange, "-comp", "zstd", "-quiet", "-no-progress"], check=True, timeout=60)
+    assert "can be read to its end" in image.run("verify", strange).stdout
+
+    for path in (file, strange):
+        path.write_bytes(path.read_bytes()[:200_000])
+    broken = image.run("verify", "--json", file, strange)
+    first, second = json.loads(broken.stdout)
+    assert broken.returncode == 1 and first["fault"] == f"not what was written there for {root}; import it again"
+    assert second["fault"].startswith("damaged: FATAL ERROR") and second["names"] == []
+    file.unlink()
+    assert "removed 1 files" in image.run("gc").stderr
+
+
 class Noting(Silent):
     """What each stage was to do, and did."""
 
     def __init__(self) -> None:
         self.stages: list[list[int]] = []
 
-    def stage(self, text: str, total: int = 0) -> None:
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None:
         self.stages.append([total, 0])
 
     def advance(self, count: int) -> None:

@@ -143,7 +143,8 @@ def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tu
     part = tmp_path / "store/blobs" / f"{blob.name}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(blob.read_bytes()[:5000])
-    imported(hub.name("two", address), tmp_path)
+    said = _command(tmp_path, "import", hub.name("two", address)).communicate(timeout=60)[1]
+    assert "\nfetching 2 layers: 4.9 KiB of " in said and " are here already\n" in said
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
     part.write_bytes(b"x" * 5000)  # not of this blob
@@ -173,7 +174,7 @@ class Dying(Silent):
     def __init__(self, at: int) -> None:
         self._left = at
 
-    def stage(self, text: str, total: int = 0) -> None:
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None:
         self.advance(0)
 
     def advance(self, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from dalsegno.cli.sizes import size
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.containers.store import Store, Stored
+    from dalsegno.containers.store import Store
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
@@ -200,30 +201,68 @@ def gc(layers: bool, json_: bool) -> None:
 @click.argument("images", nargs=-1)
 @json_option
 def verify(images: tuple[str, ...], json_: bool) -> None:
-    """Read every byte of IMAGES, or of all. Exits 1 if one is not what was imported."""
+    """Read every byte of IMAGES, or of all that are kept. Exits 1 if one is not what was imported.
+
+    A .sqsh file elsewhere can be named too: it is compared with what was written there, or is kept here; one of which
+    nothing is known is unpacked, to nowhere.
+    """
     store = _store()
-    found = [store.find(each) for each in images] if images else store.all()
     with _bar(quiet=json_) as bar:
-        verdicts = [(each, _verdict(each, bar)) for each in found]
+        verdicts = [_verdict(each, store, bar) for each in images or [str(each.path) for each in store.all()]]
     if json_:
-        out.as_json([{**image_words.as_json(each), "fault": fault} for each, fault in verdicts])
+        out.as_json([{**verdict.facts, "fault": verdict.fault} for verdict in verdicts])
     else:
-        for each, fault in verdicts:
-            out.data(f"{each.names[0] if each.names else each.record.hex[:12]}: {fault or 'whole'}")
-    if any(fault for _, fault in verdicts):
+        for verdict in verdicts:
+            out.data(f"{verdict.title}: {verdict.fault or verdict.praise}")
+    if any(verdict.fault for verdict in verdicts):
         raise SystemExit(1)
 
 
-def _verdict(stored: Stored, bar: Bar) -> str:
+@dataclass(frozen=True)
+class _Verdict:
+    title: str
+    facts: dict[str, object]
+    fault: str = ""
+    praise: str = "whole"
+
+
+def _verdict(image: str, store: Store, bar: Bar) -> _Verdict:
+    path = Path(os.path.abspath(image))
+    if image.endswith(".sqsh") and path.is_file() and path not in [each.path for each in store.all()]:
+        return _file_verdict(path, store, bar)
+    stored = store.find(image)
+    told = _Verdict(stored.names[0] if stored.names else stored.record.hex[:12], image_words.as_json(stored))
+    sha256, fault = _read(stored.path, bar)
+    if not fault and sha256 != stored.record.sha256:
+        fault = "damaged; remove and import it again"
+    return replace(told, fault=fault)
+
+
+def _file_verdict(path: Path, store: Store, bar: Bar) -> _Verdict:
+    from dalsegno.containers.inside import read_through
+    from dalsegno.system.processes import LocalRunner
+
+    sha256, fault = _read(path, bar)
+    written, name = store.written(path), store.known_as(sha256)
+    told = _Verdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
+    if fault or name:
+        return replace(told, praise=f"whole: {name}")
+    if written:
+        return replace(told, fault=f"not what was written there for {written.name}; import it again")
+    if said := read_through(path, LocalRunner()):
+        return replace(told, fault=f"damaged: {said}")
+    return replace(told, praise="can be read to its end; what it should be is not known here")
+
+
+def _read(path: Path, bar: Bar) -> tuple[str, str]:
+    """Its digest; or why there is none."""
     from dalsegno.containers.importing import sha256_of
 
-    bar.stage(f"reading {stored.path.name}", stored.record.size)
     try:
-        return (
-            "" if sha256_of(stored.path, bar.advance) == stored.record.sha256 else "damaged; remove and import it again"
-        )
+        bar.stage(f"reading {path.name}", path.stat().st_size)
+        return sha256_of(path, bar.advance), ""
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return "", f"cannot be read: {error.strerror}"
 
 
 def _store() -> Store:

@@ -21,15 +21,16 @@ class Bar:
         self._lock = threading.Lock()
         self._live = sys.stderr.isatty() and not quiet
         self._quiet = quiet
-        self._text, self._done, self._total = "", 0, 0
+        self._text, self._done, self._total, self._here = "", 0, 0, 0
         self._began = self._shown = time.monotonic()
 
-    def stage(self, text: str, total: int = 0) -> None:
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None:
         with self._lock:
-            self._text, self._done, self._total = text, 0, total
+            self._text, self._done, self._total, self._here = text, 0, total, here
             self._began = self._shown = time.monotonic()
             if not self._quiet:
-                self._show(plain=text)
+                had = f": {size(here)} of {size(total)} are here already" if here else ""
+                self._show(plain=f"{text}{had}")
 
     def advance(self, count: int) -> None:
         with self._lock:
@@ -59,7 +60,7 @@ class Bar:
         line = self._text
         if self._total:
             full = round(self._share() * _WIDTH)
-            rate = self._done / max(time.monotonic() - self._began, 0.1)
+            rate = max(0, self._done - self._here) / max(time.monotonic() - self._began, 0.1)
             line += f"  {'━' * full}{'─' * (_WIDTH - full)}  {size(self._done)} of {size(self._total)}, {size(rate)}/s"
         out.replace_line(line)
 

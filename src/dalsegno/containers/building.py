@@ -32,6 +32,7 @@ class Builder:
         if output is not None:
             check_target(output, force)
             pack(layer, config, output, self.compression, self.progress)
+            self.store.wrote(Path(os.path.abspath(output)), name, sha256_of(output))
             return output
         with self.store.in_use(), self.store.turn(name, lambda: self.progress.stage(f"waiting for another {name}")):
             return self._into_store(layer, config, name)

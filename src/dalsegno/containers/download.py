@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> None:
     """Have the blob at `target`. Others who want the same one wait for it; what is cut short is gone on with later."""
-    part = target.with_name(f"{target.name}.part")
+    part = _part(target)
     with in_turn(target.with_name(f".{target.name}.lock")):
         if target.exists():
             advance(wanted.size)
@@ -47,6 +47,18 @@ def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, sto
         except DamagedImage:
             part.unlink(missing_ok=True)
             raise
+
+
+def brought(target: Path) -> int:
+    """How many bytes of a blob are there, whole or in part."""
+    for path in (target, _part(target)):
+        with contextlib.suppress(OSError):
+            return path.stat().st_size
+    return 0
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f"{target.name}.part")
 
 
 class _Download:

@@ -79,6 +79,7 @@ class Importer:
                     copy(known.path, target)
                 else:
                     self._make(name, source, found, target)
+                self.store.wrote(target, str(name), known.record.sha256 if known else sha256_of(target))
 
     def _warn_of_arch(self, name: ImageName, found: Found) -> None:
         if found.config.arch not in ("", self.arch):

@@ -34,7 +34,8 @@ class Layer:
 def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
     """Bring every layer, and read its headers; each digest that is known is checked."""
     count = len(found.layers)
-    progress.stage(f"fetching {count} layer{'s' * (count != 1)}", sum(layer.size for layer in found.layers))
+    here = sum(min(source.here(layer), layer.size) for layer in set(found.layers))
+    progress.stage(f"fetching {count} layer{'s' * (count != 1)}", sum(layer.size for layer in found.layers), here)
     diff_ids = found.config.diff_ids
     if diff_ids and len(diff_ids) != len(found.layers):
         raise DamagedImage("the manifest and the configuration name different numbers of layers")

@@ -6,9 +6,9 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Stages, each of so many bytes; called from several threads."""
+    """Stages, each of so many bytes, of which some may be here already; called from several threads."""
 
-    def stage(self, text: str, total: int = 0) -> None: ...
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 
     def advance(self, count: int) -> None: ...
 
@@ -18,7 +18,7 @@ class Progress(Protocol):
 class Silent:
     """Tells nothing."""
 
-    def stage(self, text: str, total: int = 0) -> None: ...
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
 
     def advance(self, count: int) -> None: ...
 

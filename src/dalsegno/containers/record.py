@@ -43,6 +43,15 @@ class Tag:
     seen: float
 
 
+@dataclass(frozen=True)
+class Written:
+    """A .sqsh that was written outside of the store, at `-o FILE`."""
+
+    path: str
+    name: str  # what it was made of
+    sha256: str
+
+
 def with_config(record: Record, config: Config, workdir: str) -> Record:
     return replace(
         record, arch=config.arch, created=config.created, env=config.env, entrypoint=config.entrypoint, cmd=config.cmd,
@@ -50,7 +59,7 @@ def with_config(record: Record, config: Config, workdir: str) -> Record:
     )  # fmt: skip
 
 
-def write(path: Path, value: Record | Tag) -> None:
+def write(path: Path, value: Record | Tag | Written) -> None:
     write_atomic(path, json.dumps(asdict(value), indent=1) + "\n", 0o644)
 
 
@@ -69,6 +78,13 @@ def read_tag(path: Path) -> Tag | None:
     if value is None or not {each.name for each in fields(Tag)} <= set(value):
         return None
     return Tag(**{each.name: value[each.name] for each in fields(Tag)})  # type: ignore[arg-type]
+
+
+def read_written(path: Path) -> Written | None:
+    value = _read(path)
+    if value is None or not all(isinstance(value.get(each.name), str) for each in fields(Written)):
+        return None
+    return Written(**{each.name: str(value[each.name]) for each in fields(Written)})
 
 
 def _read(path: Path) -> dict[str, object] | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import Blob
-from dalsegno.containers.download import fetch
+from dalsegno.containers.download import brought, fetch
 from dalsegno.containers.manifest import (
     Config,
     Descriptor,
@@ -48,6 +48,10 @@ class Source(Protocol):
 
     def find(self, arch: str) -> Found: ...
 
+    def here(self, layer: Descriptor) -> int:
+        """How many of its bytes an earlier call has brought."""
+        ...
+
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob: ...
 
 
@@ -70,6 +74,9 @@ class FromRegistry:
             manifest.layers,
             parse_config(check_digest(config.read(), manifest.config.digest, "the configuration")),
         )
+
+    def here(self, layer: Descriptor) -> int:
+        return brought(self._store.blob(layer.digest))
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
         return Blob(self._fetch(layer, advance, stop))
@@ -109,6 +116,9 @@ class FromLayout:
         )
         digest, manifest = _resolve(self._blob(top), arch, str(self._name), self._blob)
         return Found(digest, manifest.layers, parse_config(self._blob(manifest.config)))
+
+    def here(self, layer: Descriptor) -> int:
+        return 0
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
         advance(layer.size)

@@ -5,6 +5,7 @@
       images/HEX.lz4.json     what is known of it; written after the file, so that a file without it is no image
       blobs/HEX               a layer, as the registry has it; HEX.part while it comes
       tags/….json             a name, and what it meant when it was last asked for
+      files/….json            a file elsewhere that was written with `-o`, and its digest
       locks/                  held while something is made, gone with their holder
 
 A tag that moves leads to another digest, and so to another file: nothing that is in use is ever changed.
@@ -22,7 +23,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.containers.record import Record, Tag, read_record, read_tag, write
+from dalsegno.containers.record import Record, Tag, Written, read_record, read_tag, read_written, write
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.closest import did_you_mean
 from dalsegno.image_name import parse_name
@@ -67,6 +68,9 @@ class Store:
 
     def _tag(self, name: str, arch: str) -> Path:
         return self.folder / "tags" / f"{hashlib.sha256(f'{name} {arch}'.encode()).hexdigest()[:32]}.json"
+
+    def _written(self, path: Path) -> Path:
+        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
 
     # Turns -------------------------------------------------------------------------------------------------------
 
@@ -128,6 +132,19 @@ class Store:
             f"no image `{text}` is kept here", hint=did_you_mean(text, names, "`dalsegno image ls` lists them")
         )
 
+    def written(self, path: Path) -> Written | None:
+        """What is known of a file that was written elsewhere."""
+        return read_written(self._written(path))
+
+    def known_as(self, sha256: str) -> str:
+        """What a file with these bytes was made of, by an image that is kept or a file that was written; else ""."""
+        kept = [(each.record.sha256, (*each.names, each.record.hex[:12])[0]) for each in self.all()]
+        written = [(each.sha256, each.name) for each in self._all_written()]
+        return dict([*written, *kept]).get(sha256, "")
+
+    def _all_written(self) -> list[Written]:
+        return [each for path in (self.folder / "files").glob("*.json") if (each := read_written(path))]
+
     def _tags(self) -> list[Tag]:
         return [tag for path in (self.folder / "tags").glob("*.json") if (tag := read_tag(path))]
 
@@ -141,6 +158,12 @@ class Store:
 
     def name(self, name: str, arch: str, record: Record) -> None:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
+
+    def wrote(self, path: Path, name: str, sha256: str) -> None:
+        """Note a file elsewhere. Where that cannot be, the file is as good."""
+        with contextlib.suppress(OSError):
+            make_folder(self.folder / "files")
+            write(self._written(path), Written(str(path), name, sha256))
 
     def remove(self, stored: Stored) -> None:
         """Whoever has it mounted keeps it until the end."""
@@ -172,6 +195,9 @@ class Store:
         for path in (self.folder / "tags").glob("*"):
             tag = read_tag(path)
             stale += [path] if tag is None or tag.digest not in images else []
+        for path in (self.folder / "files").glob("*"):
+            written = read_written(path)
+            stale += [path] if written is None or not os.path.exists(written.path) else []
         return _remove(stale)
 
 

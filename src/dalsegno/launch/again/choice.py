@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 
-LOOK_S = 10.0  # a task may die of a failure before anyone else has noticed it
+LOOK_S = 5.0  # a task may die of a failure before anyone else has noticed it, 1.6 s at the worst
 SETTLE_S = 60.0  # how long Slurm has for what it makes of a failed node
 MOST = 10  # times, for one srun, and for one batch job
 _MEANT = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}

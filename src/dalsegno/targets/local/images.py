@@ -68,10 +68,10 @@ class Told:
         self._lock = threading.Lock()
         self._text, self._done, self._total, self._said = "", 0, 0, 0.0
 
-    def stage(self, text: str, total: int = 0) -> None:
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None:
         with self._lock:
             self._text, self._done, self._total, self._said = text, 0, total, time.monotonic()
-            self._say(f"{self._image}: {text}")
+            self._say(f"{self._image}: {text}{f', {here / total:.0%} is here already' if here else ''}")
 
     def advance(self, count: int) -> None:
         with self._lock:
