@@ -123,3 +123,27 @@ def test_a_check_that_hangs_or_dies_is_unknown_and_left_out_while_the_others_go_
         one.hangs_in("bad")
     one.until(lambda: len(one.texts("bad")) == 2)
     assert "in 120 s" in one.texts("bad")[1], "longer each time"
+
+
+def test_everybody_who_tells_it_to_rest_hears_when_nothing_holds_the_gpus_any_more(watching: Callable[..., Watching]):
+    one = watching()
+    one.until(lambda: one.looks)
+    told: list[str] = []
+    until = time.monotonic() + one.ahead + 1000.0
+    for who in ("first", "second"):
+        one.watch.rest(until, lambda who=who: told.append(who))
+    one.until(lambda: len(told) == 2)
+    assert told == ["first", "second"]
+
+
+def test_it_rests_until_it_is_told_otherwise_also_with_other_settings(watching: Callable[..., Watching]):
+    one = watching()
+    one.until(lambda: one.looks)
+    told: list[str] = []
+    one.watch.rest(time.monotonic() + one.ahead + 1000.0, lambda: told.append("rests"))
+    one.watch.set({"word": "other"})
+    one.until(lambda: told)
+    assert one.watch.wake(time.monotonic() + one.ahead) > time.monotonic() + one.ahead + 900, "nothing is begun"
+    one.watch.rest(time.monotonic() + one.ahead, lambda: told.append("looks again"))
+    one.until(lambda: one.texts("good")[-1] == "other ? 1")
+    assert told == ["rests", "looks again"]

@@ -70,8 +70,8 @@ class Watch:
         self._now_asked, self._since = "", 0.0  # the check under way
         self._busy = False
         self._leaves: dict[str, Leave] = {}
-        self._due = 0.0
-        self._gone: Callable[[], None] | None = None  # waits to hear that a process is
+        self._due, self._rests_until = 0.0, 0.0
+        self._gone: list[Callable[[], None]] = []  # who waits to hear that a process is
 
     def set(self, settings: Message) -> bool:
         """Other settings: another process. Whether they are others."""
@@ -86,7 +86,8 @@ class Watch:
         """End the process, and start no other before then: whoever resets GPUs must be the only one to hold them.
         `gone` is called when it has let go, or then."""
         self._end()
-        self._due, self._gone = until, gone
+        self._due, self._rests_until = 0.0, until
+        self._gone.append(gone)
 
     def settings(self) -> Message:
         return self._settings
@@ -95,15 +96,17 @@ class Watch:
         """Look when it is time; returns when to wake again (monotonic)."""
         self._stuck = [forked for forked in self._stuck if not forked.ended()]
         if self._gone:
-            if self._stuck and now < self._due:
+            if self._stuck and now < self._rests_until:
                 return now + 0.01
-            gone, self._gone = self._gone, None
-            gone()
+            waiting, self._gone = self._gone, []
+            for gone in waiting:
+                gone()
         if self._busy and now - self._since >= self._check_s:
             self._give_up(now)
-        if not self._busy and now >= self._due:
+        due = max(self._due, self._rests_until)
+        if not self._busy and now >= due:
             self._begin(now)
-        return self._since + self._check_s if self._busy else max(self._due, now + 0.01)
+        return self._since + self._check_s if self._busy else max(self._due, self._rests_until, now + 0.01)
 
     def close(self) -> None:
         self._end()
