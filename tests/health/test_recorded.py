@@ -27,7 +27,7 @@ KINDS = {
     "bad": {Verdict.FAILED, Verdict.WARNED},
     "garbage": {Verdict.UNKNOWN},
 }
-ONLY_WARN = {"gpu-heating", "fabric-errors", "zombies"}  # nothing is taken from a job for these
+ONLY_WARN = {"gpu-heating", "fabric-errors", "network", "zombies"}  # nothing is taken from a job for these
 
 
 def cases(check: str, kind: str, within: Path = RECORDED) -> list[Path]:

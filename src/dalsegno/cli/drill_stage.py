@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Say = Callable[[Blow | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
 ROOM = 30  # steps for each fault, beside those that the lots want
-ROOM_FOR_SPARES = 300  # a node is mended and has joined the run again in that time
+ROOM_FOR_SPARES = 200  # a node is mended and has joined the run again in that time
 END_S = 300.0
 HEAL_S = 90.0
 ORPHANS_S = 5.0

@@ -20,6 +20,15 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """TCP segments since boot, and those that had to be sent again."""
+
+    at: float
+    segments: int
+    again: int
+
+
+@dataclass(frozen=True)
 class Waiting:
     """A process in one state since a time, without having run meanwhile."""
 
@@ -38,6 +47,7 @@ class Seen:
     waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)  # by pid and start time
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     active: set[str] = field(default_factory=set)  # ports that once were up, and so should be
     displays: dict[str, bool] = field(default_factory=dict)  # by a device's folder: whether it is a GPU of NVIDIA's
 

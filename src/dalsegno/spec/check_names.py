@@ -20,6 +20,7 @@ CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
     "fabric-ports": ("count",),
     "fabric-flaps": ("most", "window_s", "after_boot_s"),
     "fabric-errors": ("most",),
+    "network": ("percent", "least", "window_s"),
     "kernel-log": ("window_s",),
     "oom": ("window_s",),
     "disk": ("warn_percent", "fail_percent"),
