@@ -89,6 +89,8 @@ def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluste
     assert list(sorted(took, key=lambda kind: took[kind]))[-5:] == [
         "setdown", "evidence", "replace", "validate", "return",
     ]  # fmt: skip
+    (returned,) = [each["text"] for each in events(cluster, "train-2") if each["text"].startswith("validated, ")]
+    assert "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, " in returned
     (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-2").iterdir()
     assert "NodeName=train-2" in (bundle / "slurm.txt").read_text()
     assert "slurmd" in (bundle / "slurmd.log").read_text() and "gpus" in (bundle / "telemetry.json").read_text()

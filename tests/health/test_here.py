@@ -14,12 +14,13 @@ from dalsegno.health import Finding, Verdict, passed
 from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
-from dalsegno.health.facts import GpuFacts
+from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.here import machine_here, settings_here
+from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
-from dalsegno.health.world import Machine, good_for_s
+from dalsegno.health.world import FolderWorld, Machine, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
 
 CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
@@ -89,6 +90,21 @@ def test_before_a_job_only_its_own_gpus_must_be_free(env: dict[str, str], tmp_pa
     assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="1") is Verdict.FAILED
     assert verdict(SLURM_JOB_ID="7", SLURM_JOB_GPUS="0") is Verdict.PASSED
     assert verdict(SLURM_JOB_ID="7") is Verdict.PASSED
+
+
+def test_a_gpu_that_our_own_agent_tries_just_now_has_nothing_left_on_it(tmp_path: Path) -> None:
+    used = with_gpu(healthy("gpu-1", 1, "h100"), 0, memory_used_mib=900, processes=(GpuProcess(7),))
+    write_telemetry(tmp_path / "telemetry.json", used)
+    world = FolderWorld(tmp_path, Expected("gpu-1", gpus=1))
+    process = tmp_path / "proc/7"
+    process.mkdir(parents=True)
+    for words, uid, gpus in (("python\0-I\0programs.py\0node-agent\0--node\0gpu-1", 0, 0), ("python\0train.py", 0, 1)):
+        (process / "cmdline").write_text(words)
+        (process / "status").write_text(f"Name:\tpython\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        assert len(ask_job_gpus(world)) == gpus
+    (process / "cmdline").write_text("python\0-I\0programs.py\0node-agent\0")
+    (process / "status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
+    assert len(ask_job_gpus(world)) == 1, "a user may call a process what they like"
 
 
 def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:

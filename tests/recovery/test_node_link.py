@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.health.agent.collective import DIED
 from dalsegno.health.agent.duties import check_settings
 from dalsegno.health.report import Finding, Report
 from dalsegno.health.result import Remedy, Verdict, failed, passed
@@ -70,11 +71,15 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
     one.close()
 
 
-def order(agent: Caller) -> tuple[int, str]:
-    """The next order to an agent: its number, and what to do."""
+def whole_order(agent: Caller) -> tuple[int, str, dict[str, str]]:
+    """The next order to an agent: its number, what to do, and what it is told for it."""
     while "order" not in (message := agent.told()):
         pass
-    return message["order"], message["do"]
+    return message["order"], message["do"], message["arguments"]
+
+
+def order(agent: Caller) -> tuple[int, str]:
+    return whole_order(agent)[:2]
 
 
 def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> None:
@@ -138,35 +143,80 @@ def test_another_machine_of_the_same_name_has_another_secret(linked: Linked):
 # Validation
 
 
-def test_a_node_that_passes_alone_is_tried_with_its_partner(linked: Linked):
-    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+PAIR = Finding("pair", passed("fast"), 1.0)
+BROKEN = Finding("pair-collective", failed("the all-reduce broke off", Remedy.DRAIN, "broken"), 1.0)
+
+
+def begun(linked: Linked, agent: Caller, partner: Caller) -> tuple[int, int]:
+    """A validation of gpu-1 with gpu-2: the numbers of the orders to both."""
     linked.link.validate("gpu-1", "ask-1", "gpu-2")
     linked.link.validate("gpu-1", "ask-1", "gpu-2")  # again is the same
-    number, do = order(agent)
-    assert do == "validate" and linked.link.validating() == {"gpu-1": "ask-1"}
-    answer(agent, number, GOOD)
-    number, do = order(agent)
-    assert do == "pair-listen"
-    agent.say(reply_message(Reply(number, port=4000)))
-    other, do = order(partner)
-    assert do == "pair-dial"
-    pair = Finding("pair", passed("fast"), 1.0)
-    answer(agent, number, pair)
-    answer(partner, other, pair)
+    listens, do, told = whole_order(partner)
+    assert do == "pair-listen" and set(told) == {"secret"} and linked.link.validating() == {"gpu-1": "ask-1"}
+    partner.say(reply_message(Reply(listens, port=4000)))
+    validates, do, said = whole_order(agent)
+    assert (do, said) == ("validate", {"address": "127.0.0.1", "port": "4000", "secret": told["secret"]})
+    return validates, listens
+
+
+def verdicts(linked: Linked) -> dict[str, Verdict]:
     linked.until(lambda: "gpu-1" in linked.link.validations())
-    validation = linked.link.validations()["gpu-1"]
-    assert validation.ask == "ask-1" and validation.passed
-    assert [each.check for each in validation.findings] == ["load-product", "pair"]
     assert linked.link.validating() == {}
+    return {each.check: each.result.verdict for each in linked.link.validations()["gpu-1"].findings}
 
 
-def test_a_node_that_fails_alone_is_not_let_at_a_good_one(linked: Linked):
-    agent = linked.agent("gpu-1")
-    linked.agent("gpu-2")
-    linked.link.validate("gpu-1", "ask-1", "gpu-2")
-    answer(agent, order(agent)[0], GOOD, BAD)
-    linked.until(lambda: "gpu-1" in linked.link.validations())
+def test_a_node_is_tried_alone_and_with_its_partner_which_listens_first(linked: Linked):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    number, _ = begun(linked, agent, partner)
+    answer(agent, number, GOOD, PAIR)
+    assert verdicts(linked) == {"load-product": Verdict.PASSED, "pair": Verdict.PASSED}
+    validation = linked.link.validations()["gpu-1"]
+    assert validation.ask == "ask-1" and validation.passed and validation.proof == "pair passed: fast"
+
+
+def test_a_node_that_fails_is_not_passed(linked: Linked):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    number, _ = begun(linked, agent, partner)
+    answer(agent, number, GOOD, BAD)
+    assert verdicts(linked)["load-memory"] is Verdict.FAILED
     assert not linked.link.validations()["gpu-1"].passed
+
+
+def test_a_node_that_fails_with_a_good_partner_has_failed(linked: Linked):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    number, other = begun(linked, agent, partner)
+    answer(agent, number, GOOD, PAIR, BROKEN)
+    answer(partner, other, PAIR, BROKEN)
+    assert verdicts(linked)["pair-collective"] is Verdict.FAILED
+
+
+@pytest.mark.parametrize("how", ["its connection breaks", "its errand fails", "its torch dies"])
+def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, how: str):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    number, other = begun(linked, agent, partner)
+    answer(agent, number, GOOD, PAIR, BROKEN)
+    if how == "its connection breaks":
+        partner.sock.close()
+    elif how == "its errand fails":
+        answer(partner, other, error="it took too long, and was ended")
+    else:
+        answer(partner, other, PAIR, Finding("pair-collective", failed("torch has died", Remedy.DRAIN, DIED), 1.0))
+    found = verdicts(linked)
+    assert found == {"load-product": Verdict.PASSED, "pair": Verdict.PASSED, "pair-collective": Verdict.UNKNOWN}
+    validation = linked.link.validations()["gpu-1"]
+    assert validation.passed and "gpu-2, with which it was to be tried: " in validation.proof
+
+
+def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: Linked):
+    agent = linked.agent("gpu-1")
+    linked.link.validate("gpu-1", "ask-1", "gpu-2")  # never there
+    number, do, told = whole_order(agent)
+    assert (do, told) == ("validate", {})
+    answer(agent, number, GOOD)
+    assert verdicts(linked) == {"load-product": Verdict.PASSED, "pair": Verdict.UNKNOWN}
+    assert linked.link.validations()["gpu-1"].proof == (
+        "pair unknown: gpu-2, with which it was to be tried: its agent is not connected"
+    )
 
 
 def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):

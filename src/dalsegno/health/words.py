@@ -110,8 +110,9 @@ def _text(message: Mapping[str, Any], key: str) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """What the controller has an agent do: `check` (context), `validate`, `evidence`, `pair-listen`, `pair-dial`, and
-    `rest` (seconds): let go of the GPUs, which cannot be reset while somebody holds them."""
+    """What the controller has an agent do: `check` (context), `evidence`, `validate`, alone or with a node that was
+    told to `pair-listen` (secret), and `rest` (seconds): let go of the GPUs, which cannot be reset while somebody holds
+    them."""
 
     number: int
     do: str

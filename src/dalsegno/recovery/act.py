@@ -67,16 +67,20 @@ def do(action: Action, id: str, at: float, hands: Hands) -> str:
     return _for_jobs_and_spares(action, hands)
 
 
+def _shown(proof: str) -> str:
+    return f" ({proof})" if proof else ""
+
+
 def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
     if isinstance(action, Return):
         _ours_or_nobodys(hands, action.node)
         hands.slurm.resume(action.node)
-        return "validated, and back in service"
+        return f"validated, and back in service{_shown(action.proof)}"
     if isinstance(action, Hold):
         if _ours_or_nobodys(hands, action.node).down:
             hands.slurm.resume(action.node)
         hands.slurm.drain(action.node, SPARE_REASON)
-        return "validated, and a spare"
+        return f"validated, and a spare{_shown(action.proof)}"
     if isinstance(action, Release):
         return _release(action, hands)
     if isinstance(action, Requeue):

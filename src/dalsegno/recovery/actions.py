@@ -100,7 +100,9 @@ class Validate(Action):
 
 @dataclass(frozen=True)
 class Return(Action):
-    """Take the node back into service."""
+    """Take the node back into service. `proof` is what its validation has to show."""
+
+    proof: str = ""
 
     @property
     def words(self) -> str:
@@ -109,7 +111,9 @@ class Return(Action):
 
 @dataclass(frozen=True)
 class Hold(Action):
-    """Keep the node as a spare."""
+    """Keep the node as a spare. `proof` is what its validation has to show."""
+
+    proof: str = ""
 
     @property
     def words(self) -> str:

@@ -29,6 +29,15 @@ class Validation:
         verdicts = [each.result.verdict for each in self.findings]
         return Verdict.PASSED in verdicts and Verdict.FAILED not in verdicts
 
+    @property
+    def proof(self) -> str:
+        """What says most for the node, or why that could not be tried."""
+        said = {each.check: each.result for each in self.findings}
+        for name in ("pair-collective", "pair", "load-collective"):
+            if name in said:
+                return f"{name} {said[name].verdict.value}: {said[name].text}"
+        return ""
+
 
 @dataclass(frozen=True)
 class NodeFacts:

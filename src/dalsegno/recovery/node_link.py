@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.report import Finding
-from dalsegno.health.result import Result, Verdict, unknown
+from dalsegno.health.result import Result, unknown
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import Agents, Say
 from dalsegno.recovery.facts import Validation
-from dalsegno.recovery.pairing import Outcome, pair_test
+from dalsegno.recovery.pairing import prove
 from dalsegno.recovery.roster import Roster
 
 ROSTER_S = 2.0  # how often the roster is looked at
-VALIDATE_S, EVIDENCE_S, REST_S = 90.0, 30.0, 5.0
+EVIDENCE_S, REST_S = 30.0, 5.0
 BROKEN = ("its connection broke", "its agent is not connected", "its agent started anew", "it is gone")
 
 _T = TypeVar("_T")
@@ -142,29 +142,13 @@ class NodeLink:
         if self._validating.get(node) == ask or (done and done.ask == ask):
             return
         self._validating[node] = ask
-        self._agents.order(node, "validate", lambda answer: self._validated(ask, partner, answer), timeout_s=VALIDATE_S)
+        prove(self._agents, node, partner, lambda error, findings: self._validated(node, ask, error, findings))
 
-    def _validated(self, ask: str, partner: str, answer: Answer) -> None:
-        """Loads first, alone; only a node that bears them is let at a good one."""
-        node = answer.node
-        if answer.error in BROKEN:
+    def _validated(self, node: str, ask: str, error: str, findings: tuple[Finding, ...]) -> None:
+        if error in BROKEN:
             self._forget(node, ask)
             return
-        findings = answer.report.findings if answer.report else ()
-        if answer.error:
-            findings = (*findings, _now("validation", unknown(answer.error)))
-        failed = any(each.result.verdict is Verdict.FAILED for each in findings)
-        if failed or answer.error or not partner:
-            self._settle(node, ask, findings)
-        else:
-            address = self._agents.address(node)
-            pair_test(self._agents, node, partner, lambda got: self._paired(node, ask, findings, got), address=address)
-
-    def _paired(self, node: str, ask: str, findings: tuple[Finding, ...], outcome: Outcome) -> None:
-        if outcome.node.text in BROKEN:
-            self._forget(node, ask)
-            return
-        self._settle(node, ask, (*findings, _now("pair", outcome.node)))
+        self._settle(node, ask, (*findings, _now("validation", unknown(error))) if error else findings)
 
     def _settle(self, node: str, ask: str, findings: tuple[Finding, ...]) -> None:
         self._forget(node, ask)

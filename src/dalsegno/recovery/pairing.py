@@ -1,65 +1,90 @@
-"""The pair test: two nodes exchange data with a secret for this once. The controller arranges it and hears both."""
+"""A node proves itself, alone and then with a known good one: arranged here, with a secret for this once."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from dalsegno.health.result import Result, Verdict, unknown
+from dalsegno.health.agent.collective import DIED
+from dalsegno.health.report import Finding
+from dalsegno.health.result import Verdict, unknown
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agents import Agents
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 170.0  # an agent gives up sooner, and says so
+PAIR = ("pair", "pair-collective")
+
+Done = Callable[[str, tuple[Finding, ...]], None]  # why it came to nothing, if it did; what was found
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the two nodes found; each tells its own side."""
-
-    node: Result
-    partner: Result
-
-    @property
-    def passed(self) -> bool:
-        return self.node.verdict is self.partner.verdict is Verdict.PASSED
-
-    @property
-    def text(self) -> str:
-        worst = self.node if self.node.verdict is not Verdict.PASSED else self.partner
-        return worst.text
+def prove(agents: Agents, node: str, partner: str, done: Done) -> None:
+    """`done` hears once what the node found, however it ends; without a partner it is tried alone."""
+    _Proof(agents, node, partner, done).begin()
 
 
-def pair_test(
-    agents: Agents,
-    node: str,
-    partner: str,
-    done: Callable[[Outcome], None],
-    *,
-    address: str,
-    least_mbytes_per_s: float = 0.0,
-) -> None:
-    """`node` listens at its `address`, the known good `partner` dials; `done` hears once, however it ends."""
-    secret, least = secrets.token_hex(16), str(least_mbytes_per_s)
-    found: dict[str, Result] = {}
+class _Proof:
+    """The partner listens first, so that both load what they need while the node is still tried alone."""
 
-    def hear(answer: Answer) -> None:
-        found.setdefault(answer.node, _result(answer))
-        if answer.error and answer.node == node:
-            found.setdefault(partner, unknown("the other node was never there"))
-        if len(found) == 2 and not told:
-            told.append(True)
-            done(Outcome(found[node], found[partner]))
+    def __init__(self, agents: Agents, node: str, partner: str, done: Done) -> None:
+        self._agents, self._node, self._partner, self._done = agents, node, partner, done
+        self._secret, self._ordered = secrets.token_hex(16), False
+        self._answer: Answer | None = None
+        self._partners: Answer | None = None
 
-    def dial(port: int) -> None:
-        said = {"address": address, "port": str(port), "secret": secret, "least_mbytes_per_s": least}
-        agents.order(partner, "pair-dial", hear, timeout_s=TIMEOUT_S, arguments=said)
+    def begin(self) -> None:
+        if not self._partner:
+            self._validate({})
+            return
+        self._agents.order(
+            self._partner, "pair-listen", self._partner_ended,
+            timeout_s=TIMEOUT_S, listens=self._partner_listens, arguments={"secret": self._secret},
+        )  # fmt: skip
 
-    told: list[bool] = []
-    said = {"secret": secret, "least_mbytes_per_s": least}
-    agents.order(node, "pair-listen", hear, timeout_s=TIMEOUT_S, listens=dial, arguments=said)
+    def _partner_listens(self, port: int) -> None:
+        self._validate({"address": self._agents.address(self._partner), "port": str(port), "secret": self._secret})
+
+    def _validate(self, arguments: dict[str, str]) -> None:
+        if not self._ordered:
+            self._ordered = True
+            self._agents.order(self._node, "validate", self._ended, timeout_s=TIMEOUT_S, arguments=arguments)
+
+    def _partner_ended(self, answer: Answer) -> None:
+        self._partners = answer
+        self._validate({})  # it never listened
+        self._settle()
+
+    def _ended(self, answer: Answer) -> None:
+        self._answer = answer
+        self._settle()
+
+    def _settle(self) -> None:
+        """A node that fails with its partner waits for the partner's word: it may be the partner that was lost."""
+        if self._answer is None or (self._partners is None and _failed_together(_findings(self._answer))):
+            return
+        answer, self._answer = self._answer, None
+        self._done(answer.error, fair(_findings(answer), self._partner, self._partners))
 
 
-def _result(answer: Answer) -> Result:
-    findings = answer.report.findings if answer.report else ()
-    return findings[0].result if findings and not answer.error else unknown(answer.error or "it found nothing")
+def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -> tuple[Finding, ...]:
+    """What fails with a partner that was lost on the way, or could not even begin, says nothing of the node."""
+    if partners is None or not (why := _lost(partners)):
+        return findings
+    of_partner = unknown(f"{partner}, with which it was to be tried: {why}")
+    if not any(each.check in PAIR for each in findings):
+        return (*findings, Finding("pair", of_partner, time.time()))
+    return tuple(replace(each, result=of_partner) if each in _failed_together(findings) else each for each in findings)
+
+
+def _lost(partners: Answer) -> str:
+    died = [each.result.text for each in _findings(partners) if each.result.code == DIED]
+    return partners.error or "".join(died[:1])
+
+
+def _failed_together(findings: tuple[Finding, ...]) -> list[Finding]:
+    return [each for each in findings if each.check in PAIR and each.result.verdict is Verdict.FAILED]
+
+
+def _findings(answer: Answer) -> tuple[Finding, ...]:
+    return answer.report.findings if answer.report else ()

@@ -195,7 +195,8 @@ def _validating(case: Case) -> Action | None:
         return None
     if not case.node.slurm.responding:
         return _too_long(case, case.policy.validate_s + case.policy.boot_s, "it is well, but slurmd does not register")
-    return Hold(case.name) if case.name in case.policy.spares else Return(case.name)
+    spare = case.name in case.policy.spares
+    return Hold(case.name, answer.proof) if spare else Return(case.name, answer.proof)
 
 
 def _has_not_said_its_gpus(case: Case) -> bool:

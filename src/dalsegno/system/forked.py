@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import resource
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -31,6 +32,16 @@ class Forked:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.sock.close()
+
+    def wait(self, most_s: float) -> bool:
+        """Whether it is gone for good, within this time."""
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(self.pid)
+            try:
+                select.select([fd], [], [], most_s)
+            finally:
+                os.close(fd)
+        return self.ended()
 
     def ended(self) -> bool:
         """Whether it is gone for good. One that hangs in the kernel is not, though it was killed."""

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dalsegno.health.agent import loads, pair
+from dalsegno.health.agent import loads
 from dalsegno.health.agent.loads import (
     available_bytes,
     judged,
@@ -19,8 +19,7 @@ from dalsegno.health.agent.loads import (
     receive_pattern,
     send_pattern,
 )
-from dalsegno.health.result import Result, Verdict
-from dalsegno.train.frames import pack
+from dalsegno.health.result import Verdict
 
 
 def test_the_formula_is_the_product():
@@ -72,51 +71,3 @@ def test_other_bytes_than_were_sent_are_noticed():
     with pytest.raises(OSError, match="broke"):
         receive_pattern(theirs, b"one", 1)
     theirs.close()
-
-
-# Two nodes
-
-
-def paired(secret: bytes, other: bytes, least: float = 0.0) -> tuple[Result, Result]:
-    ports: list[int] = []
-    ready = threading.Event()
-    results: list[Result] = []
-
-    def listens(port: int) -> None:
-        ports.append(port)
-        ready.set()
-
-    thread = threading.Thread(target=lambda: results.append(pair.listen("127.0.0.1", secret, listens, least)))
-    thread.start()
-    assert ready.wait(60)
-    stranger = socket.create_connection(("127.0.0.1", ports[0]))
-    stranger.sendall(pack({"nonce": "x"}))
-    dialled = pair.dial("127.0.0.1", ports[0], other, least)
-    if other != secret:
-        pair.dial("127.0.0.1", ports[0], secret)
-    thread.join(60)
-    stranger.close()
-    return results[0], dialled
-
-
-def test_two_nodes_exchange_data_though_a_stranger_calls_first():
-    listened, dialled = paired(b"once", b"once")
-    assert (listened.verdict, dialled.verdict) == (Verdict.PASSED, Verdict.PASSED)
-    assert "32 MiB each way" in dialled.text
-
-
-def test_who_does_not_know_the_secret_of_the_test_is_no_partner():
-    listened, dialled = paired(b"once", b"other")
-    assert dialled.verdict is Verdict.FAILED and dialled.code == "stranger"
-    assert listened.verdict is Verdict.PASSED, "the right one came afterwards"
-
-
-def test_a_link_that_is_too_slow_fails_on_both_sides():
-    listened, dialled = paired(b"once", b"once", least=1e9)
-    assert {listened.code, dialled.code} == {"slow"}
-
-
-def test_a_node_that_cannot_be_reached_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert pair.dial("127.0.0.1", port, b"once").code == "unreachable"

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.agent import loads, pair
+from dalsegno.health.agent import loads
+from dalsegno.health.agent.collective import Collective
 from dalsegno.health.agent.errands import Send
 from dalsegno.health.agent.evidence import gather
 from dalsegno.health.agent.findings import clean
+from dalsegno.health.agent.meeting import NotMet, answer, call
 from dalsegno.health.agent.memory_of_runs import MemoryOfRuns
+from dalsegno.health.agent.pair import try_together
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.here import machine_here, passport, settings_here
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.report import Finding, Gpu, Report
-from dalsegno.health.result import Result
+from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
 from dalsegno.health.settings import Settings
 from dalsegno.health.words import MOST_PART, Order, Reply
@@ -83,7 +87,6 @@ class Duties:
             "validate": self._validate,
             "evidence": self._evidence,
             "pair-listen": self._pair_listen,
-            "pair-dial": self._pair_dial,
         }
         how[order.do](order, send)
 
@@ -92,17 +95,25 @@ class Duties:
         self._tell(order, send, found)
 
     def _validate(self, order: Order, send: Send) -> None:
-        """Checks first: a node that fails them is not put under load."""
-        found = self.checkup(self.settings()).all(Context.VALIDATION)
-        self._tell(order, send, [*found, *self._loads()])
+        """Alone first: only a node that bears its loads is let at a good one.
 
-    def _loads(self) -> Iterator[Finding]:
+        Loading torch keeps a processor busy for seconds. For two ranks on the loopback alone it is not worth it."""
+        with_torch = Collective() if "secret" in order.arguments or loads.may_have_gpus() else nullcontext()
+        with with_torch as collective, _partner(order.arguments) as partner:
+            found = [*self.checkup(self.settings()).all(Context.VALIDATION), *self._loads(collective)]
+            if collective and not any(each.result.verdict is Verdict.FAILED for each in found):
+                found += [self._finding(*each) for each in partner(collective)]
+        self._tell(order, send, found)
+
+    def _loads(self, collective: Collective | None) -> Iterator[Finding]:
         available = loads.available_bytes(read_text(Path("/proc/meminfo")) or "")
         yield self._finding("load-product", loads.judged(loads.matrix_product))
         for index, result in loads.gpu_products():
             yield self._finding(f"load-gpu-{index}", result)
         yield self._finding("load-memory", loads.judged(lambda: loads.memory_load(available)))
         yield self._finding("load-loopback", loads.judged(loads.loopback_exchange))
+        if collective:
+            yield self._finding("load-collective", collective.alone())
 
     def _evidence(self, order: Order, send: Send) -> None:
         for name, text in gather(self.node, self.boot, self.findings(), os.environ):
@@ -110,21 +121,38 @@ class Duties:
                 send(Reply(order.number, file=name, part=text[start : start + MOST_PART]))
 
     def _pair_listen(self, order: Order, send: Send) -> None:
-        secret, least = order.arguments["secret"].encode(), float(order.arguments.get("least_mbytes_per_s", "0"))
-        result = pair.listen(self.address(), secret, lambda port: send(Reply(order.number, port=port)), least)
-        self._tell(order, send, [self._finding("pair", result)])
-
-    def _pair_dial(self, order: Order, send: Send) -> None:
-        said = order.arguments
-        least = float(said.get("least_mbytes_per_s", "0"))
-        result = pair.dial(said["address"], int(said["port"]), said["secret"].encode(), least)
-        self._tell(order, send, [self._finding("pair", result)])
+        secret = order.arguments["secret"].encode()
+        with Collective() as collective:
+            try:
+                with answer(self.address(), secret, lambda port: send(Reply(order.number, port=port))) as sock:
+                    found = [self._finding(*each) for each in try_together(sock, secret, 1, collective)]
+            except NotMet as error:
+                found = [self._finding("pair", error.result)]
+        self._tell(order, send, found)
 
     def _finding(self, name: str, result: Result) -> Finding:
         return Finding(name, result, time.time())
 
     def _tell(self, order: Order, send: Send, found: Iterable[Finding]) -> None:
         send(Reply(order.number, report=Report(self.node, self.boot, tuple(map(clean, found)))))
+
+
+@contextmanager
+def _partner(told: Mapping[str, str]) -> Iterator[Callable[[Collective], Iterable[tuple[str, Result]]]]:
+    """The good node that the controller told of, called at once: it loads torch while this node bears its loads, and
+    knows when this one has ended. What is given tries what is to be tried together."""
+    if "secret" not in told:
+        yield lambda collective: ()
+        return
+    secret = told["secret"].encode()
+    try:
+        sock = call(told["address"], int(told["port"]), secret)
+    except NotMet as error:
+        found = [("pair", error.result)]
+        yield lambda collective: found
+        return
+    with sock:
+        yield lambda collective: try_together(sock, secret, 0, collective)
 
 
 def check_settings(told: Message) -> Settings:

@@ -12,7 +12,7 @@ from dalsegno.system.forked import Forked, fork
 from dalsegno.train.frames import BadFrame, Message, Reader, pack
 
 MOST = 4  # at a time
-PATIENCE_S = {"check": 40.0, "validate": 90.0, "evidence": 40.0, "pair-listen": 40.0, "pair-dial": 40.0}
+PATIENCE_S = {"check": 40.0, "validate": 160.0, "evidence": 40.0, "pair-listen": 160.0}
 
 Send = Callable[[Reply], None]
 Do = Callable[[Order, Send], None]  # does what was ordered; sends parts of the answer, but not that it is done

@@ -45,9 +45,14 @@ def matrix_product(for_s: float = PRODUCT_S) -> Result:
     return _repeat(for_s, 384, _numpy_product)
 
 
+def may_have_gpus() -> bool:
+    """Real ones: their driver is there."""
+    return os.path.exists("/dev/nvidiactl")
+
+
 def gpu_products(for_s: float = PRODUCT_S) -> Iterator[tuple[int, Result]]:
     """On every GPU that torch can use; none where there is no driver, or no torch, which takes seconds to load."""
-    if not os.path.exists("/dev/nvidiactl") or importlib.util.find_spec("torch") is None:
+    if not may_have_gpus() or importlib.util.find_spec("torch") is None:
         return
     import torch
 

@@ -1,78 +1,33 @@
-"""Two nodes exchange data: on a port that one of them opens, with a secret for this once from the controller."""
+"""What two nodes that have met try together: bytes there and back, and an all-reduce. Both are told what came of it."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
+from dalsegno.health.agent.collective import LOAD_S, Collective
 from dalsegno.health.agent.loads import receive_pattern, send_pattern
-from dalsegno.health.result import Remedy, Result, failed, passed
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown
 from dalsegno.train.frames import BadFrame, Message, Reader, send
-from dalsegno.train.proof import holds, nonce, prove
 
 BYTES = 32 << 20  # each way
-TALK_S = 15.0
-STRANGER_S = 2.0
+LOADS_S = 100.0  # the one that has to prove itself bears its loads first
+TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"
 
 
-def listen(address: str, secret: bytes, listens: Callable[[int], None], least_mbytes_per_s: float = 0.0) -> Result:
-    """Wait for the other node; `listens` is told the port. Callers that do not know the secret are hung up on."""
-    until = time.monotonic() + TALK_S
-    with socket.create_server((address, 0)) as server:
-        listens(int(server.getsockname()[1]))
-        while (left := until - time.monotonic()) > 0:
-            server.settimeout(left)
-            try:
-                sock, _ = server.accept()
-            except TimeoutError:
-                break
-            with sock:
-                if _know_each_other(sock, secret, "listener", "dialler"):
-                    return _exchange(sock, secret, first=False, least_mbytes_per_s=least_mbytes_per_s)
-    return failed("the other node did not come", Remedy.DRAIN, "unreachable")
+def try_together(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Iterator[tuple[str, Result]]:
+    """Each finding by its name. Rank 0 begins, when it likes; both are connected until both are done."""
+    exchanged = _exchange(sock, secret, first=rank == 0)
+    yield "pair", exchanged
+    if exchanged.verdict is Verdict.PASSED:
+        yield "pair-collective", _reduce(sock, secret, rank, collective)
 
 
-def dial(address: str, port: int, secret: bytes, least_mbytes_per_s: float = 0.0) -> Result:
-    try:
-        sock = socket.create_connection((address, port), 5.0)
-    except OSError as error:
-        return failed(f"{address} cannot be reached: {error.strerror or error}", Remedy.DRAIN, "unreachable")
-    with sock:
-        if not _know_each_other(sock, secret, "dialler", "listener"):
-            return failed(f"{address} does not know the secret of this test", Remedy.DRAIN, "stranger")
-        return _exchange(sock, secret, first=True, least_mbytes_per_s=least_mbytes_per_s)
-
-
-def _know_each_other(sock: socket.socket, secret: bytes, we: str, they: str) -> bool:
-    sock.settimeout(STRANGER_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    ours = nonce()
-    try:
-        send(sock, {"nonce": ours})
-        theirs = _next(sock).get("nonce")
-        if not isinstance(theirs, str) or len(theirs) != 32 or not theirs.isalnum() or theirs == ours:
-            return False
-        send(sock, {"proof": prove(secret, we, theirs, ours)})
-        return holds(_next(sock).get("proof"), secret, they, ours, theirs)
-    except (OSError, BadFrame):
-        return False
-
-
-def _next(sock: socket.socket) -> Message:
-    """The next message; byte by byte at the end, for what follows is no message."""
-    reader = Reader(512)
-    while data := sock.recv(1):
-        for message in reader.feed(data):
-            return message
-    raise OSError("closed")
-
-
-def _exchange(sock: socket.socket, secret: bytes, *, first: bool, least_mbytes_per_s: float) -> Result:
+def _exchange(sock: socket.socket, secret: bytes, *, first: bool) -> Result:
     """Pings, then data one way and back; both sides take the times."""
-    sock.settimeout(TALK_S)
     try:
         ping_s = _pings(sock, first)
         began = time.monotonic()
@@ -82,12 +37,12 @@ def _exchange(sock: socket.socket, secret: bytes, *, first: bool, least_mbytes_p
         return failed(f"the exchange broke off: {error}", Remedy.DRAIN, "broken")
     if not right:
         return failed("other bytes came from the other node than it sent", Remedy.REPLACE, "wrong")
-    text = f"{BYTES >> 20} MiB each way, {rate:.4g} MB/s, there and back in {1000 * ping_s:.2g} ms"
-    return failed(f"too slow: {text}", Remedy.DRAIN, "slow") if rate < least_mbytes_per_s else passed(text)
+    return passed(f"{BYTES >> 20} MiB each way, {rate:.4g} MB/s, there and back in {1000 * ping_s:.2g} ms")
 
 
 def _pings(sock: socket.socket, first: bool) -> float:
     times = []
+    sock.settimeout(TALK_S if first else LOADS_S)
     for _ in range(PINGS):
         began = time.monotonic()
         if first:
@@ -96,6 +51,7 @@ def _pings(sock: socket.socket, first: bool) -> float:
             raise OSError("no answer")
         if not first:
             sock.sendall(_ONE)
+        sock.settimeout(TALK_S)
         times.append(time.monotonic() - began)
     return sorted(times)[len(times) // 2]
 
@@ -112,3 +68,28 @@ def _data(sock: socket.socket, secret: bytes, first: bool) -> bool:
         send_pattern(sock, secret + b" back", BYTES)
     sock.sendall(b"+" if right else b"-")
     return sock.recv(1) == b"+" and right
+
+
+def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collective) -> Result:
+    """With what both can do. Where one of them has no torch nothing is known, and both say so."""
+    kind, why = collective.kind()
+    try:
+        send(sock, {"kind": kind, "why": why})
+        sock.settimeout(LOAD_S + TALK_S)
+        theirs = _next(sock)
+    except (OSError, BadFrame) as error:
+        return failed(f"the other node left before the all-reduce: {error}", Remedy.DRAIN, "broken")
+    if not kind:
+        return unknown(f"{why}: bytes were exchanged, but no all-reduce was tried")
+    if theirs.get("kind") not in ("gloo", "nccl"):
+        return unknown(f"the other node: {theirs.get('why')}: bytes were exchanged, but no all-reduce was tried")
+    return collective.together(sock, rank, kind if kind == theirs["kind"] else "gloo", secret)
+
+
+def _next(sock: socket.socket) -> Message:
+    """The next message; byte by byte, for what follows may be for another process."""
+    reader = Reader(4096)
+    while data := sock.recv(1):
+        for message in reader.feed(data):
+            return message
+    raise OSError("closed")

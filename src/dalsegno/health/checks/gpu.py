@@ -111,7 +111,7 @@ def _is_slow(gpu: GpuFacts, least_share: float) -> bool:
 def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result:
     """Nothing of ours runs there now: what does is somebody's leftover."""
     if not gpus:
-        return passed("the job has no GPU")
+        return passed("no GPU for this job, or none that a validation does not use just now")
     told = telling(gpus, "memory_used_mib", "how much of its memory is in use")
     whole = [gpu for gpu in told if not gpu.divided]
     if bad := [gpu for gpu in told if gpu.processes]:

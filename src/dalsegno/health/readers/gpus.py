@@ -11,6 +11,7 @@ from dalsegno.health.readers.simulated import ask_telemetry
 from dalsegno.health.readers.smi import read_smi
 from dalsegno.health.seen import Sample
 from dalsegno.health.world import World
+from dalsegno.system.apart import NoAnswer
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA, DISPLAY_OR_3D = "0x10de", "0x03"
@@ -65,10 +66,24 @@ def ask_gpu_count(world: World) -> GpuCount:
 
 def ask_job_gpus(world: World) -> tuple[GpuFacts, ...]:
     """Before a job: only those that it gets, for others may be in use. Slurm tells a prolog which."""
+    found = tuple(gpu for gpu in ask_gpus(world) if not _is_tried(world, gpu))
     if "SLURM_JOB_ID" not in world.env:
-        return ask_gpus(world)
+        return found
     mine = world.env.get("SLURM_JOB_GPUS", "").split(",")
-    return tuple(gpu for gpu in ask_gpus(world) if str(gpu.index) in mine)
+    return tuple(gpu for gpu in found if str(gpu.index) in mine)
+
+
+def _is_tried(world: World, gpu: GpuFacts) -> bool:
+    """For seconds, by our own agent: another node proves itself with this one as its partner."""
+    return bool(gpu.processes) and all(_is_our_agents(world, process.pid) for process in gpu.processes or ())
+
+
+def _is_our_agents(world: World, pid: int) -> bool:
+    try:
+        words, status = world.read(f"/proc/{pid}/cmdline").split("\0"), world.read(f"/proc/{pid}/status")
+    except NoAnswer:
+        return False
+    return "node-agent" in words[:4] and "\nUid:\t0\t" in status
 
 
 def ask_heat(world: World) -> tuple[Heat, ...]:
