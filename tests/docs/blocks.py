@@ -40,6 +40,7 @@ NOT_RUN = {
     "sudo benchmarks/restart.py": "takes a quarter of an hour",
     "sudo benchmarks/restart.py --quick": "takes minutes",
     "benchmarks/checkpoint.py": "takes minutes",
+    "benchmarks/node_agent.py": "takes a minute",
     "benchmarks/containers.py --quick": "takes a minute",
     "benchmarks/containers.py --write": "takes minutes, and writes into the repository",
     "benchmarks/checkpoint.py --write": "takes minutes, and writes into the repository",

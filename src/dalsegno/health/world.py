@@ -27,6 +27,7 @@ from dalsegno.system.timekeeping import greatest_error_s
 NVML_TIMEOUT_S = 6.0
 SAME_LOOK_S = 0.3
 NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # of a processor's time; and how old its answer may become for that
+OPENED_S = 2.0  # the same of an answer that took long because the library was opened for it
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
@@ -137,8 +138,9 @@ class Machine:
         asked every second would cost more than all other checks together."""
         began = time.monotonic()
         if began >= self._gpus[0]:
+            oldest_s = OPENED_S if self._gpus[0] == -math.inf else NVML_OLDEST_S
             found = self._patient.within(self._left(NVML_TIMEOUT_S))
-            self._gpus = (began + good_for_s(time.monotonic() - began), found)
+            self._gpus = (began + min(good_for_s(time.monotonic() - began), oldest_s), found)
         return self._gpus[1]
 
     def close(self) -> None:
