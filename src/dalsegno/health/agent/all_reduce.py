@@ -27,6 +27,8 @@ BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
 ROUNDS = 3
 _SMALL = 0x03FFFFFF  # numbers up to this: the sum of 32 of them fits
 
+_kept = list[object]()  # to take a group of NCCL's down may take long, and this process is killed anyway
+
 Numbers = Callable[[bytes, int], torch.Tensor]  # what a rank adds, from the secret: a MiB, to be repeated
 
 
@@ -59,9 +61,9 @@ def numbers(secret: bytes, rank: int) -> torch.Tensor:
 
 
 def on_this_node(kind: str, within_s: float) -> Sums:
-    """All GPUs of the node, or two ranks on the loopback."""
+    """All GPUs of the node, or, where one GPU could only talk to itself, two ranks on the loopback."""
     secret = os.urandom(16)
-    if kind == NCCL:
+    if kind == NCCL and torch.cuda.device_count() > 1:
         return _on_all_gpus(secret)
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
@@ -100,6 +102,7 @@ def _with_nccl(
     """NCCL chooses its own network, as it does for a job. The first GPU of each node."""
     torch.cuda.set_device(0)
     group = dist.ProcessGroupNCCL(store, rank, 2, timedelta(seconds=within_s))
+    _kept.append(group)
     mine, whole = _terms(secret, rank, numbers, NCCL, "cuda:0")
     return _rounds([mine], whole, lambda tensors: group.allreduce(tensors).wait())
 

@@ -128,7 +128,7 @@ def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
 
         kind = all_reduce.kind()
     except Exception as error:  # whatever is the matter with this torch
-        send(sock, {"error": f"torch cannot be loaded: {type(error).__name__}: {error}"[:300]})
+        send(sock, {"error": f"torch cannot be loaded: {_words(error)}"})
         return
     send(sock, {"kind": kind} if kind else {"error": "this torch has no collectives"})
     files = FileReader()
@@ -150,8 +150,14 @@ def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) 
             secret = bytes.fromhex(order["secret"])
             sums = all_reduce.with_other(channels[0], order["rank"], kind, secret, within_s, numbers)
     except Exception as error:  # a library's own; whoever ordered it must hear
-        return {"error": f"the all-reduce broke off: {type(error).__name__}: {error}"[:300]}
+        return {"error": f"the all-reduce broke off: {_words(error)}"}
     return {**asdict(sums), "size": sums.size}
+
+
+def _words(error: Exception) -> str:
+    """In one line. NCCL begins with places in its sources, and ends with what happened."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:60]} … {text[-230:]}"
 
 
 def _be_the_first_to_go() -> None:

@@ -61,7 +61,8 @@ class _Door:
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._secret, self._selector, self._talks = secret, selectors.DefaultSelector(), list[_Talk]()
-        self._server = socket.create_server((address, 0))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._server = socket.create_server((address, 0), family=family)
         self._selector.register(self._server, selectors.EVENT_READ)
         self.port, self.strangers = int(self._server.getsockname()[1]), 0
 
