@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,8 @@ PidFile {folder}/{host}.pid
 StrictModes no
 UsePAM no
 PasswordAuthentication no
-SetEnv PATH={home}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
-"""
+SetEnv PATH={home}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin SHLVL=2
+"""  # the level keeps bash from what .bashrc has of this machine
 FAR = """
 name: far
 target: ssh
@@ -172,6 +173,22 @@ def batch(far: Far, user: Contained, node: str) -> str:
     return text_of(said)
 
 
+@contextmanager
+def sudo(far: Far) -> Iterator[None]:
+    """ada may do anything on the hosts, and is asked for no password."""
+    rights, shadow = far.home / "sudoers", far.home / "shadow"
+    rights.write_text("ada ALL=(ALL) NOPASSWD: ALL\n")
+    rights.chmod(0o440)
+    shadow.write_text("root:*:19000::::::\nada:*:19000::::::\n")
+    shadow.chmod(0o640)
+    script = 'mount --bind "$1" /etc/sudoers && mount --bind "$2" /etc/shadow'
+    for host in HOSTS:
+        far.cluster.on(host, "sh", "-c", script, "sh", str(rights), str(shadow))
+    yield
+    for host in HOSTS:
+        far.cluster.on(host, "umount", "/etc/sudoers", "/etc/shadow")
+
+
 IN_IMAGE = "from as it says\nend\n"
 INSTALLED = 'cd "$1/ours" && sha256sum */dalsegno* && tail -n 1 "$1/own etc/plugstack.conf"'
 
@@ -188,9 +205,11 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
     assert far.read("train-1", 'ls "$1"; cat "$1/own etc/plugstack.conf"') == ["own etc", "# mine"]
 
     far.stop_sshd("train-2")
-    first = far.check("--repair")
+    with sudo(far):
+        first = far.check("--repair", user="ada")
     assert first.code == 1 and "train-2: could not be asked: ssh: " in first.out, first
     assert "Connection refused" in first.out and "is sshd running there?" in first.out
+    assert far.read("train-1", 'stat -c "%U %a" "$1"/ours/*/dalsegno_container.so') == ["root 755"]
     assert batch(far, far.ada, "train-1") == IN_IMAGE
     far.start_sshd("train-2")
 
@@ -216,28 +235,6 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
     assert run.code == 0 and run.out.count("within") == 2, run
 
 
-def test_who_logs_in_as_somebody_else_works_by_sudo_or_is_told(far: Far):
-    far.lay({})
-    refused = far.check("--repair", user="ada")
-    assert refused.code == 1 and "head could not be mended: ssh: " in refused.err and "sudo" in refused.err, refused
-    rights, shadow = far.home / "sudoers", far.home / "shadow"
-    rights.write_text("ada ALL=(ALL) NOPASSWD: ALL\n")
-    rights.chmod(0o440)
-    shadow.write_text("root:*:19000::::::\nada:*:19000::::::\n")
-    shadow.chmod(0o640)
-    for host in HOSTS:
-        far.cluster.on(host, "mount", "--bind", str(rights), "/etc/sudoers")
-        far.cluster.on(host, "mount", "--bind", str(shadow), "/etc/shadow")
-    try:
-        mended = far.check("--repair", user="ada")
-        assert mended.code == 0, f"{mended.out}\n{mended.err}"
-        assert far.read("train-2", 'stat -c "%U %a" "$1"/ours/*/dalsegno_container.so') == ["root 755"]
-        assert far.ada.lines("srun -w train-2 $I sh -c 'echo from $FROM_IMAGE'") == ["from as it says"]
-    finally:
-        for host in HOSTS:
-            far.cluster.on(host, "umount", "/etc/sudoers", "/etc/shadow")
-
-
 def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: Far):
     """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot: registering is what is tried."""
     version = far.cluster.lines("scontrol --version")[0].split()[1]
@@ -254,6 +251,8 @@ def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: 
     found = {each["host"]: each for each in json.loads(answer.out)["findings"]}
     assert answer.code == 1 and found["train-2"]["fix"].startswith(f"add `{line}` to ")
     assert set(found) == {"train-1", "train-2"}
+    refused = far.check("--repair", user="ada")
+    assert refused.code == 1 and "train-[1-2] could not be mended: ssh: " in refused.err and "sudo" in refused.err
     mended = far.check("--repair", "--json")
     assert mended.code == 0, f"{mended.out}\n{mended.err}"
     for host in HOSTS:
@@ -268,7 +267,7 @@ def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: 
 def test_on_the_head_a_node_that_starts_no_step_is_reached_by_ssh_with_the_users_own_settings(far: Far):
     """train-1 requires a plugin that is not there: srun fails on it. ssh is set up in its own file, not by options."""
     known = "\n".join(f"    {each.replace('=', ' ')}" for each in far.options("")[1::2])
-    (far.home / "ssh_config.d/far.conf").write_text(f"Host train-*\n    Port {PORT}\n{known}\n")
+    (far.home / "ssh_config.d/far.conf").write_text(f"Host *\n    Port {PORT}\n{known}\n")
     far.lay({"train-1": "required /nowhere/spank_pyxis.so"})
     refused = far.cluster.sh(f"dalsegno run --framework=plain --container-image={far.cluster.image} true")
     assert refused.code == 2 and "neither Pyxis nor Dal Segno's plugin is set up" in refused.err
@@ -279,3 +278,11 @@ def test_on_the_head_a_node_that_starts_no_step_is_reached_by_ssh_with_the_users
     assert [each["host"] for each in json.loads(mended.out)["repaired"]] == list(HOSTS)
     assert far.read("train-1", 'grep nowhere "$1/own etc/plugstack.conf"')[0].startswith("# out of use")
     assert batch(far, far.ada, "train-1") == IN_IMAGE
+    # And by a file, through a host between.
+    text = (
+        "name: far\ntarget: ssh\nssh: {jump: ada@head}\nhead: {name: head}\npartitions: [{name: n, nodes: [train-1]}]"
+    )
+    file = far.cluster.cli.file(text, "jump.yaml")
+    through = far.cluster.sh(f"dalsegno containers check {file} -o ConnectTimeout=60", timeout_s=120)
+    assert through.code == 0, through
+    assert "Accepted publickey for ada" in (far.home / "ssh/head.log").read_text()

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.cli.containers_words import failures
 from dalsegno.containers.plugstack.asking import script
 from dalsegno.containers.plugstack.compiling import Parcel, pack
 from dalsegno.containers.plugstack.crowd import AT_ONCE, Stoppable, each_of
 from dalsegno.containers.plugstack.facts import HostFacts
 from dalsegno.containers.plugstack.judge import judge
+from dalsegno.containers.plugstack.mending import NotMended
 from dalsegno.containers.plugstack.repairs import decide_repairs
 from dalsegno.containers.plugstack.ways import by_ssh
 from dalsegno.spec.own_machines import Host, Ssh
@@ -20,10 +22,12 @@ from dalsegno.system.processes import Completed, FakeRunner, Runner
 
 
 def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file():
-    hosts = {"n1": Host(address="10.0.0.1", user="ubuntu", port=2222, key="~/.ssh/k", jump="me@bastion")}
-    argv, _ = by_ssh({}, ["User=ada"], hosts).enter("n1", ["echo", "a b"])
-    assert " ".join(argv).startswith("ssh -o BatchMode=yes -o User=ada -l ubuntu -p 2222 -i ~/.ssh/k -J me@bastion -o ")
-    assert argv[-3:] == ["--", "10.0.0.1", "echo 'a b'"]
+    hosts = {"n1": Host(address="10.0.0.1", user="ubuntu", port=2222, key="~/.ssh/k", jump="me@bastion:22")}
+    argv, env = by_ssh({}, ["User=ada"], hosts).enter("n1", ["echo", "a b"])
+    assert " ".join(argv).startswith("ssh -o BatchMode=yes -o User=ada -l ubuntu -p 2222 -i ~/.ssh/k -o ProxyCommand=")
+    assert argv[-3:] == ["--", "10.0.0.1", "echo 'a b'"] and env["SSH_ASKPASS"].endswith("false")
+    (through,) = [word for word in argv if word.startswith("ProxyCommand=")]
+    assert through.startswith("ProxyCommand=ssh -o BatchMode=yes -p 22 -i ") and through.endswith(" -- me@bastion")
     assert by_ssh({}).enter("n2", ["true"])[0][-2:] == ["n2", "true"]
 
 
@@ -58,6 +62,16 @@ def test_a_host_with_another_slurm_gets_no_plugin_that_would_not_load():
     assert [each.host for each in decide_repairs(hosts, False, "b1")[0]] == ["head"]
     assert "(23.02.1) to the version that others have: 23.11.4" in judge(hosts)[1].fix
     assert "Slurm's own commands are not found there" in judge(hosts)[2].what
+
+
+def test_the_same_failure_of_many_hosts_is_told_once_and_with_a_hint_that_fits():
+    refused, gone = NotMended("ssh: mkdir: Permission denied"), NotMended("ssh: Connection reset")
+    told = failures([("n1", refused), ("n3", gone), ("n2", refused)])
+    assert [what for what, _ in told] == [
+        "n[1-2] could not be mended: ssh: mkdir: Permission denied",
+        "n3 could not be mended: ssh: Connection reset",
+    ]
+    assert "sudo" in told[0][1] and "run the same again" in told[1][1]
 
 
 def test_after_an_interrupt_nothing_more_is_begun_anywhere():

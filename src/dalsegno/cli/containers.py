@@ -129,6 +129,7 @@ def _mend(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
 
 def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> list[Repair]:
     """One host that cannot be mended keeps none of the others from it. Those that were."""
+    from dalsegno.cli import containers_words
     from dalsegno.containers.plugstack.crowd import each_of
     from dalsegno.containers.plugstack.mending import mend
     from dalsegno.system.processes import LocalRunner
@@ -141,10 +142,10 @@ def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> 
         return None
 
     _show_plan(repairs)
-    failed = each_of(LocalRunner(), do, repairs, _telling("mended"))
-    for error in filter(None, failed):
-        out.error(error.what, hint=error.hint)
-    return [repair for repair, error in zip(repairs, failed, strict=True) if error is None]
+    came = list(zip(repairs, each_of(LocalRunner(), do, repairs, _telling("mended")), strict=True))
+    for what, hint in containers_words.failures((repair.host, error) for repair, error in came if error):
+        out.error(what, hint=hint)
+    return [repair for repair, error in came if error is None]
 
 
 def _hand_out(site: Site) -> None:
@@ -155,7 +156,7 @@ def _hand_out(site: Site) -> None:
     try:
         hand_out(LocalRunner(), site.routes[site.logins[0]], site.logins[0])
     except DalsegnoError as error:
-        out.error(error.what, hint=error.hint)
+        out.error(f"slurmctld was not told: {error.what}", hint=error.hint)
 
 
 def _compile(site: Site, hosts: Sequence[HostFacts]) -> Parcel:

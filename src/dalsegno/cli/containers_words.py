@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from dalsegno.containers.plugstack import Finding, HostFacts, Repair
+from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 
 HEADERS = ["HOSTS", "--container-image", "PLUGIN", "ENROOT"]
@@ -25,6 +26,12 @@ def plans(repairs: Sequence[Repair]) -> list[str]:
     """What is done on which hosts."""
     groups = _grouped((each.host, tuple(each.sentences())) for each in repairs)
     return [f"{names}: {line}" for lines, names in groups for line in lines]
+
+
+def failures(failed: Iterable[tuple[str, DalsegnoError]]) -> list[tuple[str, str]]:
+    """What kept hosts from being mended, and what to do about it."""
+    groups = _grouped((host, (error.what, error.hint)) for host, error in failed)
+    return [(f"{names} could not be mended: {what}", hint) for (what, hint), names in groups]
 
 
 def _row(host: HostFacts) -> tuple[str, str, str]:

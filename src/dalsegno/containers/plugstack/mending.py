@@ -11,7 +11,9 @@ from dalsegno.containers.plugstack.ways import Way, last_words, send
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.processes import Completed, Runner
 
-HINT = "it takes root there: `sudo dalsegno containers check --repair`, or a user whom sudo asks for no password there"
+ROOT = "it takes root there: `sudo dalsegno containers check --repair`, or a user whom sudo asks for no password there"
+AGAIN = "when that is mended, run the same again: what is done stays done"
+REFUSED = ("ermission denied", "not permitted", "sudo")
 # Without a terminal there is nobody to give a password.
 AS_ROOT = 'if [ "$(id -u)" != 0 ] && sudo -n true 2>/dev/null; then exec sudo -n "$@"; fi; exec "$@"'
 OPEN = 'for each in "$@"; do mkdir -p "$each" && chmod 1777 "$each" || exit 1; done; echo ds:done'
@@ -19,6 +21,13 @@ RESTART = "if systemctl is-active -q slurmd 2>/dev/null; then systemctl restart 
 HAND_OUT = "PATH=$PATH:/usr/local/bin:/opt/slurm/bin; scontrol reconfigure && echo ds:done"
 DONE = "ds:done"  # srun ends with 0 where a step could not start for the node's plugins: only this word counts
 Step = tuple[list[str], str | None]  # a command, and what it reads
+
+
+class NotMended(DalsegnoError):
+    """Why a host is as it was, or half done."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, hint=ROOT if any(word in why for word in REFUSED) else AGAIN)
 
 
 def mend(runner: Runner, ways: Sequence[Way], repair: Repair, parcel: Parcel | None) -> None:
@@ -41,7 +50,7 @@ def do(runner: Runner, ways: Sequence[Way], host: str, steps: Sequence[Step]) ->
         if bad is None:
             return
         failed.append(f"{way.name}: {last_words(bad)}")
-    raise DalsegnoError(f"{host} could not be mended: {'; '.join(failed)}", hint=HINT)
+    raise NotMended("; ".join(failed))
 
 
 def _sent(runner: Runner, way: Way, host: str, steps: Sequence[Step]) -> Iterator[Completed]:

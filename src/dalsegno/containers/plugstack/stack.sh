@@ -6,6 +6,7 @@ shift 2
 umask 022
 mkdir -p "$(dirname "$file")"
 if [ -e "$file" ]; then file=$(readlink -f "$file"); fi
+[ -w "$(dirname "$file")" ] || { echo "$(dirname "$file"): Permission denied" >&2 && exit 1; }
 new=$(dirname "$file")/.$(basename "$file").dalsegno.$$
 trap 'rm -f "$new"' EXIT
 if [ -e "$file" ]; then cp -p "$file" "$new"; else : >"$new"; fi

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.spec.own_machines import Host
+from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, Runner
 
 TIMEOUT_S = 90.0
@@ -47,18 +48,28 @@ def by_srun(env: Mapping[str, str], partitions: Mapping[str, str], closed: Mappi
 def by_ssh(env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[str, Host] | None = None) -> Way:
     """As `ssh HOST` would, with the user's own settings; `options` are ssh's own, and go before those of a file."""
     given = [word for option in options for word in ("-o", option)]
+    quiet = {**env, "SSH_ASKPASS": program("false") or "false", "SSH_ASKPASS_REQUIRE": "force"}
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
         host = (hosts or {}).get(node) or Host(address=node)
-        return ["ssh", *QUIET, *given, *_reach(host), *BOUNDED, "--", host.address or node, shlex.join(words)], env
+        return ["ssh", *QUIET, *given, *_reach(host), *BOUNDED, "--", host.address or node, shlex.join(words)], quiet
 
     return Way("ssh", enter)
 
 
 def _reach(host: Host) -> list[str]:
     """What a cluster file says of a machine, in ssh's words."""
-    said = {"-l": host.user, "-p": host.port, "-i": host.key, "-J": host.jump}
-    return [word for option, value in said.items() if value for word in (option, str(value))]
+    said = {"-l": host.user, "-p": host.port, "-i": host.key}
+    words = [word for option, value in said.items() if value for word in (option, str(value))]
+    return [*words, "-o", f"ProxyCommand={_through(host)}"] if host.jump else words
+
+
+def _through(host: Host) -> str:
+    """The way through another host, with the same key; `-J` would go there with another, and might ask."""
+    to, _, port = (host.jump or "").partition(":")
+    said = {"-p": port, "-i": host.key}
+    words = [word for option, value in said.items() if value for word in (option, value)]
+    return shlex.join(["ssh", *QUIET, *words, *BOUNDED, "-W", "[%h]:%p", "--", to])
 
 
 def send(runner: Runner, way: Way, node: str, words: Sequence[str], stdin: str | None = None) -> Completed:
