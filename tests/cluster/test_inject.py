@@ -14,6 +14,7 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.recovery.client import ask
 from dalsegno.system.hosts import host_process, service_facts
 from dalsegno.system.procfs import arguments, descendants, end, find, marked
 from dalsegno.targets.faults import FAULTS, Options
@@ -293,6 +294,12 @@ def arrives(cli: Cli, sender: str, receiver: str) -> int:
             return int(next_line(counting))
 
 
+def findings(cli: Cli, node: str) -> list[list[str]]:
+    """What its agent says of its checks, where all is not well."""
+    views = ask(cli.home / "clusters/one/run/controller.sock", {"agents": True}, 60)["agents"]
+    return [found[:2] for each in views if each["node"] == node for found in each["findings"]]
+
+
 def telemetry(cli: Cli, node: str) -> Telemetry:
     return read_telemetry(folder(cli).telemetry(node))
 
@@ -301,6 +308,7 @@ def test_a_network_that_loses_or_holds_back(two: Cli):
     two.ok("inject", "net-loss", "train-2", "--percent", "25")
     for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
         assert 300 < arrives(two, sender, receiver) < 450
+    eventually(lambda: ["network", "warned"] in findings(two, "train-2"), 100)
     two.ok("inject", "--clear", "train-2")
     two.ok("inject", "net-slow", "train-2", "--rate", "100kbit")
     for sender, receiver in (("train-1", "train-2"), ("train-2", "train-1")):
