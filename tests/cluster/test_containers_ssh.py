@@ -229,6 +229,8 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
     for someone in (far.cluster, far.ada):
         assert someone.lines("srun -N2 $I sh -c 'echo from $FROM_IMAGE'") == ["from as it says"] * 2
         assert batch(far, someone, "train-2") == IN_IMAGE
+    named = "srun -w train-1 --container-name=mine"
+    assert far.ada.lines(f"{named} $I touch /kept; {named} ls /kept") == ["/kept"]
     run = far.ada.sh(
         f"dalsegno run --framework=plain -N2 --container-image={far.cluster.image} echo within", timeout_s=120
     )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from dalsegno.cli.containers_words import failures
-from dalsegno.containers.plugstack.asking import script
-from dalsegno.containers.plugstack.compiling import Parcel, pack
+from dalsegno.containers.plugstack.asking import ask_host, script
+from dalsegno.containers.plugstack.compiling import Parcel, compile_on, pack
 from dalsegno.containers.plugstack.crowd import AT_ONCE, Stoppable, each_of
 from dalsegno.containers.plugstack.facts import HostFacts
 from dalsegno.containers.plugstack.judge import judge
 from dalsegno.containers.plugstack.mending import NotMended
 from dalsegno.containers.plugstack.repairs import decide_repairs
-from dalsegno.containers.plugstack.ways import by_ssh
+from dalsegno.containers.plugstack.ways import by_ssh, here
+from dalsegno.errors import DalsegnoError
 from dalsegno.spec.own_machines import Host, Ssh
 from dalsegno.spec.ssh_addresses import hosts_of
-from dalsegno.system.processes import Completed, FakeRunner, Runner
+from dalsegno.system.processes import Completed, FakeRunner, LocalRunner, Runner
 
 
 def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file():
@@ -90,6 +92,38 @@ def test_after_an_interrupt_nothing_more_is_begun_anywhere():
     with pytest.raises(KeyboardInterrupt):
         each_of(runner, work, range(3 * AT_ONCE), interrupt)
     assert runner.calls == [("0",)]
+
+
+# What a log-in shell knows, and a compiler ------------------------------------------------------------------------
+
+
+def stand_in(folder: Path, **programs: str) -> str:
+    """A PATH that has these first."""
+    folder.mkdir()
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_a_command_over_ssh_finds_slurm_where_a_log_in_shell_would(tmp_path: Path):
+    (tmp_path / "slurm.conf").touch()
+    (tmp_path / ".profile").write_text(f"echo welcome; export SLURM_CONF={tmp_path}/slurm.conf\n")
+    answer = 'test -n "$SLURM_CONF" && echo "PluginDir = /x"'
+    path = stand_in(
+        tmp_path / "bin", scontrol=f"test $1 = --version && echo slurm 23.11.4 || {answer}", srun="", sbatch=""
+    )
+    facts = ask_host(LocalRunner(), "n1", [here({"PATH": path, "HOME": str(tmp_path)})], ())
+    assert (facts.silent, facts.slurm, facts.conf) == ("", "23.11.4", f"{tmp_path}/slurm.conf")
+
+
+def test_a_plugin_that_slurm_would_refuse_is_not_compiled(tmp_path: Path):
+    path = stand_in(tmp_path / "bin", scontrol="echo slurm 1.02.3")
+    with pytest.raises(
+        DalsegnoError, match=r"could not be compiled on head: here: .* and Slurm itself is 1\.2\.3"
+    ) as caught:
+        compile_on(LocalRunner(), [here({"PATH": path})], "head")
+    assert "libslurm-dev" in caught.value.hint
 
 
 # What arrives ----------------------------------------------------------------------------------------------------

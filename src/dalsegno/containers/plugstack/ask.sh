@@ -96,6 +96,6 @@ if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
     [ "$(cat /proc/sys/kernel/unprivileged_userns_clone 2>/dev/null || echo 1)" != 0 ]; then
     say has namespaces
 fi
-# Our own command, if it is this user's: who else could write it would have others run it.
-ours=$(command -v dalsegno) && [ -O "$ours" ] && say dalsegno "$ours"
+# Our own command, if it is this user's or root's: who else could write it would have others run it.
+ours=$(command -v dalsegno) && case $(stat -c %u "$ours") in "$me" | 0) say dalsegno "$ours" ;; esac
 say end "$(uname -n)"

@@ -2,9 +2,10 @@
 # Each argument has a compiler's words for one program.
 set -eu
 PATH=$PATH:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin
-command -v srun >/dev/null || PATH=$PATH:$(sh -lc 'printf "\n%s" "$PATH"' 2>/dev/null </dev/null | tail -n 1)
+if ! command -v scontrol >/dev/null; then PATH=$PATH:$(sh -lc 'printf "\n%s" "$PATH"' 2>/dev/null </dev/null | tail -n 1); fi
+command -v scontrol >/dev/null || { echo "Slurm's commands are not found" >&2 && exit 1; }
 command -v gcc >/dev/null || { echo "gcc is not installed" >&2 && exit 1; }
-beside=$(dirname "$(dirname "$(readlink -f "$(command -v srun)")")")
+beside=$(dirname "$(dirname "$(readlink -f "$(command -v scontrol)")")")
 headers=
 for each in "$beside/include" /usr/include /usr/local/include /opt/slurm/include; do
     if [ -r "$each/slurm/spank.h" ]; then headers=$each && break; fi
