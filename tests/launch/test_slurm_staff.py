@@ -1,0 +1,106 @@
+"""Which nodes a run takes again, by what Slurm says of them from one look to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.rhythm import ASK_SLURM_S
+from dalsegno.launch.slurm_staff import SlurmStaff
+from dalsegno.launch.staff import Boss
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import NodeFlag, NodeState
+from tests.launch.small_site import SmallSite
+
+IDLE = NodeInfo("n1", NodeState.IDLE, slurmd_started_at=10)
+DOWN = replace(IDLE, state=NodeState.DOWN, reason="dalsegno:replace:gone neither answers")
+DRAINED = replace(IDLE, flags=frozenset({NodeFlag.DRAIN}), reason="dalsegno:reboot:xid[79] off the bus")
+
+
+@dataclass
+class PlayedSlurm:
+    """Knows one node."""
+
+    node: NodeInfo = IDLE
+
+    def nodes(self, names: Iterable[str] = ()) -> list[NodeInfo]:
+        return [self.node] if self.node.name in names else []
+
+
+@dataclass(frozen=True)
+class PlayedSite(SmallSite):
+    played: PlayedSlurm = field(default_factory=PlayedSlurm)
+
+    @property
+    def slurm(self) -> SlurmClient:
+        return cast(SlurmClient, self.played)
+
+
+@dataclass
+class PlayedBoss:
+    """Of a run that goes on, and has no agents."""
+
+    closing: bool = False
+    ending: bool = False
+    wanted: int = 1
+    generation: int = 1
+    present: frozenset[str] = frozenset()
+    ready: frozenset[str] = frozenset()
+    begun: list[Awaitable[None]] = field(default_factory=list)
+
+    def keep(self) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def journal(self, event: str, **what: object) -> None: ...
+
+    def soon(self, work: Awaitable[None]) -> None:
+        self.begun.append(work)
+
+
+def looks(staff: SlurmStaff, slurm: PlayedSlurm, boss: PlayedBoss, *states: NodeInfo) -> bool:
+    """Slurm says these, one after the other; whether the node is taken again then."""
+
+    async def all_of_them() -> None:
+        for state in states:
+            slurm.node = state
+            await staff.ask_slurm()
+        while boss.begun:
+            await boss.begun.pop()
+
+    asyncio.run(all_of_them())
+    return "n1" not in staff.silent
+
+
+@pytest.fixture
+def staffed(tmp_path: Path) -> tuple[SlurmStaff, PlayedSlurm, PlayedBoss]:
+    boss, slurm = PlayedBoss(), PlayedSlurm()
+    site = PlayedSite(RunFolder(tmp_path / "train-x"), played=slurm)
+    return SlurmStaff(site, cast(Boss, boss)), slurm, boss
+
+
+def test_a_node_whose_cable_was_out_is_taken_again_when_it_was_set_down_and_is_back_without_a_boot(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    staff, slurm, boss = staffed
+    staff.agent_lost("n1", silent=True)
+    assert not looks(staff, slurm, boss, IDLE, IDLE), "Slurm does not know yet that it is gone"
+    assert not looks(staff, slurm, boss, DOWN) and staff.ask_again_s < ASK_SLURM_S
+    assert looks(staff, slurm, boss, IDLE)
+    assert staff.ask_again_s == ASK_SLURM_S
+
+
+def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_again_when_it_is_mended(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    staff, slurm, boss = staffed
+    staff.leave_to_be_mended("n1")
+    assert not looks(staff, slurm, boss, DRAINED, DOWN)
+    assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
