@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.agent.meeting import MOST_CALLERS, NotMet, answer, call
-from dalsegno.system.procfs import descendants
+from dalsegno.system.procfs import MARK, marked
 from dalsegno.train.frames import pack
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 Found = dict[str, dict[str, str]] | None
@@ -24,21 +25,20 @@ Sides = Callable[[str, str], tuple[Found, Found]]
 
 
 @pytest.fixture(scope="module")
-def sides() -> Iterator[Sides]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     """What the listener and the caller found, by the names of their findings; None of one that has died."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
-    argv = [sys.executable, "-m", "tests.health.agent.pair_sides"]
-    with subprocess.Popen(
-        argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "src")}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    argv, mark = [sys.executable, "-m", "tests.health.agent.pair_sides"], str(tmp_path_factory.mktemp("sides"))
+    env = {"PYTHONPATH": str(ROOT / "src"), MARK: mark}
+    with subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
         def try_them(listens: str = "", calls: str = "") -> tuple[Found, Found]:
             assert process.stdin and process.stdout
             process.stdin.write(json.dumps({"listens": listens, "calls": calls}) + "\n")
             process.stdin.flush()
             one, other = json.loads(process.stdout.readline())
-            assert list(descendants(process.pid)) == [], "nothing is left"
+            eventually(lambda: [each.pid for each in marked(mark)] == [process.pid])  # nothing is left
             return one and dict(one), other and dict(other)
 
         yield try_them

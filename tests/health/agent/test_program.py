@@ -20,7 +20,7 @@ from dalsegno.programs import launcher
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.pairing import prove
 from dalsegno.recovery.probes import Place
-from dalsegno.system.procfs import descendants
+from dalsegno.system.procfs import MARK, descendants, marked
 from tests.recovery.played_agents import NODES, Scene, secret_of
 
 HEAVY = {
@@ -48,7 +48,7 @@ class Nodes(Scene):
         (self.folder / f"{node}.secret").write_bytes(secret_of(node) or b"")
         argv = [*launcher(), "node-agent", "--node", node, "--controller", f"127.0.0.1:{self.port}"]
         argv += ["--secret", str(self.folder / f"{node}.secret"), "--boot-id", str(self.folder / f"{node}.boot")]
-        env = {"PATH": os.defpath, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        env = {"PATH": os.defpath, MARK: str(self.folder), "SLURM_CONF": str(self.folder / "slurm.conf")}
         with open(self.folder / "log", "ab") as log:
             process = subprocess.Popen(
                 argv, env={**env, "DALSEGNO_TELEMETRY": str(self.telemetry(node))}, stderr=log, cwd="/"
@@ -139,8 +139,13 @@ def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes)
     assert {name: found[name].text for name in own if found[name].verdict is not Verdict.PASSED} == {}
     assert found["gpu-count"].verdict is Verdict.PASSED
     assert "all-reduce of 16 MiB by 2 ranks with gloo: right, " in found["pair-collective"].text
-    nodes.until(lambda: all(len(list(descendants(pid))) == 1 for pid in agents))  # the one with the checks
+    nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # the one with the checks
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in agents)
+    prove(nodes.agents, "gpu-1", "gpu-2", lambda error, findings: proofs.append((error, findings)))
+    nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))  # also those of an order, and of torch
+    nodes.processes["gpu-1"].kill()
+    nodes.processes["gpu-1"].wait()
+    nodes.until(lambda: len(marked(str(nodes.folder))) == 2)  # the other agent, and its checks
 
 
 def test_nothing_heavy_is_loaded_not_even_where_the_checks_are():
