@@ -21,6 +21,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.spec.own_machines import Host, Ssh
 from dalsegno.spec.ssh_addresses import hosts_of
 from dalsegno.system.processes import Completed, FakeRunner, LocalRunner, Runner
+from tests.waiting import eventually
 
 
 def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file():
@@ -160,6 +161,23 @@ def test_what_was_cut_off_on_its_way_changes_nothing(tmp_path: Path, parcel: Par
         done = install(Parcel(parcel.data[:kept], parcel.sha256), tmp_path / "to/b1")
         assert done.returncode == 1 and "did not arrive whole" in done.stderr
     assert list((tmp_path / "to/b1").iterdir()) == []
+
+
+def test_one_that_is_killed_while_files_come_is_followed_by_one_that_has_them_whole(tmp_path: Path, parcel: Parcel):
+    target = tmp_path / "to/b1"
+    argv = ["sh", "-c", script("install.sh"), "sh", parcel.sha256, str(target)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as running:
+        assert running.stdin
+        running.stdin.write(parcel.data[: len(parcel.data) // 2])
+        running.stdin.flush()
+        eventually(lambda: any(path.stat().st_size for path in target.glob(".new.*/archive")))
+        running.kill()
+    assert [path.name for path in target.iterdir() if not path.name.startswith(".new.")] == []
+    assert install(parcel, target).stdout == "ds:done\n"
+    (left,) = target.glob(".new.*")  # it is of no use to anybody, and goes when it is old
+    os.utime(left, (0, 0))
+    assert install(parcel, target).stdout == "ds:done\n"
+    assert sorted(path.name for path in target.iterdir()) == ["sh", "true"]
 
 
 def test_a_program_for_another_machine_is_not_put_in_place(tmp_path: Path):

@@ -15,7 +15,9 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
-FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong")
+# -U first: compilers of some distributions define it themselves, and another definition is a warning.
+FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
+FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
 PARTS = {
     PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "enter.c", "resume.c", "options.c"),
     HELPER: (

@@ -29,7 +29,8 @@ class Parcel:
 
 def compile_on(runner: Runner, ways: Sequence[Way], host: str) -> Parcel:
     """In the first way that leads there."""
-    programs = [" ".join([*FLAGS, *words, "-o", f"out/{name}"]) for name, words in PARTS.items()]
+    flags = [flag for flag in FLAGS if flag != "-Werror"]  # a compiler newer than ours may warn of more
+    programs = [" ".join([*flags, *words, "-o", f"out/{name}"]) for name, words in PARTS.items()]
     words = ["sh", "-c", script("compile.sh"), "dalsegno", *programs]
     failed = []
     for way in ways:
