@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dalsegno.errors import CommandFailed, DalsegnoError
-from dalsegno.spec.own_machines import Host
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, Runner
+
+if TYPE_CHECKING:
+    from dalsegno.spec.own_machines import Host
 
 TIMEOUT_S = 90.0
 Entrance = Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]
@@ -51,8 +54,9 @@ def by_ssh(env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[s
     quiet = {**env, "SSH_ASKPASS": program("false") or "false", "SSH_ASKPASS_REQUIRE": "force"}
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
-        host = (hosts or {}).get(node) or Host(address=node)
-        return ["ssh", *QUIET, *given, *_reach(host), *BOUNDED, "--", host.address or node, shlex.join(words)], quiet
+        host = (hosts or {}).get(node)
+        where = [*_reach(host), *BOUNDED, "--", host.address or node] if host else [*BOUNDED, "--", node]
+        return ["ssh", *QUIET, *given, *where, shlex.join(words)], quiet
 
     return Way("ssh", enter)
 
