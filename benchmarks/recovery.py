@@ -93,7 +93,13 @@ def of(told: dict[str, Any], what: str, figure: str, limit_s: float | None, busy
     seen = [each for each in found if each is not None]
     notes = [f"{len(found) - len(seen)} of {len(found)} not seen"] if len(seen) < len(found) else []
     notes += [f"worst {seconds(max(seen))}"] if seen else []
+    notes += [f"{bare} without a spare ready"] if figure == "resumed_s" and (bare := without_spare(told)) else []
     return Row(what, limit_s, tuple(seen), busy, "; ".join(notes), held=len(seen) == len(found))
+
+
+def without_spare(told: dict[str, Any]) -> int:
+    """Faults that took a node while no spare was ready: another had to come first."""
+    return sum(each["without_spare"] for each in told["faults"])
 
 
 def many(told: dict[str, Any]) -> Row:
@@ -104,6 +110,7 @@ def many(told: dict[str, Any]) -> Row:
         "weights bit-identical" if told["exact"] else "weights DIFFER",
         f"{told['steps_lost']} of {told['steps']} steps done again",
         f"goodput {told['share']:.0%}",
+        f"{without_spare(told)} hit without a spare ready",
     ]
     stopped = [each["resumed_s"] for each in told["faults"] if each["stops"]]
     resumed = tuple(each for each in stopped if each is not None)
