@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from dalsegno.system.processes import LocalRunner
 from tests.cluster.conftest import Answer, at_home, taken_down
 from tests.cluster.test_containers import Contained, make_image, text_of
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
 FILE = """
 name: one
