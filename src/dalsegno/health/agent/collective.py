@@ -22,7 +22,7 @@ from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.forked import fork
 from dalsegno.train.frames import BadFrame, FileReader, Message, Reader, send
 
-LOAD_S = 60.0  # for torch, on a machine that is busy with other things
+LOAD_S = 80.0  # for torch, on a machine that is very busy with other things
 REDUCE_S = 30.0  # for all rounds, when all sides have torch
 LATER_S = 5.0  # it says itself what was too slow, if it can
 DIED, DIED_TEXT = "died", "the process that has torch has died"  # of this node, and not of the other

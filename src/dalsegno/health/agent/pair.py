@@ -12,7 +12,7 @@ from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unkn
 from dalsegno.train.frames import BadFrame, Message, Reader, send
 
 BYTES = 32 << 20  # each way
-LOADS_S = 100.0  # the one that has to prove itself bears its loads first
+LOADS_S = 150.0  # the one that has to prove itself bears its loads first; when it dies, that is known at once
 TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"
