@@ -14,7 +14,7 @@ from dalsegno.containers.plugstack.asking import ask_host, question, script
 from dalsegno.containers.plugstack.facts import Closed, HostFacts, StackLine, parse_answer
 from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, judge
 from dalsegno.containers.plugstack.mending import mend, steps
-from dalsegno.containers.plugstack.repairs import Repair, decide_repairs
+from dalsegno.containers.plugstack.repairs import Repair, decide_repairs, in_vain
 from dalsegno.containers.plugstack.ways import by_srun, by_ssh
 from dalsegno.system.processes import Completed, FakeRunner
 
@@ -138,6 +138,14 @@ def test_an_old_pyxis_that_sbatch_does_not_know():
     old = host("login", f"required {PYXIS}", knows=True)
     (found,) = judge([HostFacts(**{**vars(old), "knows": frozenset({"srun"})})])
     assert "older than 0.12" in found.what
+
+
+def test_a_line_that_was_added_and_does_not_help_is_noticed():
+    given, dropped = Repair("login", STACK, f"required {OURS}"), Repair("n1", STACK, drop=(StackLine(STACK, "x"),))
+    mute = HostFacts("n2", silent="ssh: refused")
+    hosts = [host("login", f"required {OURS}"), host("n1"), mute]
+    assert in_vain(hosts, [given, dropped, Repair("n2", STACK, "x")]) == hosts[:1]
+    assert in_vain([with_pyxis("login")], [given]) == []
 
 
 # Asking ----------------------------------------------------------------------------------------------------------

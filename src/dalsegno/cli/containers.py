@@ -109,14 +109,15 @@ def _decide(site: Site, hosts: Sequence[HostFacts], folder: str) -> tuple[list[R
 def _mend(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
     """Those where jobs are handed in first: where hosts share their files, the nodes are mended with them; and what
     does not help there is not done to the rest."""
+    from dalsegno.containers.plugstack.repairs import in_vain
+
     repairs, handed_out = _decide(site, hosts, folder)
     parcel = _compile(site, hosts) if any(each.install for each in repairs) else None
     mended = _mend_some(site, [each for each in repairs if each.host in site.logins], parcel)
     if handed_out and (mended or any(host.login and host.working for host in hosts)):
         _hand_out(site)
     hosts = _ask(site) if mended else hosts
-    names = {each.host for each in mended}
-    if vain := [host for host in hosts if host.host in names and not host.silent and "srun" not in host.knows]:
+    if vain := in_vain(hosts, mended):
         out.error(
             f"{compress([host.host for host in vain])} does not know --container-image in spite of its repair: "
             "the nodes are left as they are",

@@ -44,6 +44,12 @@ def decide_repairs(
     return repairs, handed_out
 
 
+def in_vain(hosts: Sequence[HostFacts], mended: Sequence[Repair]) -> list[HostFacts]:
+    """Those that were given a line, and do not know the option all the same: what was added does not load there."""
+    given = {each.host for each in mended if each.add}
+    return [host for host in hosts if host.host in given and not host.silent and "srun" not in host.knows]
+
+
 def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, folder: str) -> Repair | None:
     if host.silent or host.configless or not host.stack.startswith("/"):
         return None
