@@ -10,8 +10,10 @@ from typing import cast
 
 import pytest
 
+from dalsegno.launch.events import Event, Leaving
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.rhythm import ASK_SLURM_S
+from dalsegno.launch.slurm_job import JOIN, MAIN, Job
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.client import SlurmClient
@@ -54,6 +56,10 @@ class PlayedBoss:
     present: frozenset[str] = frozenset()
     ready: frozenset[str] = frozenset()
     begun: list[Awaitable[None]] = field(default_factory=list)
+    heard: list[Event] = field(default_factory=list)
+
+    def apply(self, event: Event) -> None:
+        self.heard.append(event)
 
     def keep(self) -> None: ...
 
@@ -104,3 +110,19 @@ def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_agai
     staff.leave_to_be_mended("n1")
     assert not looks(staff, slurm, boss, DRAINED, DOWN)
     assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
+
+
+def test_a_run_leaves_its_nodes_for_its_own_job_alone(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+    """An agent that was cut off is ended by Slurm when it is back: that is no word about the others."""
+    staff, slurm, boss = staffed
+    staff._jobs.jobs += [Job(MAIN, 1, 7), Job(JOIN, 2, 8)]
+    for job, node in ((8, "n2"), (6, "n2")):  # one that joined, and one that is over
+        staff.leaving(job, node)
+    staff.agent_lost("n1", silent=True)
+    looks(staff, slurm, boss, DOWN)
+    staff.leaving(7, "n1")
+    assert boss.heard == []
+    staff.leaving(7, "n2")
+    assert boss.heard == [Leaving()]
+    for work in boss.begun:
+        work.close()  # type: ignore[attr-defined]

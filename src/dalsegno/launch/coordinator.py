@@ -97,9 +97,9 @@ class Coordinator:
             for number in (signal.SIGTERM, signal.SIGUSR2):
                 loop.add_signal_handler(number, self._nodes_wanted_back)
 
-    def _nodes_wanted_back(self, job: int = 0) -> None:
+    def _nodes_wanted_back(self, job: int = 0, node: str = "") -> None:
         if not self.closing:
-            self.staff.leaving(job)
+            self.staff.leaving(job, node)
 
     async def open(self) -> asyncio.Server:
         """Listen, on the port of our former self if there was one, and write down where."""
@@ -145,7 +145,7 @@ class Coordinator:
         elif isinstance(word, Broken):
             exclude(self, peer.name, word.why)
         elif isinstance(word, Signalled):
-            self._nodes_wanted_back(peer.hello.job)
+            self._nodes_wanted_back(peer.hello.job, peer.name)
         elif isinstance(word, Stepped):
             self._stepped(word)
         elif isinstance(word, StacksTaken):

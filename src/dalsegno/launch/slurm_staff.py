@@ -33,6 +33,7 @@ class SlurmStaff:
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
         self.unhealthy: frozenset[str] = frozenset()
+        self._down: frozenset[str] = frozenset()
         self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
         self._were_out: set[str] = set()  # of those given up, which Slurm has had out of service since
         self._tries = Tries()
@@ -231,6 +232,7 @@ class SlurmStaff:
         if nodes is None:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
+        self._down = frozenset(node.name for node in nodes if node.down)
         self._vacating = to_be_mended(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
         back = trusted_again(self.silent, nodes, time.time(), self._were_out)
@@ -278,12 +280,14 @@ class SlurmStaff:
             if left != job.left and await self._jobs.slurm.comment(job.id or 0, left_comment(job.role, left)):
                 job.left = left
 
-    def leaving(self, job: int) -> None:
+    def leaving(self, job: int, node: str = "") -> None:
         """At once: workers that save quickly end before Slurm has told what this is about.
 
-        A node that joined is only lost when its own job has to go.
+        A node that joined is only lost when its own job has to go. So is one that Slurm has set down: what was left of
+        a job there is ended when it is back, and the job may be over already.
         """
-        if any(each.id == job and each.role == JOIN for each in self._jobs.jobs):
+        of_the_run = [each.id for each in self._jobs.jobs if each.role != JOIN]
+        if node in self._down or (job and job not in of_the_run):
             return
         self.boss.apply(Leaving())
         self.soon(self._leave())

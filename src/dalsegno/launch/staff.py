@@ -106,8 +106,9 @@ class Staff(Protocol):
 
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
-    def leaving(self, job: int) -> None:
-        """The nodes of this job are needed back (0: of the run's own): see to others in time."""
+    def leaving(self, job: int, node: str = "") -> None:
+        """The nodes of this job are needed back (0: of the run's own), as an agent on this node was told: see to others
+        in time."""
         ...
 
     async def move(self) -> None:
@@ -177,7 +178,7 @@ class NoStaff:
 
     def agent_lost(self, node: str, silent: bool) -> None: ...
 
-    def leaving(self, job: int) -> None: ...
+    def leaving(self, job: int, node: str = "") -> None: ...
 
     async def move(self) -> None: ...
 
