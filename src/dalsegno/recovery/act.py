@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,6 @@ def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
         hands.slurm.requeue(action.job)
         return f"job {action.job} is requeued: it cannot go on here"
     if isinstance(action, Expedite):
-        _exclude(hands.slurm, action.job, action.node)
         hands.slurm.update(JobId=str(action.job), StartTime="now")
         return f"job {action.job} was requeued by Slurm, and is told to start without the wait"
     raise TypeError(f"nothing to do for {action!r}")
@@ -148,15 +146,6 @@ def _release(action: Release, hands: Hands) -> str:
 
 MOST_RESET_S = 120.0  # the agent looks again by itself after that
 HIGHEST = str(2**32 - 3)  # the two above mean something else
-_EXCLUDED = re.compile(r"\bExcNodeList=(\S+)")
-
-
-def _exclude(slurm: Slurm, job: int, node: str) -> None:
-    """Add a node to those that a job's owner has excluded already."""
-    found = _EXCLUDED.search(slurm.scontrol("show", "job", str(job)))
-    names = [] if not found or found[1] == "(null)" else [found[1]]
-    if node not in names:
-        slurm.update(JobId=str(job), ExcNodeList=",".join([*names, node]))
 
 
 def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:

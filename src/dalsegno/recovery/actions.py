@@ -10,6 +10,8 @@ from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 
+MAY_NOT = "Requested operation is presently disabled"  # Slurm's word for a job that was submitted with --no-requeue
+
 
 @dataclass(frozen=True)
 class Action:
@@ -24,6 +26,10 @@ class Action:
     @property
     def words(self) -> str:
         return type(self).__name__.lower()
+
+    def failure(self, error: str) -> str:
+        """What to tell when it could not be done."""
+        return f"could not {self.words}: {error}"
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,14 @@ class Release(Action):
 
 @dataclass(frozen=True)
 class Requeue(Action):
-    """Start a job anew elsewhere that cannot go on here. One that may not be requeued is left alone."""
+    """Start a job anew that cannot go on here. One that may not be requeued is left alone."""
 
     job: int
+
+    def failure(self, error: str) -> str:
+        if MAY_NOT in error:
+            return f"job {self.job} cannot go on here, and may not be requeued: it is left alone, and waited for"
+        return super().failure(error)
 
     @property
     def words(self) -> str:
@@ -144,13 +155,17 @@ class Requeue(Action):
 
 @dataclass(frozen=True)
 class Expedite(Action):
-    """A job that Slurm has requeued need not wait for two minutes; nor may it come back here."""
+    """A job that Slurm has requeued need not wait for two minutes.
+
+    What it asks for stays as its owner has written it: Slurm lets it onto no node that is out, and one that was mended
+    and validated is as good as any. A job that needs all nodes, or this very one, would never start without it.
+    """
 
     job: int
 
     @property
     def words(self) -> str:
-        return f"start requeued job {self.job} without the wait, elsewhere"
+        return f"start requeued job {self.job} without the wait"
 
 
 @dataclass(frozen=True)

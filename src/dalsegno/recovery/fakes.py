@@ -66,6 +66,7 @@ class FakeCluster:
     blind: bool = False  # the controller's own network is out ...
     see_again_at: float | None = None  # ... until then
     slow: bool = False  # Slurm does not take a node out of its jobs at once
+    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs, as scontrol was told
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
 
     @classmethod
@@ -207,6 +208,7 @@ class FakeSlurm:
 
     def update(self, **settings: str) -> None:
         self._answers()
+        self.cluster.updates.append(settings)
         job = self.cluster.queue[int(settings["JobId"])]
         if settings.get("StartTime") == "now" and job.state is JobState.PENDING:
             self.cluster.queue[job.id] = replace(job, reason="Priority")
@@ -215,7 +217,7 @@ class FakeSlurm:
 
     def scontrol(self, *words: str) -> str:
         self._answers()
-        return f"{' '.join(words)} ExcNodeList=(null)"
+        return " ".join(words)
 
     def _answers(self) -> None:
         if not self.cluster.slurm_answers:

@@ -31,7 +31,7 @@ def _after_loss(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | 
         if job.state.ended:
             text = f"job {each} has ended with its node ({job.state.value}): it may not be requeued, and is left alone"
             return Note(own.node, text, settles=(each,))
-        if job.state is JobState.RUNNING and own.node not in job.nodes:
+        if job.state is JobState.RUNNING and (own.node not in job.nodes or not own.phase.out):
             return Note(own.node, f"job {each} runs again on {', '.join(job.nodes)}", settles=(each,))
         if job.state is JobState.PENDING and job.reason == HELD and now - own.told_at >= AGAIN_S:
             return Expedite(own.node, each)
@@ -39,7 +39,7 @@ def _after_loss(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | 
 
 
 def _before_its_end(node: NodeFacts, own: NodeBook, policy: Policy) -> Action | None:
-    """A live node on which no job can go on: what may start anew elsewhere does; the others are waited for."""
+    """A live node on which no job can go on: what may start anew does; the others are waited for."""
     doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
     if own.phase is not Phase.DRAINED or not doomed:
         return None

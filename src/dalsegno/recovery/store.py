@@ -154,7 +154,7 @@ class Store:
         """Written down after it was done, or has failed."""
         with self._changing(ended(self.book, action, id, error, now, policy, partitions)):
             self.db.execute("UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, told, id))
-            text = f"could not {action.words}: {error}" if error else told
+            text = action.failure(error) if error else told
             self._event(now, action.node, action.kind, text)
 
     def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
