@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import Answer, Cli, at_home, make_home, taken_down
@@ -189,7 +190,7 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
     }.items():
         answer = someone.sh(f"srun -n2 -N1 --container-image={home}/tmp/{name} true")
         ours = [line for line in answer.err.splitlines() if line.startswith("dalsegno: ")]
-        assert answer.code == 1 and len(ours) == 1, answer
+        assert answer.code == NO_CONTAINER and len(ours) == 1, answer
         assert re.match("dalsegno: train-[12]: container: image /", ours[0]) and why in ours[0]
     someone.lines(f"cd {home}/tmp; sbatch -o bad.out --container-image=./missing.sqsh --wrap true")
     eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"))
@@ -250,11 +251,11 @@ def test_options_do_what_they_say(someone: Contained):
 def test_mounts_are_opened_in_the_users_name(ada: Contained):
     secret = ada.cli.home / "clusters/one/secret"
     answer = ada.sh(f"srun $I --container-mounts={secret}/munge.key:/key cat /key")
-    assert answer.code == 1 and "cannot mount" in answer.err and "Permission denied" in answer.err
+    assert answer.code == NO_CONTAINER and "cannot mount" in answer.err and "Permission denied" in answer.err
     (ada.cli.home / "hidden.sqsh").write_bytes(ada.image.read_bytes())
     (ada.cli.home / "hidden.sqsh").chmod(0o600)
     answer = ada.sh(f"srun --container-image={ada.cli.home}/hidden.sqsh true")
-    assert answer.code == 1 and "hidden.sqsh: Permission denied" in answer.err
+    assert answer.code == NO_CONTAINER and "hidden.sqsh: Permission denied" in answer.err
 
 
 def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Contained):
@@ -270,7 +271,7 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
         "other": "there is no container",
     }.items():
         answer = someone.sh(f"srun -w train-1 --container-name={name} true")
-        assert answer.code == 1 and why in answer.err
+        assert answer.code == NO_CONTAINER and why in answer.err
     if someone.user:  # root has no container of that name
         assert f"there is no container {own}" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
@@ -281,7 +282,10 @@ def test_a_saved_container_is_an_image_again(someone: Contained):
         f"srun $I --container-save={saved} touch /etc/more; srun --container-image={saved} sh -c 'ls /etc/more; pwd'"
     ) == ["/etc/more", "/workspace"]
     refused = someone.sh("srun $I --container-save=/nowhere/x.sqsh sh -c 'echo began'")
-    assert (refused.code, refused.out) == (1, "") and "--container-save: /nowhere: No such file" in refused.err
+    assert (refused.code, refused.out) == (
+        NO_CONTAINER,
+        "",
+    ) and "--container-save: /nowhere: No such file" in refused.err
 
 
 def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):

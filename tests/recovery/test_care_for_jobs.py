@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy
 from dalsegno.recovery.phase import Phase
 from dalsegno.slurm import JobState
@@ -135,6 +136,22 @@ def test_one_job_that_fails_again_and_again_where_slurm_puts_it_makes_no_node_su
     clinic.cluster.end(9)
     clinic.round()
     assert clinic.effects("n1")[0] == "drain"
+
+
+def test_jobs_whose_container_is_not_to_be_had_make_no_node_suspect_and_hide_none(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job in range(1, 9):  # of all kinds: each would count, if it were the node's fault
+        clinic.cluster.start(job, "n1")
+        clinic.cluster.end(job, JobState.FAILED, exit_code=NO_CONTAINER)
+    clinic.rounds(20)
+    assert clinic.done == []
+
+    for job in (11, 12, 13):
+        clinic.cluster.start(job, "n1")
+        clinic.cluster.end(job, JobState.FAILED, exit_code=1)
+        clinic.cluster.end(job - 10, JobState.FAILED, exit_code=NO_CONTAINER)
+    clinic.round()
+    assert clinic.reason("n1") == "dalsegno:drain:black-hole 3 jobs failed here as soon as they had started"
 
 
 def test_jobs_of_runs_that_cannot_start_make_no_node_suspect(clinic_of: MakeClinic):

@@ -15,6 +15,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
+NO_CONTAINER = 125  # what a task ends with that cannot enter its container: `enter.h`
 # -U first: compilers of some distributions define it themselves, and another definition is a warning.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")

@@ -26,7 +26,7 @@ static _Noreturn void give_up(spank_t spank, const char *format, ...) {
     va_end(arguments);
     if (task == 0)
         dprintf(STDERR_FILENO, "dalsegno: %s: container: %s\n", node, line);
-    _exit(1);
+    _exit(NO_CONTAINER);
 }
 
 /* A small file of the image's, or NULL. As the user, inside: it may be anything, but no pipe and no device. */

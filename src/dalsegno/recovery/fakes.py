@@ -120,8 +120,8 @@ class FakeCluster:
             qos="" if requeue else _NO_REQUEUE,
         )  # fmt: skip
 
-    def end(self, job: int, state: JobState = JobState.COMPLETED) -> None:
-        self.queue[job] = replace(self.queue[job], state=state, ends_at=int(self.now))
+    def end(self, job: int, state: JobState = JobState.COMPLETED, exit_code: int = 0) -> None:
+        self.queue[job] = replace(self.queue[job], state=state, ends_at=int(self.now), exit_code=exit_code)
 
     def someone_drains(self, node: str, reason: str = "my own reason") -> None:
         old = self.nodes[node]

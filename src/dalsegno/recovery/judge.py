@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
@@ -76,8 +77,13 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
 
 
 def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
-    """A run's are no witnesses: it ends its jobs itself, tries each node several times, and leaves those it must."""
-    return is_plain(job) and job.state in _FAILED and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
+    """A run's are no witnesses: it ends its jobs itself, tries each node several times, and leaves those it must.
+
+    Nor is a job whose container was not to be had: by an image that is missing, or a slip in its options. Whoever ends
+    with that code by themselves keeps their own jobs out of the count, and nobody else's.
+    """
+    failed = job.state in _FAILED and job.exit_code != NO_CONTAINER
+    return failed and is_plain(job) and len(job.nodes) == 1 and job.elapsed_s <= policy.quick_s
 
 
 def _does_well(job: JobInfo, policy: Policy) -> bool:
