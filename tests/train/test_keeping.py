@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.keeping import Keeping  # noqa: E402
-from dalsegno.train.memory.names import FOLDER, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.names import FOLDER, safe_name, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
 from dalsegno.train.moving import Beside  # noqa: E402
 from dalsegno.train.objects import Objects  # noqa: E402
@@ -184,3 +185,17 @@ def test_without_room_in_memory_the_state_is_saved_here_and_now(tmp_path: Path, 
     training = Training()
     keeping.keep(training.state(4), training.objects.steady(), save=True)
     assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()
+
+
+def test_what_was_saved_here_does_not_wait_for_an_earlier_save_that_is_still_under_way(
+    tmp_path: Path, keeping: Keeping, said: list[str]
+) -> None:
+    training = Training()
+    write_safe(FOLDER / safe_name(os.getuid(), RUN), Safe(1))  # no slot may be overwritten
+    for step in (1, 2, 3):
+        keeping.keep(training.state(step), training.objects.steady(), save=step == 1)
+    keeping.settle(wait=True)
+    assert keeping.busy and steps_held() == [1, 2, 3]
+    keeping.keep(training.state(4), training.objects.steady(), save=True)
+    assert (tmp_path / "step-000000000004" / "MANIFEST.json").exists()
+    assert keeping.wait(4, 60.0) and said == []

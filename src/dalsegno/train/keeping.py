@@ -135,7 +135,7 @@ class Keeping:
     def wait(self, step: int, timeout_s: float) -> bool:
         """Until the save of that step is done; says whether it is on disk."""
         self.settle(wait=True)
-        if self._saver.busy:
+        if step in self._saver.busy.values():  # else it was saved here, while an earlier one may still be under way
             self._note(self._saver.wait(step, timeout_s))
         return not self.failed
 
