@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dalsegno.targets.local import LocalTarget
 
 ROOT_HOME = Path("/var/lib/dalsegno")
+ANSWER_S = 30.0  # of Slurm
 ROOM_S = 30.0  # a node is booted in one or two
 BUILT = ("local",)  # the others validate, and `up` says that they are not there yet
 
@@ -151,10 +152,14 @@ class SlurmHere:
 
     @property
     def client(self) -> SlurmClient:
+        return self.client_within(ANSWER_S)
+
+    def client_within(self, timeout_s: float) -> SlurmClient:
+        """One that waits no longer for an answer."""
         from dalsegno.slurm import SlurmClient
         from dalsegno.system.processes import LocalRunner
 
-        return SlurmClient(LocalRunner(), self.env)
+        return SlurmClient(LocalRunner(), self.env, timeout_s=timeout_s)
 
 
 def find_slurm(name: str | None = None, env: Mapping[str, str] = os.environ) -> SlurmHere:

@@ -31,6 +31,7 @@ def invoke() -> Iterator[Invoke]:
     root = Path(tempfile.mkdtemp(prefix="ds-", dir="/tmp"))
     (root / "controller").mkdir()
     (root / "run").mkdir()
+    (root / "slurm.conf").touch()  # with nothing in it Slurm's commands give up at once
     store, action = Store(root / JOURNAL), Drain("gpu-2", Fault("xid", Remedy.REBOOT, "Xid 79", "79"))
     store.end(store.begin(action, 1e9), action, "drained: xid[79] Xid 79", "", 1e9, Policy(), ())
     store.notice_gpus("gpu-2", [Gpu(0, "GPU-abc", "17", "H100")], 1e9)

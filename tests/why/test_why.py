@@ -128,6 +128,16 @@ def test_a_node_that_somebody_else_drained_is_left_alone():
     )
 
 
+def test_nobody_is_told_to_return_a_node_whose_checks_fail():
+    lost, well = ({"at": at, "check": "xid", "verdict": verdict, "text": "GPU 0 is off the bus"} for at, verdict in
+                  ((1.0, "failed"), (2.0, "passed")))  # fmt: skip
+    drained = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob")
+    found = explain_node(drained, read_care({"checks": [lost]}))
+    assert found.sentence.endswith("we leave alone. It is not fit for service: xid (GPU 0 is off the bus)")
+    assert found.next == "dalsegno health --node gpu-3"
+    assert explain_node(drained, read_care({"checks": [lost, well]})) == explain_node(drained)
+
+
 def test_other_states_of_a_node():
     assert "a spare" in explain_node(node(NodeFlag.DRAIN, reason="dalsegno:spare")).sentence
     assert explain_node(node(state=NodeState.DOWN, reason="Not responding")).sentence == (

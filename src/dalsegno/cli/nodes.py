@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,7 +11,13 @@ from dalsegno.cli import out
 from dalsegno.cli.asking import ask_controller, controller_of, when
 from dalsegno.cli.events import line
 from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.errors import DalsegnoError
 
+if TYPE_CHECKING:
+    from dalsegno.slurm import NodeInfo
+
+LEFT_ALONE = "left alone"  # of which the controller says "in service": as far as it is concerned, it is
+SLURM_S = 3.0
 SHOWN = 10  # of what its checks found
 
 
@@ -23,10 +30,13 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
 
     \b
     PHASE  in service, suspected, drained, down, mending, validating, given up; spare, lent
+           left alone: somebody else keeps it out of service
     """
     if context.invoked_subcommand:
         return
-    nodes = ask_controller(controller_of(name), {"nodes": True})["nodes"]
+    told = ask_controller(controller_of(name), {"nodes": True})["nodes"]
+    others = taken_by_others(_seen_by_slurm(name)) if told else {}
+    nodes = [as_it_is(node, others) for node in told]
     if json_:
         out.as_json(nodes)
         return
@@ -34,6 +44,41 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
         out.talk("the controller has not seen a node yet")
         return
     out.table(["NODE", "PHASE", "SINCE", "VALIDATED", "REASON"], [_row(node) for node in sorted(nodes, key=_by_name)])
+
+
+def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
+    """Nothing where Slurm does not answer: then what the controller says is all there is."""
+    from dalsegno.cluster import find_slurm, silence
+
+    try:
+        slurm = find_slurm(name)
+        return slurm.client_within(SLURM_S).nodes() if silence(slurm) is None else []
+    except DalsegnoError:
+        return []
+
+
+def taken_by_others(nodes: Iterable[NodeInfo]) -> dict[str, str]:
+    """Nodes that neither we nor Slurm itself took out of service: who did, and what for."""
+    from dalsegno.recovery.reason import Owner, owner
+
+    return {node.name: _by_whom(node) for node in nodes if owner(node) is Owner.SOMEONE}
+
+
+def _by_whom(node: NodeInfo) -> str:
+    state = "drained" if node.draining else node.state_text.lower() or node.state.value.lower()
+    by = f" by {node.reason_user}" if node.reason_user else ""
+    return f"{state}{by}: {node.reason or 'no reason given'}"
+
+
+def as_it_is(told: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
+    """What the controller says of a node, unless somebody else keeps from service what it would have there."""
+    from dalsegno.recovery.phase import Phase
+
+    ours = told["phase"] not in (Phase.IN_SERVICE.value, Phase.SUSPECTED.value)
+    if ours or told["node"] not in others:
+        return told
+    reason = "; ".join(filter(None, (others[told["node"]], told["reason"] or told["note"])))
+    return {**told, "phase": LEFT_ALONE, "reason": reason}
 
 
 def _by_name(node: dict[str, Any]) -> tuple[str, int]:
@@ -53,6 +98,7 @@ def _row(node: dict[str, Any]) -> list[str]:
 def show(node: str, name: str | None, json_: bool) -> None:
     """Its phase, its GPUs with those that were sent away, and its history."""
     told = ask_controller(controller_of(name), {"node": node})
+    told["node"] = as_it_is(told["node"], taken_by_others(_seen_by_slurm(name)))
     if json_:
         out.as_json(told)
         return

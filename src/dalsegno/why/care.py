@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dalsegno.health import Verdict as CheckVerdict
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.why.answer import Moment
@@ -19,6 +20,7 @@ class Care:
     note: str = ""
     held: Held = Held.NO  # why that is all that was done
     moments: tuple[Moment, ...] = ()
+    failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
@@ -26,7 +28,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
     own = told.get("node", {})
     phase = next((each for each in Phase if each.value == own.get("phase")), None)
     held = next((each for each in Held if each.value == own.get("held_back")), Held.NO)
-    return Care(phase, str(own.get("note", "")), held, tuple(_moments(told)))
+    return Care(phase, str(own.get("note", "")), held, tuple(_moments(told)), _failing(told))
 
 
 def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:
@@ -34,3 +36,10 @@ def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:
         yield Moment(float(event["at"]), "controller", str(event["text"]))
     for each in told.get("checks", ()):
         yield Moment(float(each["at"]), "check", f"{each['check']} {each['verdict']}: {each['text']}")
+
+
+def _failing(told: Mapping[str, Any]) -> tuple[str, ...]:
+    last = {str(each["check"]): each for each in sorted(told.get("checks", ()), key=lambda each: float(each["at"]))}
+    return tuple(
+        f"{check} ({each['text']})" for check, each in last.items() if each["verdict"] == CheckVerdict.FAILED.value
+    )

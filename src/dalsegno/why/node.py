@@ -50,12 +50,19 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
             f"dalsegno events --node {node.name}",
         )
     if node.draining:
-        by = f" by {node.reason_user}" if node.reason_user else ""
-        return Verdict(
-            f"{node.name} was drained{by}: {node.reason or 'no reason given'}; what others drain, we leave alone",
-            f"scontrol update nodename={node.name} state=resume",
-        )
+        return _drained_by_others(node, care)
     return _by_state(node)
+
+
+def _drained_by_others(node: NodeInfo, care: Care) -> Verdict:
+    """Nobody is told to return a node to service whose checks fail: it would be taken out again at once."""
+    by = f" by {node.reason_user}" if node.reason_user else ""
+    drained = f"{node.name} was drained{by}: {node.reason or 'no reason given'}; what others drain, we leave alone"
+    if care.failing:
+        return Verdict(
+            f"{drained}. It is not fit for service: {', '.join(care.failing)}", f"dalsegno health --node {node.name}"
+        )
+    return Verdict(drained, f"scontrol update nodename={node.name} state=resume")
 
 
 def _fault(fault: Fault, phase: Phase | None) -> str:

@@ -1,0 +1,32 @@
+"""`nodes`: what the controller says of a node, and who else has a word in it."""
+
+from __future__ import annotations
+
+from dalsegno.cli.nodes import as_it_is, taken_by_others
+from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.states import NodeFlag, NodeState
+
+
+def node(name: str, reason: str = "", user: str = "bob") -> NodeInfo:
+    return NodeInfo(name, NodeState.IDLE, frozenset({NodeFlag.DRAIN}), reason=reason, reason_user=user)
+
+
+def told(name: str, phase: str, note: str = "") -> dict[str, str]:
+    return {"node": name, "phase": phase, "reason": "", "note": note}
+
+
+def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
+    others = taken_by_others([
+        node("gpu-1", "new RAM"),
+        node("gpu-2", "dalsegno:drain:disk full"),
+        node("gpu-3", "Prolog error", "root"),
+        NodeInfo("gpu-4", NodeState.IDLE),
+    ])  # fmt: skip
+    assert others == {"gpu-1": "drained by bob: new RAM"}
+    shown = as_it_is(told("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
+    assert (shown["phase"], shown["reason"]) == ("left alone", "drained by bob: new RAM; xid GPU 0 is off the bus")
+    assert as_it_is(told("gpu-4", "in service"), others)["phase"] == "in service"
+
+
+def test_what_we_do_to_a_node_is_told_before_what_somebody_else_wrote_of_it():
+    assert as_it_is(told("gpu-1", "mending"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "mending"
