@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.inject import command, read_words
+from dalsegno.cli.inject import command, read_words, told
 from dalsegno.cli.times import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.processes import LocalRunner
@@ -14,8 +14,10 @@ from dalsegno.system.procfs import Process
 from dalsegno.targets.base import CanBreak, Worker
 from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local import LocalTarget
+from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.workers import Seen, choose, rank_of
+from tests.local.sites import nodes_of
 from tests.local.test_desired import FOLDER, cluster, put
 
 
@@ -103,6 +105,8 @@ def test_the_faults_are_listed():
         (["net-cut", "train-1", "--for", "5s", "--clear"], "do not go together"),
         (["xid", "train-1"], "`xid` needs a code"),
         (["xid", "79"], "of which node?"),
+        (["xid", "abc", "train-1"], "`abc` is no code: `xid` has a number such as `dalsegno inject xid 79 train-1`"),
+        (["xid", "79", "train-1", "train-2"], "such as `dalsegno inject xid 79 NODE`"),
         (["ecc", "train-1", "train-2"], "one node at a time"),
         (["ecc", "79", "train-2"], "one node at a time"),
         (["slow-gpu", "train-1", "--percent", "3"], "`--percent` says nothing to `slow-gpu`"),
@@ -111,6 +115,30 @@ def test_the_faults_are_listed():
 def test_misunderstandings_are_told(args: list[str], words: str):
     error = CliRunner().invoke(command, args).exception
     assert isinstance(error, DalsegnoError) and words in f"{error.what} {error.hint}" and error.exit_code == 2
+
+
+@pytest.mark.parametrize("args", [["xid", "79", "train-1"], ["--clear"], ["worker-kill", "x", "--allow-real-nodes"]])
+def test_where_slurm_s_commands_belong_to_no_cluster_there_is_none(args: list[str], tmp_path: Path):
+    for name in ("srun", "sinfo"):
+        (tmp_path / name).write_text(
+            "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1\n"
+        )
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/bin", "DALSEGNO_HOME": str(tmp_path), "SLURM_CONF": "", "DALSEGNO_CLUSTER": ""}
+    error = CliRunner().invoke(command, args, env=env).exception
+    assert isinstance(error, NotThere) and error.what == "there is no cluster yet"
+
+
+def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
+    off = FAULTS["power-off"]
+    assert "nothing is done about it; `dalsegno up`" in told(off, "head", Options(), {"is_node": False})
+    assert "`dalsegno events -f` shows" in told(off, "train-1", Options(), {"is_node": True})
+
+
+def test_a_head_has_nothing_to_undo(tmp_path: Path):
+    assert clear(nodes_of(tmp_path), "head") == []
+    with pytest.raises(NotThere, match="no node `heap`"):
+        clear(nodes_of(tmp_path), "heap")
 
 
 def test_a_code_stands_before_or_after_its_node():

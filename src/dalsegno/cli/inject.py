@@ -9,11 +9,12 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.silence import meaning_of
 from dalsegno.cli.times import parse_time
-from dalsegno.errors import UsageError
+from dalsegno.errors import CommandFailed, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place
+    from dalsegno.cluster import Place, SlurmHere
     from dalsegno.targets.base import CanBreak, Wound
     from dalsegno.targets.faults import Fault, Options
 
@@ -121,15 +122,25 @@ def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Opti
     if "code" in fault.heeds and (codes := [word for word in rest if word.isdecimal()]):
         rest.remove(codes[0])
         options = replace(options, code=int(codes[0][:9]))
+    elif "code" in fault.heeds and len(rest) > 1:
+        raise UsageError(
+            f"`{rest[0]}` is no code: `{fault.name}` has a number",
+            hint=f"such as `dalsegno inject {fault.name} 79 {rest[-1]}`",
+        )
     if not rest:
         raise UsageError(f"`{fault.name}` of which node?", hint="`dalsegno status` shows the nodes")
     if len(rest) > 1:
-        raise UsageError(f"`{' '.join(rest)}`: one node at a time", hint=f"such as `dalsegno inject {fault.name} NODE`")
+        example = f"{fault.name} {options.code} NODE" if options.code is not None else f"{fault.name} NODE"
+        raise UsageError(f"`{' '.join(rest)}`: one node at a time", hint=f"such as `dalsegno inject {example}`")
     return fault, rest[0], options
 
 
 def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any], real: bool = False) -> str:
     """What was done, in words."""
+    if fault.name == "power-off" and not facts["is_node"]:
+        return (
+            f"{node} is off, and what watches over the nodes with it: nothing is done about it; `dalsegno up` boots it"
+        )
     if fault.name == "power-off":
         return f"{node} is off; `dalsegno events -f` shows what is done about it, `dalsegno up` boots it"
     if fault.name == "worker-kill":
@@ -177,6 +188,7 @@ def _open(name: str | None, real: bool) -> CanBreak:
     from dalsegno.targets.faults import SAFE
 
     if (slurm := foreign_slurm(name)) is not None:
+        _check_there(slurm)
         if real:
             from dalsegno.targets.real import RealNodes, enter_with_srun
 
@@ -193,6 +205,14 @@ def _open(name: str | None, real: bool) -> CanBreak:
             hint="leave `--allow-real-nodes` out",
         )
     return target
+
+
+def _check_there(slurm: SlurmHere) -> None:
+    """Where Slurm's commands are installed and belong to no cluster, there is none; one that is only slow is one."""
+    try:
+        slurm.client.version()
+    except CommandFailed as fault:
+        raise meaning_of(fault) from None
 
 
 def open_breakable(place: Place) -> CanBreak:

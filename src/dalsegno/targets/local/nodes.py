@@ -38,6 +38,10 @@ class Nodes:
             raise NotThere(f"there is no node `{name}`", hint=f"{hint}there are {', '.join(list(known)[:12])}")
         return known[name]
 
+    def is_node(self, name: str) -> bool:
+        """Of Slurm's; a head or a login host is none."""
+        return any(node.name == name for node in self.cluster.nodes)
+
     def check_virtual(self, node: str, why: str) -> None:
         if not self.virtual:
             raise TargetError(

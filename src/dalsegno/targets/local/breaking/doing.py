@@ -27,7 +27,7 @@ def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
     _check(nodes, fault, node, options)
     if fault.name == "power-off":
         power_off(nodes, node)
-        return {}
+        return {"is_node": nodes.is_node(node)}
     if fault.name == "worker-kill":
         return asdict(kill_worker(nodes, node, options.run, options.rank))
     done = note(nodes.folder, fault.name, node, _told(fault, options), _known(nodes, fault, node, options))
@@ -40,7 +40,7 @@ def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
 
 def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
     """Undo all that was injected into a node and lasts, or only this fault; what it was."""
-    nodes.node(node)
+    _check_host(nodes, node)
     found = [fault for fault in injected_into(nodes.folder, node) if only in (None, fault.fault)]
     for fault in found:
         undo(nodes, fault)
@@ -85,7 +85,9 @@ def _known(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
 
 
 def _check(nodes: Nodes, fault: Fault, node: str, options: Options) -> None:
-    if fault.name != "power-off" or node not in nodes.placement.addresses:  # the head's power can be cut, too
+    if fault.name == "power-off":
+        _check_host(nodes, node)
+    else:
         nodes.node(node)
     if fault.name == "power-off":
         nodes.check_virtual(node, "it has no power to cut")
@@ -99,6 +101,12 @@ def _check(nodes: Nodes, fault: Fault, node: str, options: Options) -> None:
     if fault.name in OF_A_GPU:
         _check_gpu(nodes, node, options.gpu or 0)
     _check_amounts(options)
+
+
+def _check_host(nodes: Nodes, name: str) -> None:
+    """The head's power can be cut, too."""
+    if name not in nodes.placement.addresses:
+        nodes.node(name)
 
 
 def _check_gpu(nodes: Nodes, node: str, gpu: int) -> None:
