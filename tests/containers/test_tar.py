@@ -88,6 +88,14 @@ def test_a_layer_that_is_cut_short_is_damaged(length: int):
         list(read_entries(Stream([ONE[:length]])))
 
 
+@pytest.mark.parametrize("length", [1536 + 700, 1536 + 701, 1536 + 1024])
+def test_only_what_fills_up_the_last_block_may_be_missing(length: int):
+    (entry,) = read_entries(Stream([ONE[:length]]))
+    assert (entry.path, entry.size, entry.offset) == ("a" * 120, 700, 1536)
+    with pytest.raises(DamagedImage, match="in the middle of"):
+        list(read_entries(Stream([ONE[: 1536 + 699]])))
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=20), st.integers(0, len(ONE) - 1))
 def test_any_damage_is_an_error_of_ours_or_no_damage(noise: bytes, at: int):

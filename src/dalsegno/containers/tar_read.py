@@ -97,7 +97,7 @@ class Stream:
 
 
 def read_entries(stream: Stream) -> Iterator[Entry]:
-    """All of a layer, in its order."""
+    """All of a layer, in its order. Zeros at its end may be missing, those of its last file too: umoci 0.4 does so."""
     everywhere: dict[str, bytes] = {}  # pax records that hold for all that follow
     records: dict[str, bytes] = {}
     while True:
@@ -113,7 +113,7 @@ def read_entries(stream: Stream) -> Iterator[Entry]:
             content = entry.size if entry.type is Type.FILE else 0
             yield entry
             records = {}
-            if not stream.skip(_padded(content)):
+            if not stream.skip(_padded(content)) and stream.offset < entry.offset + content:
                 raise DamagedImage(f"a layer ends in the middle of `{entry.path}`")
         elif kind == b"g":
             everywhere.update(_pax(_content(stream, size)))
