@@ -50,9 +50,24 @@ def test_a_refusal_and_silence_are_told_apart():
             Http({}).get(f"http://{address}/")
         with pytest.raises(Unreachable, match="does not speak TLS") as spoken:
             Http({}).get(f"https://{address}/")
-    assert caught.value.status == 429 and "--plain-http" in spoken.value.hint
+    assert caught.value.status == 429 and "ENROOT_ALLOW_HTTP=yes" in spoken.value.hint
     with pytest.raises(Unreachable, match="no answer from"):
         Http({}).get(f"http://{address}/")
+
+
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch):
+    with serving(handler("", [])) as gone, serving(handler("", [])) as there:
+        pass
+    for url, named in {f"http://{there}/": f"http://me:word@{gone}", f"https://{there}/": gone}.items():
+        scheme = url.partition(":")[0]
+        with pytest.raises(Unreachable) as caught:
+            Http({scheme: named}).get(url)
+        assert f"no answer from {there} through the proxy ({scheme}_proxy={gone}): " in caught.value.what
+        assert "word" not in caught.value.what and "no_proxy" in caught.value.hint
+        monkeypatch.setenv(f"{scheme}_proxy", named)
+    monkeypatch.setenv("no_proxy", there.partition(":")[0])
+    with pytest.raises(Unreachable, match=f"no answer from {there}: "):
+        Http().get(f"http://{there}/")
 
 
 def test_a_challenge_is_read_and_a_token_is_preferred():

@@ -16,6 +16,9 @@ from dalsegno.errors import DalsegnoError
 
 _TIMEOUT_S = 30.0
 _AUTHORIZATION = "Authorization"
+_PLAIN_HINT = (
+    "a registry without it wants ENROOT_ALLOW_HTTP=yes in the environment, of srun too, or `image import --plain-http`"
+)
 
 
 class Unreachable(DalsegnoError):
@@ -35,9 +38,9 @@ class Refused(DalsegnoError):
 class Answer:
     """A body that is being read."""
 
-    def __init__(self, response: http.client.HTTPResponse, url: str) -> None:
+    def __init__(self, response: http.client.HTTPResponse, url: str, proxy: str) -> None:
         self._response = response
-        self._url = url
+        self._url, self._proxy = url, proxy
         self.status = response.status
         self.headers: Message = response.headers
 
@@ -45,7 +48,7 @@ class Answer:
         try:
             return self._response.read(most)
         except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(self._url, error) from error
+            raise _unreachable(self._url, error, self._proxy) from error
 
     def close(self) -> None:
         self._response.close()
@@ -63,17 +66,27 @@ class Http:
     def __init__(self, proxies: Mapping[str, str] | None = None) -> None:
         """`proxies`: None as the environment (`http_proxy`, `https_proxy`, `no_proxy`) says."""
         given = None if proxies is None else dict(proxies)
+        self._proxies = urllib.request.getproxies() if given is None else given
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(given), _Redirects())
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None) -> Answer:
         request = urllib.request.Request(url, data, headers={"User-Agent": "dalsegno", **(headers or {})})
         try:
-            return Answer(self._opener.open(request, timeout=_TIMEOUT_S), url)
+            return Answer(self._opener.open(request, timeout=_TIMEOUT_S), url, self._proxy(url))
         except urllib.error.HTTPError as error:
             with error:
                 raise Refused(error.code, error.headers, url, error.read(4096)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(url, error) from error
+            raise _unreachable(url, error, self._proxy(url)) from error
+
+    def _proxy(self, url: str) -> str:
+        """The variable that names the proxy which is asked for this, and its address; "" if there is none."""
+        scheme, host = urlsplit(url)[:2]
+        named = self._proxies.get(scheme, "")
+        if not named or urllib.request.proxy_bypass(host):
+            return ""
+        address = urlsplit(named if "//" in named else f"//{named}").netloc
+        return f"{scheme}_proxy={address.rpartition('@')[2]}"  # without the password that may stand in it
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -90,20 +103,23 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return made
 
 
-def _unreachable(url: str, error: Exception) -> Unreachable:
+def _unreachable(url: str, error: Exception, proxy: str) -> Unreachable:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     host = urlsplit(url).netloc
     if isinstance(reason, ssl.SSLCertVerificationError):
         why = f"the certificate of {host} is not trusted: {reason.verify_message}"
         return Unreachable(why, hint="SSL_CERT_FILE names a file of certificates to trust")
     if isinstance(reason, ssl.SSLError):
-        return Unreachable(
-            f"{host} does not speak TLS: {reason.reason}", hint="a registry without it wants `--plain-http`"
-        )
+        return Unreachable(f"{host} does not speak TLS: {reason.reason}", hint=_PLAIN_HINT)
     what = (
         reason if isinstance(reason, str) else getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     )
-    return Unreachable(f"no answer from {host}: {what}", hint="look at the name, the network, and https_proxy")
+    if proxy:
+        return Unreachable(
+            f"no answer from {host} through the proxy ({proxy}): {what}",
+            hint="look at that variable; hosts in no_proxy are asked without a proxy",
+        )
+    return Unreachable(f"no answer from {host}: {what}", hint="look at the name and the network")
 
 
 def _reason(status: int) -> str:

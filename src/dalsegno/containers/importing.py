@@ -136,7 +136,8 @@ class Importer:
     def _open(self, name: ImageName, scratch: Path) -> Source:
         if name.kind is Kind.REGISTRY:
             wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
-            return FromRegistry(name, Registry(name, Http(), wallet, plain_http=self.plain_http), self.store)
+            plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
+            return FromRegistry(name, Registry(name, Http(), wallet, plain_http=plain), self.store)
         if name.kind is Kind.OCI:
             return FromLayout(name)
         if name.kind is Kind.ARCHIVE:
