@@ -30,7 +30,7 @@ def keep(store: Store, digest: str, name: str = "", layers: tuple[str, ...] = ()
 
 def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: Store):
     kept = keep(store, A, UBUNTU)
-    for text in ("ubuntu:24.04", UBUNTU, "docker.io#ubuntu:24.04", "aaaaaa", A, str(kept.path)):
+    for text in ("ubuntu:24.04", UBUNTU, "docker.io#ubuntu:24.04", "aaaaaa", "a", "sha256:aa", A, str(kept.path)):
         assert store.find(text).record.digest == A
     with pytest.raises(NotThere) as caught:
         store.find("docker://registry-1.docker.io#library/ubuntu:24.40")
@@ -42,6 +42,8 @@ def test_digits_that_fit_two_are_too_few(store: Store):
     keep(store, A)
     with pytest.raises(UsageError, match="2 images"):
         store.find("aaaaaa")
+    named = keep(store, B, "docker://registry-1.docker.io#library/aaaa:latest")
+    assert store.find("aaaa").record == named.record, "a name goes before digits"
 
 
 def test_a_file_without_its_record_or_with_another_length_is_no_image(store: Store):

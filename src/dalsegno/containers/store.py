@@ -29,7 +29,7 @@ from dalsegno.hardware.closest import did_you_mean
 from dalsegno.image_name import parse_name
 from dalsegno.system.files import in_turn, locked, make_folder
 
-_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+_PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class Store:
         return sorted(found, key=lambda each: -each.record.imported)
 
     def find(self, text: str) -> Stored:
-        """The image of a name, of a digest's first digits, or at a path of the store."""
+        """The image of a name, at a path of the store, or of a digest's first digits, however few tell it apart."""
         images = self.all()
-        prefix = _PREFIX.fullmatch(text)
-        hits = [each for each in images if prefix and each.record.hex.startswith(prefix[1])]
-        hits = hits or [each for each in images if str(each.path) == text]
+        hits = [each for each in images if str(each.path) == text]
         with contextlib.suppress(UsageError):
             wanted = str(parse_name(text).absolute())
             hits = hits or [each for each in images if wanted in each.names or text in each.names]
+        prefix = _PREFIX.fullmatch(text)
+        hits = hits or [each for each in images if prefix and each.record.hex.startswith(prefix[1])]
         if len({each.record.digest for each in hits}) > 1:
             raise UsageError(f"`{text}` is the beginning of {len(hits)} images' digests", hint="write more of it")
         if hits:
