@@ -202,7 +202,9 @@ def test_an_image_for_another_machine_is_told_of_each_time_and_listed_once(image
         (["import", "-f", "-o", "/tmp", "docker-archive:nothing.tar"], "/tmp is a folder"),
         (["build", "/bin", "--env", "A"], "'A' is no variable"),
         (["from-venv", "/bin"], "is no Python environment"),
-        (["show", "/bin/sh"], "no image `/bin/sh`"),
+        (["from-venv", sys.prefix, "--add", "/nowhere"], "no folder /nowhere"),
+        (["show", "/bin/sh"], "/bin/sh is no .sqsh file"),
+        (["verify", "/bin/sh"], "/bin/sh is no .sqsh file"),
         (["rm", "nothing"], "no image `nothing`"),
     ],
 )

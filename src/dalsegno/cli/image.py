@@ -16,10 +16,10 @@ from dalsegno.cli.image_progress import Bar
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import json_option
 from dalsegno.cli.sizes import size
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.containers.store import Store
+    from dalsegno.containers.store import Store, Stored
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
@@ -66,11 +66,10 @@ def import_(
     from dalsegno.system.machine import program
 
     name = parse_name(source)
-    allow = plain_http or os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
     enroot = "" if own else program("enroot") or ""
     with _bar(quiet, "what has come is kept, and the same command goes on from there") as bar:
         importer = Importer(
-            _store(), bar, arch=architecture(arch), compression=compression, plain_http=allow, enroot=enroot
+            _store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot
         )
         if output is not None:
             importer.to_file(name, output, force=force)
@@ -157,7 +156,7 @@ def show(image: str, json_: bool) -> None:
     if image.endswith(".sqsh") and Path(image).is_file():
         _show_file(Path(image), json_)
         return
-    found = _store().find(image)
+    found = _find(_store(), image)
     if json_:
         out.as_json(image_words.as_json(found))
     else:
@@ -230,7 +229,7 @@ def _verdict(image: str, store: Store, bar: Bar) -> _Verdict:
     path = Path(os.path.abspath(image))
     if image.endswith(".sqsh") and path.is_file() and path not in [each.path for each in store.all()]:
         return _file_verdict(path, store, bar)
-    stored = store.find(image)
+    stored = _find(store, image)
     told = _Verdict(stored.names[0] if stored.names else stored.record.hex[:12], image_words.as_json(stored))
     sha256, fault = _read(stored.path, bar)
     if not fault and sha256 != stored.record.sha256:
@@ -252,6 +251,15 @@ def _file_verdict(path: Path, store: Store, bar: Bar) -> _Verdict:
     if said := read_through(path, LocalRunner()):
         return replace(told, fault=f"damaged: {said}")
     return replace(told, praise="can be read to its end; what it should be is not known here")
+
+
+def _find(store: Store, image: str) -> Stored:
+    try:
+        return store.find(image)
+    except NotThere:
+        if not Path(image).is_file():
+            raise
+        raise UsageError(f"{image} is no .sqsh file", hint="`dalsegno image ls` lists the images kept here") from None
 
 
 def _read(path: Path, bar: Bar) -> tuple[str, str]:

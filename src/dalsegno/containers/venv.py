@@ -78,6 +78,9 @@ def config_of(python: Python) -> Config:
 
 def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Layer:
     """All that the environment needs to run, each thing at the path that it has here."""
+    extra = list(extra)
+    if missing := [each for each in extra if not each.is_dir()]:
+        raise NotThere(f"no folder {missing[0]}", hint="name folders that are here, or leave them out")
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
     layer = _Root(Layer(own_owners=False))
     for name, mode in _FOLDERS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,16 @@ def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> N
     """One that cannot be had keeps no other from coming; all that failed is told at the end."""
     failed = [(image, error) for image in images if (error := _import(folder, image, say)) is not None]
     if failed:
-        lines = "".join(f"\n  {image}: {error.what}" for image, error in failed)
-        hint = next((error.hint for _, error in failed if error.hint), "look at the names in the cluster file")
-        count = f"{len(failed)} image{'s' * (len(failed) > 1)}"
-        raise TargetError(
-            f"{cluster} is up, but {count} could not be imported:{lines}",
-            hint=f"{hint}; `dalsegno up` tries again",
-        )
+        raise _failure(cluster, failed)
+
+
+def _failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
+    """With what mends it: for all at the end, or for each beside it where they differ."""
+    hints = {error.hint for _, error in failed}
+    lines = [f"\n  {image}: {error.what}{f' ({error.hint})' * (len(hints) > 1)}" for image, error in failed]
+    hint = "; ".join([*(hints if len(hints) == 1 else ()), "`dalsegno up` tries again"])
+    count = f"{len(failed)} image{'s' * (len(failed) > 1)}"
+    return TargetError(f"{cluster} is up, but {count} could not be imported:{''.join(lines)}", hint=hint)
 
 
 def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
