@@ -229,7 +229,7 @@ class World(RuleBasedStateMachine):
             out = [own for own in self.clinic.store.book.nodes.values() if own.out and own.node != SPARE]
             assert len(out) >= max(1, int(self.clinic.policy.max_out * (len(NODES) - 1)))
         else:
-            excused = self.clinic.store.book.of(name).excused
+            excused = self.clinic.store.book.of(name).excuses
             assert phase in (Phase.IN_SERVICE, Phase.SPARE), (name, phase, self.clinic.told(name)[-5:])
             assert node.machine.on or excused, (name, self.clinic.told(name)[-5:])
             assert not node.machine.cured_by or excused, (name, self.clinic.told(name)[-5:])

@@ -56,7 +56,7 @@ class NodeBook:
     pending: Pending | None = None
     said: str = ""  # so that it is said once
     held_back: Held = Held.NO  # why that is all
-    excused: str = ""  # a fault that someone has decided to live with
+    excuses: tuple[str, ...] = ()  # keys of faults that someone has decided to live with, until all of it is over
     failures: int = 0  # of actions, in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs that it had when it was taken out

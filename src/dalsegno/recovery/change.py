@@ -112,7 +112,7 @@ def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) ->
         held=tuple(sorted({*(node.held if again else ()), *action.held})),
         asked=node.asked if again else "",
         asks=node.asks if again else 0,
-        excused="",
+        excuses=(),
     )
 
 
@@ -147,13 +147,14 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     old = book.of(action.node)
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
-        told = replace(old, said=action.text, held_back=action.held)
+        excuses = old.excuses if action.excuses is None else action.excuses
+        told = replace(old, said=action.text, held_back=action.held, excuses=excuses)
         return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(Mark(REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (Phase.IN_SERVICE, Phase.SPARE):
-        return book.with_node(replace(fresh(old, action.to, now), excused=action.excused), *marks)
+        return book.with_node(replace(fresh(old, action.to, now), excuses=action.excuses), *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
     told = replace(new, said=action.why, held_back=action.held, boot=action.boot or old.boot)
     return book.with_node(told, *marks)

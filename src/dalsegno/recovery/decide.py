@@ -10,10 +10,10 @@ from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown
 from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.budget import Outs
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
-from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.fault import Fault, heaviest
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
-from dalsegno.recovery.judge import find_fault, find_suspicion, quick_failures
+from dalsegno.recovery.judge import find_suspicion, is_over, quick_failures, standing
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import AUTO, OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
@@ -105,7 +105,9 @@ def _next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
             return action
     if own.phase in (Phase.IN_SERVICE, Phase.SUSPECTED, Phase.SPARE, Phase.LENT):
         return _watch(this, node, own, whose)
-    return _yield_to_others(node, own, whose) or repair(node, own, this.facts, this.book, this.policy, this.now)
+    return _yield_to_others(node, own, whose, this.policy) or repair(
+        node, own, this.facts, this.book, this.policy, this.now
+    )
 
 
 def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:
@@ -113,11 +115,12 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if whose is Owner.US:
         fault = read_reason(node.slurm.reason)
         return Turn(node.name, Phase.DOWN if node.slurm.down else Phase.DRAINED, "found taken out by us", fault)
-    fault = find_fault(node, own, this.policy, this.quick.get(node.name, 0))
+    faults = standing(node, own, this.policy, this.quick.get(node.name, 0))
+    if own.excuses and is_over(node, own, faults):
+        return Note(node.name, "what was excused is over", excuses=())
     if whose is Owner.SOMEONE:
-        text = f"{fault.words}; left alone, someone else keeps it out of service" if fault else ""
-        return _say(own, text) if text else None
-    if fault:
+        return _leave_to_them(node, own, faults)
+    if fault := heaviest(each for each in faults if each.key not in own.excuses):
         return _take_out(this, node, own, fault)
     if whose is Owner.SLURM and node.connected:
         return _take_over(this, node, own)
@@ -126,10 +129,25 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
             return _say(own, suspicion)
         return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None
     if own.phase is Phase.SUSPECTED:
-        return Turn(node.name, Phase.IN_SERVICE, "nothing is wrong with it any more")
-    if own.excused and node.connected and not find_fault(node, NodeBook(node.name, seen=True), this.policy):
-        return Turn(node.name, Phase.IN_SERVICE, "what was excused is over")
+        why = "nothing is wrong with it any more"
+        why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
+        return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses)
     return None
+
+
+def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Action | None:
+    """Whoever has drained a node may return it in spite of what is wrong with it: then it is theirs.
+
+    Not so where nobody returns it: one that is gone, or only reserved, booting or without power.
+    """
+    worst = heaviest(faults)
+    if worst is None:
+        return None
+    text = f"{worst.words}; left alone, someone else keeps it out of service"
+    if worst.gone or not (node.slurm.draining or node.slurm.down):
+        return _say(own, text)
+    keys = {fault.key for fault in faults}
+    return None if keys <= {*own.excuses} else Note(own.node, text, excuses=tuple(sorted({*own.excuses, *keys})))
 
 
 def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
@@ -162,10 +180,11 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     return Drain(node.name, fault, node.held)
 
 
-def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner) -> Action | None:
-    """Who takes one of our nodes over, or puts it back into service, has the last word."""
+def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner, policy: Policy) -> Action | None:
+    """Who takes one of our nodes over, or puts it back into service, has the last word, on all that is wrong then."""
     if whose is Owner.SOMEONE:
         return Turn(node.name, Phase.IN_SERVICE, f"someone else has taken it over: {node.slurm.reason}")
     if whose is Owner.NOBODY and own.fault and node.slurm.in_service:
-        return Turn(node.name, Phase.IN_SERVICE, "someone has returned it to service", excused=own.fault.key)
+        keys = {own.fault.key, *(fault.key for fault in standing(node, own, policy))}
+        return Turn(node.name, Phase.IN_SERVICE, "someone has returned it to service", excuses=tuple(sorted(keys)))
     return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import DalsegnoError, NotThere
-from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed
+from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed, unknown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
@@ -27,6 +27,8 @@ class Machine:
     says: Remedy | None = None
     code: str = "79"
     check: str = "xid"  # the one that fails
+    also: tuple[str, ...] = ()  # others that fail with it
+    silent: bool = False  # its checks find nothing out
 
 
 @dataclass
@@ -126,6 +128,10 @@ class FakeCluster:
     def someone_drains(self, node: str, reason: str = "my own reason") -> None:
         old = self.nodes[node]
         old.flags, old.reason, old.user = old.flags | {NodeFlag.DRAIN}, reason, "admin"
+
+    def someone_resumes(self, node: str) -> None:
+        old = self.nodes[node]
+        old.flags, old.down, old.reason, old.user = old.flags - {NodeFlag.DRAIN}, False, "", ""
 
     def slurm_drains(self, node: str, reason: str = "Prolog error") -> None:
         """As slurmctld does itself; what is drained already keeps its reason."""
@@ -244,14 +250,15 @@ class FakeAgents:
         node.heard = True
         told = machine.gpus if self.cluster.tell_gpus else ()
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))
-        report = Report(name, machine.boot, (self._finding(machine),), gpus)
+        checks = (machine.check, *machine.also)
+        report = Report(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
         return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)
 
-    def _finding(self, machine: Machine) -> Finding:
+    def _finding(self, machine: Machine, check: str) -> Finding:
         says = machine.says or machine.cured_by
         bad = machine.cured_by and says
         result = failed("GPU has fallen off the bus", bad, machine.code) if bad else passed("no Xid")
-        return Finding(machine.check, result, self.cluster.now)
+        return Finding(check, unknown("no answer") if machine.silent else result, self.cluster.now)
 
     def validations(self) -> Mapping[str, Validation]:
         return {name: node.validation for name, node in self.cluster.nodes.items() if node.validation}
@@ -263,7 +270,7 @@ class FakeAgents:
         known.effects.append("validate")
         known.asked = "" if self.cluster.validations else ask
         if self.cluster.validations and known.machine.on:
-            known.validation = Validation(ask, (self._finding(known.machine),))
+            known.validation = Validation(ask, (self._finding(known.machine, known.machine.check),))
 
     def validating(self) -> Mapping[str, str]:
         nodes = self.cluster.nodes.items()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from dalsegno.containers.native import NO_CONTAINER
-from dalsegno.health import Remedy
+from dalsegno.health import Remedy, Verdict
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import NodeFacts, is_plain
@@ -18,13 +18,25 @@ _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState
 
 
 def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> Fault | None:
-    """The heaviest fault for which something may be done; None if there is none, or one that somebody excused.
+    """The heaviest fault for which something may be done; None if there is none, or only what somebody excused."""
+    return heaviest(fault for fault in standing(node, own, policy, quick) if fault.key not in own.excuses)
+
+
+def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> list[Fault]:
+    """All that is wrong for which something may be done, excused or not.
 
     A node whose agent was never heard of is left alone: nobody could tell when it is well again.
     `quick` is how many jobs have failed on it as soon as they started.
     """
-    faults = [fault for fault in _faults(node, own, policy, quick) if fault.key != own.excused]
-    return heaviest(fault for fault in faults if not fault.remedy < Remedy.DRAIN)
+    return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
+
+
+def is_over(node: NodeFacts, own: NodeBook, faults: Collection[Fault]) -> bool:
+    """Nothing is left of what somebody excused: by the node's own word, and not because its checks say nothing."""
+    checks = {key.partition("[")[0] for key in own.excuses}
+    findings = node.agent.report.findings if node.agent.report and node.connected else ()
+    unknown = any(each.check in checks and each.result.verdict is Verdict.UNKNOWN for each in findings)
+    return bool(findings) and not unknown and not faults
 
 
 def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: int) -> Iterator[Fault]:

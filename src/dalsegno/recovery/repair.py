@@ -74,7 +74,7 @@ def _free(case: Case) -> Action | None:
 
 def _worse(case: Case) -> Action | None:
     """What has come on top of what it was drained for."""
-    fault = find_fault(case.node, replace(case.own, excused=""), case.policy)
+    fault = find_fault(case.node, replace(case.own, excuses=()), case.policy)
     if fault and fault.gone and not case.fault.gone:
         jobs = tuple(job.id for job in case.node.jobs if is_plain(job))
         return SetDown(
