@@ -12,6 +12,7 @@ import click
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import INTERRUPTED, end_at_once
+from dalsegno.cli.slurm_words import in_text
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it
@@ -124,7 +125,7 @@ def _explain(error: DalsegnoError | click.ClickException) -> int:
     if isinstance(error, SpecError):
         out.problems(error.problems)
     else:
-        out.error(error.what, error.where, error.hint)
+        out.error(error.what, error.where, in_text(error.hint))
     return error.exit_code
 
 

@@ -96,7 +96,7 @@ class LocalTarget:
         if plan.blocked:
             raise TargetError(
                 f"job {', '.join(plan.blocked)} waits in a partition that is to go",
-                hint=f"scancel {' '.join(plan.blocked)}, or: scontrol update job={plan.blocked[0]} partition=NAME",
+                hint=f"`scancel {' '.join(plan.blocked)}`, or `scontrol update job={plan.blocked[0]} partition=NAME`",
             )
         state = self._state()
         if state is None:

@@ -1,0 +1,36 @@
+"""Slurm's commands in hints work where they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cli.slurm_words import as_typed, in_text, way_in
+
+
+def test_in_a_shell_without_slurm_a_cluster_of_ours_is_asked_through_its_own_shell(tmp_path: Path):
+    env = {"DALSEGNO_HOME": str(tmp_path)}
+    assert way_in(env=env) == "", "no cluster of ours: the machine's own Slurm"
+    made = tmp_path / "clusters" / "one"
+    made.mkdir(parents=True)
+    (made / "state.json").touch()
+    assert way_in(env=env) == "dalsegno shell -- "
+    assert way_in(env={**env, "SLURM_CONF": "/etc/slurm.conf"}) == "", "this shell has one"
+    assert way_in("two", env) == "dalsegno shell --cluster two -- "
+
+
+def test_only_slurm_s_commands_are_changed():
+    assert as_typed("squeue -j 5", "dalsegno shell -- ") == "dalsegno shell -- squeue -j 5"
+    assert as_typed("dalsegno why 5", "dalsegno shell -- ") == "dalsegno why 5"
+    assert as_typed("tail slurm-5.out", "dalsegno shell -- ") == "tail slurm-5.out"
+
+
+def test_a_hint_is_told_with_commands_that_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DALSEGNO_CLUSTER", "one")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert in_text("`sinfo -N` lists nodes, `dalsegno status` shows them") == (
+        "`dalsegno shell -- sinfo -N` lists nodes, `dalsegno status` shows them"
+    )
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    assert in_text("`sinfo -N` lists nodes") == "`sinfo -N` lists nodes"
