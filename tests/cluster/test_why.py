@@ -12,7 +12,10 @@ def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:
     shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=drain", "reason=new RAM")
     job = shared.ok("shell", "--", "sbatch", "--parsable", "-p", "lab", "-o", "/dev/null", "--wrap", "exit 3").strip()
     try:
-        assert "lab-1 was drained by root: new RAM" in shared.ok("why", "lab-1")
+        told = shared.run("why", "lab-1")
+        assert "lab-1 was drained by root: new RAM" in told.out
+        assert "next: `dalsegno shell -- scontrol update nodename=lab-1 state=resume`" in told.err
+        eventually(lambda: ["lab-1", "left", "alone"] in [row.split()[:3] for row in shared.ok("nodes").splitlines()])
         eventually(lambda: "job waits" in shared.ok("why", job).replace(job + " ", ""))
     finally:
         shared.ok("shell", "--", "scontrol", "update", "nodename=lab-1", "state=resume")

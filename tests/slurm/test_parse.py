@@ -233,6 +233,9 @@ def test_a_requeued_job_counts_its_restarts() -> None:
 def test_one_job_tells_where_it_runs_and_writes() -> None:
     (job,) = parse_job(recorded("job-mixed"))
     assert job.stdout == "/dev/null" and job.work_dir.startswith("/")
+    assert job.excluded == ()
+    (other,) = parse_job(recorded("job-mixed").replace("ExcNodeList=(null)", "ExcNodeList=n[1-2]"))
+    assert other.excluded == ("n1", "n2")
 
 
 def test_history_tells_gpus_and_times() -> None:

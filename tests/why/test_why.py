@@ -22,8 +22,11 @@ from dalsegno.why import (
     moments_of_run,
     nodes_of_run,
     read_care,
+    within,
 )
+from dalsegno.why.job import aftermath_s as job_aftermath_s
 from dalsegno.why.reasons import WAITS, why_it_waits
+from dalsegno.why.run import aftermath_s as run_aftermath_s
 
 
 def job(state: JobState, **what: object) -> JobInfo:
@@ -87,6 +90,30 @@ def test_the_times_of_a_job_that_only_waits_are_not_told_as_if_they_had_been():
         "job 7 starts on gpu-1, gpu-2",
         "job 7 ends: COMPLETED, exit code 0",
     ]
+
+
+def test_a_job_of_a_run_says_whose_it_is_and_what_for():
+    runs = job(JobState.RUNNING, comment="dalsegno:main")
+    assert explain_job(runs, "soak") == Verdict("job 7 runs; it is the job of run soak", "dalsegno why soak")
+    gone = job(JobState.CANCELLED, comment="dalsegno:join")
+    assert explain_job(gone, "soak").sentence == (
+        "job 7 was cancelled; run soak had asked for it in place of a node it lost"
+    )
+    assert explain_job(job(JobState.PENDING, reason="Resources"), "soak").next == "squeue -p gpu --states=RUNNING"
+
+
+def test_a_job_that_waits_says_which_nodes_it_may_not_have():
+    waits = job(JobState.PENDING, reason="BadConstraints", excluded=("gpu-3",))
+    assert explain_job(waits).sentence.endswith("; nodes are excluded: gpu-3")
+    assert explain_job(waits, "soak").sentence.endswith("; run soak keeps it off gpu-3: nodes it is on, or has left")
+    assert "gpu-3" not in explain_job(job(JobState.RUNNING, excluded=("gpu-3",))).sentence
+
+
+def test_what_befell_nodes_after_the_end_belongs_to_what_failed_alone():
+    assert job_aftermath_s(job(JobState.NODE_FAIL)) == run_aftermath_s(run("ended", exit_code=1)) == 60
+    assert job_aftermath_s(job(JobState.COMPLETED)) == 1, "Slurm's times are whole seconds"
+    assert {run_aftermath_s(run("ended", exit_code=code)) for code in (0, 75, 143)} == {0}
+    assert within([Moment(1.0, "a", ""), Moment(2.0, "b", "")], 1.5, 2.0) == [Moment(2.0, "b", "")]
 
 
 # ---- nodes
@@ -173,6 +200,13 @@ def test_a_run_that_goes_on_says_what_hit_it_last():
     )
 
 
+def test_a_node_that_a_run_left_by_itself_has_hit_it_too():
+    left = {"at": 9.0, "event": "left", "node": "gpu-3", "why": "its file system hangs"}
+    found = explain_run(run("running", generation=3), [LOST, left])
+    assert found.sentence.endswith("the last thing that hit it: it left gpu-3 (its file system hangs)")
+    assert list(moments_of_run([left])) == [], "there is a note of it"
+
+
 def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():
     entries = [failed(1, 3, "ValueError: no"), failed(1, 0, "gloo", noise=True), failed(2, 3, "ValueError: no")]
     found = explain_run(run("ended", exit_code=1), entries)
@@ -209,7 +243,7 @@ def test_the_timeline_of_a_run_leaves_out_what_tells_nothing():
 
 def test_what_several_have_noted_is_one_timeline():
     late, early = Moment(2.0, "run", "b"), Moment(1.0, "slurm", "a")
-    assert in_order([late], [early]) == (early, late)
+    assert in_order([late], [early], [late]) == (early, late)
 
 
 def test_what_checks_found_stands_in_the_timeline_of_a_node_beside_what_was_done():

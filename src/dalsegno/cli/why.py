@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +14,18 @@ from dalsegno.cli import out
 from dalsegno.cli.asking import when
 from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.cli.silence import meaning_of
+from dalsegno.cli.slurm_words import as_typed, way_in
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
+    from dalsegno.slurm.job_info import JobInfo
     from dalsegno.why import Answer, Care, Moment
 
 CONTROLLER_S = 3.0
+LAST = 500  # events of the controller that are looked through
 MOST_NODES = 16  # of a run or a job whose own stories are told with it
-AFTER_S = 60.0  # what befell a node so soon after its run or job had ended may belong to it
 _JOB = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -41,7 +43,7 @@ def command(subject: str, name: str | None, json_: bool) -> None:
     """
     from dalsegno.cluster import find_slurm
 
-    answer = _answer(subject, find_slurm(name))
+    answer = _to_type(_answer(subject, find_slurm(name)), way_in(name))
     if json_:
         out.as_json(asdict(answer))
         return
@@ -54,6 +56,11 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         out.talk(f"next: `{answer.verdict.next}`")
 
 
+def _to_type(answer: Answer, before: str) -> Answer:
+    """With a next command that works in this shell."""
+    return replace(answer, verdict=replace(answer.verdict, next=as_typed(answer.verdict.next, before)))
+
+
 def _answer(subject: str, slurm: SlurmHere) -> Answer:
     from dalsegno.cluster import runs_home, silence
     from dalsegno.jobs import find_run, list_runs
@@ -64,7 +71,7 @@ def _answer(subject: str, slurm: SlurmHere) -> Answer:
     if (silent := silence(slurm)) is not None:
         raise silent
     if _JOB.fullmatch(subject):
-        return _of_job(subject, slurm)
+        return _of_job(subject, slurm, runs)
     nodes = _names(slurm)
     if subject in nodes:
         return _of_node(subject, slurm)
@@ -87,31 +94,62 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
     from dalsegno.cli.run_facts import status_of
     from dalsegno.launch import journal
     from dalsegno.why import Answer, explain_run, in_order, moments_of_run, nodes_of_run
+    from dalsegno.why.run import aftermath_s
 
     status, entries = status_of(run), list(journal.read(run.journal))
     if status is None:
         raise NotThere(f"run {run.run} has told nothing yet", hint="`dalsegno runs` lists those that have")
     own = tuple(moments_of_run(entries))
-    until = own[-1].at + AFTER_S if own and status.over else None
+    until = own[-1].at + aftermath_s(status) if own and status.over else None
     around = _told_of(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
     return Answer(f"run {run.run}", explain_run(status, entries), in_order(own, around))
 
 
-def _of_job(label: str, slurm: SlurmHere) -> Answer:
+def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answer:
     from dalsegno.why import Answer, explain_job, in_order, moments_of_job
+    from dalsegno.why.job import aftermath_s
 
+    job = _find_job(label, slurm)
+    is_plain = job.comment and not job.comment.startswith("dalsegno:")
+    run = None if is_plain else runs.get(job.name)  # jobs of a run have its name
+    until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
+    around = _told_of(job.nodes, slurm, job.started_at, until) if job.started_at else []
+    own = _of_its_run(run, job.submitted_at or 0.0, until) if run else []
+    verdict = explain_job(job, run.run if run else "")
+    return Answer(f"job {label}", verdict, in_order(moments_of_job(job), own, around, _that_name(job, slurm)))
+
+
+def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
     try:
-        job = slurm.client.job(label)
+        return slurm.client.job(label)
     except CommandFailed as fault:
         raise meaning_of(fault) from None
     except NotThere:
         found = slurm.client.history(jobs=[label])
         if not found:
             raise
-        job = found[-1]
-    until = job.ends_at + AFTER_S if job.ends_at and job.state.ended else None
-    around = _told_of(job.nodes, slurm, job.started_at, until) if job.started_at else []
-    return Answer(f"job {label}", explain_job(job), in_order(moments_of_job(job), around))
+        return found[-1]
+
+
+def _of_its_run(run: RunFolder, since: float, until: float | None) -> list[Moment]:
+    """What the run noted while the job was its own."""
+    from dalsegno.launch import journal
+    from dalsegno.why import moments_of_run, within
+
+    return within(moments_of_run(list(journal.read(run.journal))), since, until)
+
+
+def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
+    """What the controller did for this job, on whatever node: a spare that was released, say."""
+    from dalsegno.why import Moment
+
+    told = _ask(slurm, {"events": -LAST}).get("events", [])
+    named = re.compile(rf"\bjob {job.id}\b")
+    return [
+        Moment(float(each["at"]), "controller", f"{each['node']}: {each['text']}")
+        for each in told
+        if named.search(str(each["text"])) and float(each["at"]) >= (job.submitted_at or 0)
+    ]
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
@@ -125,25 +163,30 @@ def _of_node(name: str, slurm: SlurmHere) -> Answer:
 
 def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:
     """What checks and controller noted of these nodes in that time."""
-    from dalsegno.why import Moment
+    from dalsegno.why import Moment, within
 
-    told = {node: _care(node, slurm).moments for node in list(nodes)[:MOST_NODES]}
-    return [
+    told = [
         Moment(moment.at, moment.who, f"{node}: {moment.text}")
-        for node, moments in told.items()
-        for moment in moments
-        if since <= moment.at and (until is None or moment.at <= until)
+        for node in list(nodes)[:MOST_NODES]
+        for moment in _care(node, slurm).moments
     ]
+    return within(told, since, until)
 
 
 def _care(node: str, slurm: SlurmHere) -> Care:
     """None where there is no controller, or it knows nothing of the node."""
+    from dalsegno.why import read_care
+
+    return read_care(_ask(slurm, {"node": node}))
+
+
+def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any]:
+    """Nothing where there is no controller, or it does not answer."""
     from dalsegno.recovery.client import ask
-    from dalsegno.why import Care, read_care
 
     if slurm.controller is None:
-        return Care()
+        return {}
     try:
-        return read_care(ask(slurm.controller, {"node": node}, CONTROLLER_S))
+        return ask(slurm.controller, request, CONTROLLER_S)
     except DalsegnoError:
-        return Care()
+        return {}

@@ -47,6 +47,7 @@ class JobInfo:
     batch: bool = False  # it has a script, which Slurm can start anew
     work_dir: str = ""
     command: str = ""
+    excluded: tuple[str, ...] = ()  # nodes it may not have
     preempted_at: int | None = None
     stdout: str = ""
     stderr: str = ""

@@ -1,6 +1,6 @@
 """Why is it so? One timeline of a node, a run or a job, a verdict in a sentence, and the next command."""
 
-from dalsegno.why.answer import Answer, Moment, Verdict, in_order
+from dalsegno.why.answer import Answer, Moment, Verdict, in_order, within
 from dalsegno.why.care import Care, read_care
 from dalsegno.why.job import explain_job, moments_of_job
 from dalsegno.why.node import explain_node
@@ -19,4 +19,5 @@ __all__ = [
     "moments_of_run",
     "nodes_of_run",
     "read_care",
+    "within",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+AFTER_S = 60.0  # what befell a node so soon after a run or job had failed may be why
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -33,5 +35,10 @@ class Answer:
 
 
 def in_order(*sources: Iterable[Moment]) -> tuple[Moment, ...]:
-    """What several have noted as one timeline."""
-    return tuple(sorted((moment for source in sources for moment in source), key=lambda moment: moment.at))
+    """What several have noted as one timeline; what two have told alike stands there once."""
+    once = dict.fromkeys(moment for source in sources for moment in source)
+    return tuple(sorted(once, key=lambda moment: moment.at))
+
+
+def within(moments: Iterable[Moment], since: float, until: float | None) -> list[Moment]:
+    return [moment for moment in moments if since <= moment.at and (until is None or moment.at <= until)]

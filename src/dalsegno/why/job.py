@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
-from dalsegno.why.answer import Moment, Verdict
+from dalsegno.why.answer import AFTER_S, Moment, Verdict
 from dalsegno.why.reasons import why_it_waits
 
 
-def explain_job(job: JobInfo) -> Verdict:
+def explain_job(job: JobInfo, run: str = "") -> Verdict:
+    """`run`: whose job it is, where it is a run's."""
+    found = _by_state(job)
+    told = f"{found.sentence}{_of_run(job, run)}{_kept_off(job, run)}"
+    return Verdict(told, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
+
+
+def _of_run(job: JobInfo, run: str) -> str:
+    if not run:
+        return ""
+    if job.comment == "dalsegno:join":
+        return f"; run {run} had asked for it in place of a node it lost"
+    return f"; it is the next job of run {run}" if job.comment == "dalsegno:next" else f"; it is the job of run {run}"
+
+
+def _kept_off(job: JobInfo, run: str) -> str:
+    """A job that waits although nodes are free may be one that may not have them."""
+    if job.state is not JobState.PENDING or not job.excluded:
+        return ""
+    who = f"run {run} keeps it off {{}}: nodes it is on, or has left" if run else "nodes are excluded: {}"
+    return f"; {who.format(_some(job.excluded))}"
+
+
+def _by_state(job: JobInfo) -> Verdict:
     if job.state is JobState.PENDING:
         found = why_it_waits(job.reason, job.label, job.partition, job.user)
         return Verdict(f"job {job.label} waits: {found.sentence}", found.next)
@@ -41,6 +64,11 @@ _ENDS = {
 }  # fmt: skip
 
 
+def aftermath_s(job: JobInfo) -> float:
+    """For how long after its end what befell its nodes may belong to it: a job that ended well owes it to nothing."""
+    return 1.0 if job.state in (JobState.COMPLETED, JobState.CANCELLED) else AFTER_S
+
+
 def _code(job: JobInfo) -> str:
     if job.exit_signal:
         try:
@@ -68,4 +96,8 @@ def moments_of_job(job: JobInfo) -> Iterator[Moment]:
 
 
 def _nodes(job: JobInfo) -> str:
-    return ", ".join(job.nodes[:8]) + (" …" if len(job.nodes) > 8 else "") if job.nodes else f"{job.node_count} nodes"
+    return _some(job.nodes) if job.nodes else f"{job.node_count} nodes"
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:8]) + (" …" if len(nodes) > 8 else "")

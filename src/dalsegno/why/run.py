@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dalsegno.launch.journal import Entry
 from dalsegno.launch.status import RUNNING, WAITING, Status
 from dalsegno.train.contract import SAVED, TERMINATED
-from dalsegno.why.answer import Moment, Verdict
+from dalsegno.why.answer import AFTER_S, Moment, Verdict
 
 
 def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
@@ -46,6 +46,12 @@ def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
     )
 
 
+def aftermath_s(status: Status) -> float:
+    """For how long after its end what befell its nodes may belong to it: nothing to a run that nothing has failed."""
+    failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.message.startswith("cancelled")
+    return AFTER_S if failed else 0.0
+
+
 def _first_of_last(failed: Sequence[Entry]) -> Entry:
     """Of the last generation that failed, the rank that did so first: the others miss it."""
     last = max(int(entry.get("generation", 0)) for entry in failed)
@@ -54,8 +60,13 @@ def _first_of_last(failed: Sequence[Entry]) -> Entry:
 
 def _because(entries: Sequence[Entry]) -> str:
     """What began the present generation, unless it is the first."""
-    texts = [text for entry in entries if (text := _hit(entry))]
+    texts = [text for entry in entries if (text := _left(entry) or _hit(entry))]
     return f"; the last thing that hit it: {texts[-1]}" if texts else ""
+
+
+def _left(entry: Entry) -> str:
+    """A node that it went on without, of its own accord. The timeline has a note of it already."""
+    return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == "left" else ""
 
 
 def _hit(entry: Entry) -> str:

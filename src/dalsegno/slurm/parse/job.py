@@ -72,6 +72,7 @@ def _job(fact: dict[str, str]) -> JobInfo:
         batch_host=fact["BatchHost"],
         batch=fact["BatchFlag"] not in ("", "0"),
         comment=fact["Comment"],
+        excluded=node_names(_COMMAND, fact["ExcNodeList"]),
         work_dir=fact["WorkDir"],
         command=fact["Command"],
         stdout=fact["StdOut"],
