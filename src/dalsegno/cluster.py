@@ -239,6 +239,29 @@ def is_gone(saved: Mapping[str, str], cluster: str) -> bool:
 _SAYS_WHICH = ("SLURM_CONF", "PATH", "DALSEGNO_CONTROLLER")
 
 
+def images_home(env: Mapping[str, str] = os.environ) -> Path:
+    """Where images are kept: $DALSEGNO_IMAGES, else where jobs of the cluster at hand have theirs, else in our home."""
+    if env.get("DALSEGNO_IMAGES"):
+        return Path(env["DALSEGNO_IMAGES"]).absolute()
+    return Path(_images_at_hand(env) or home(env) / "images")
+
+
+def _images_at_hand(env: Mapping[str, str]) -> str:
+    """Of the cluster this shell is on, else of the only one; "" if its file names none, or none of ours is at hand."""
+    from dalsegno.targets.local.folder import Folder
+    from dalsegno.targets.local.layout import jobs_images
+    from dalsegno.targets.local.store import read_applied
+
+    if env.get("SLURM_CONF") and not cluster_id(env):
+        return ""
+    try:
+        folder = Folder(Path(env["SLURM_CONF"]).parents[1] if env.get("SLURM_CONF") else find_place(env=env).folder)
+        applied = read_applied(folder)
+    except (DalsegnoError, OSError):
+        return ""
+    return jobs_images(applied, folder) if applied else ""
+
+
 def runs_home(env: Mapping[str, str] = os.environ) -> Path:
     """Where this user's runs are: $DALSEGNO_RUNS, or beside the clusters, or in the user's own folder."""
     if env.get("DALSEGNO_RUNS"):

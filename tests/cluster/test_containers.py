@@ -367,6 +367,7 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
         without = ada.sh(f"srun -N2 --container-image={there} sh -c 'echo $FROM'")
         assert without.out == "v1\nv1\n" and without.err.count("is taken as it was when it was last asked for") == 1
         assert ada.sh("ls ~/.local/state/dalsegno/images/blobs").out == ""  # it came from root's
+        assert "team/app:v1" in ada.sh("dalsegno image ls").out
     finally:
         cluster.cli.ok("up", cluster.cli.file(FILE))
 

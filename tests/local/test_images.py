@@ -1,11 +1,18 @@
-"""Images of the cluster file that cannot be had."""
+"""Images of the cluster file: where they are kept, and those that cannot be had."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dalsegno.cluster import images_home
 from dalsegno.errors import TargetError
+from dalsegno.spec.facts import Containers
+from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.images import import_all
+from dalsegno.targets.local.layout import jobs_images
+from tests.local.sites import folder_of
+from tests.local.test_desired import cluster
 
 
 def failure(folder: Path, *images: str) -> TargetError:
@@ -22,3 +29,28 @@ def test_what_mends_all_is_told_once_and_what_mends_each_beside_it(tmp_path: Pat
     first, second = other.what.splitlines()[1:]
     assert same.hint.partition(";")[0] in first and first.endswith(")") and second.endswith(")")
     assert other.hint == "`dalsegno up` tries again"
+
+
+def test_images_are_kept_where_the_jobs_of_the_cluster_at_hand_find_them(tmp_path: Path):
+    home = {"DALSEGNO_HOME": str(tmp_path)}
+    assert images_home(home) == tmp_path / "images", "there is no cluster"
+    there = cluster(1)
+    folder = folder_of(tmp_path, replace(there, containers=Containers(enabled=True, folder="/shared/images")))
+    for env in (home, {**home, "DALSEGNO_CLUSTER": "demo"}):
+        assert images_home(env) == Path("/shared/images")
+    assert images_home({**home, "DALSEGNO_IMAGES": "/mine"}) == Path("/mine")
+    on_it, elsewhere = {"SLURM_CONF": str(folder.slurm_conf)}, {**home, "SLURM_CONF": "/etc/slurm/slurm.conf"}
+    assert images_home({**elsewhere}) == tmp_path / "images", "another's Slurm"
+    folder.etc.mkdir()
+    folder.identity.write_text("a1b2")
+    assert images_home(on_it) == Path("/shared/images"), "in the cluster's own shell"
+    (tmp_path / "clusters/other").mkdir()
+    (tmp_path / "clusters/other/state.json").touch()
+    assert images_home(home) == tmp_path / "images", "several, and none is named"
+
+
+def test_without_a_folder_jobs_use_what_up_has_imported_else_each_user_s_own(tmp_path: Path):
+    folder = Folder(tmp_path / "clusters/demo")
+    listed = replace(cluster(1), containers=Containers(enabled=True, images=("ubuntu:24.04",)))
+    assert jobs_images(listed, folder) == str(tmp_path / "images")
+    assert jobs_images(replace(listed, containers=Containers(enabled=True)), folder) == ""

@@ -37,7 +37,8 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Tell nothing wh
 def command() -> None:
     """Container images as .sqsh files, as Enroot and Pyxis have them.
 
-    They are kept in $DALSEGNO_IMAGES, or in `images` in Dal Segno's home.
+    They are kept in $DALSEGNO_IMAGES, else in `containers.folder` of the cluster ($DALSEGNO_CLUSTER, or the only one),
+    else in `images` in Dal Segno's home.
     """
 
 
@@ -274,13 +275,12 @@ def _read(path: Path, bar: Bar) -> tuple[str, str]:
 
 
 def _store() -> Store:
-    """Ours: $DALSEGNO_IMAGES, or below our home. Where that is another's: a place of our own, and theirs to read."""
-    from dalsegno.cluster import home
+    """The one at hand. Where that is another's: a place of our own, and theirs to read."""
+    from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store
 
-    named = os.environ.get("DALSEGNO_IMAGES")
     own = {key: value for key, value in os.environ.items() if key != "DALSEGNO_HOME"}
-    return open_store(Path(named).absolute() if named else home() / "images", home(own) / "images")
+    return open_store(images_home(), home(own) / "images")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
         "cache": str(folder.unpacked),
         "import": str(folder.bin / "dalsegno"),
         "resume": str(folder.bin / RESUME),
-        "images": str(images_folder(cluster, folder)) if cluster.containers.images else cluster.containers.folder,
+        "images": jobs_images(cluster, folder),
         "show": str(folder.devices) if placement.gpus_simulated else "",
     }
     arguments = tuple(f"{name}={value}" for name, value in told.items() if value)
@@ -56,6 +56,12 @@ def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, mac
 def images_folder(cluster: Cluster, folder: Folder) -> Path:
     """Where `up` imports to; if the file names none, where `dalsegno image` keeps them: they outlive the cluster."""
     return Path(cluster.containers.folder) if cluster.containers.folder else folder.root.parents[1] / "images"
+
+
+def jobs_images(cluster: Cluster, folder: Folder) -> str:
+    """Where jobs look for what they name, and import it to if they may; "": each user's own place."""
+    listed = cluster.containers.images or cluster.containers.folder
+    return str(images_folder(cluster, folder)) if cluster.containers.enabled and listed else ""
 
 
 def slurm_paths(folder: Folder) -> Paths:
