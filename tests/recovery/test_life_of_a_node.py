@@ -228,6 +228,35 @@ def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over
     assert clinic.effects("n2") == ["drain", "validate", "resume"]
 
 
+def test_what_is_over_before_anything_was_done_is_only_validated_and_mended_the_second_time_in_a_day(
+    clinic_of: MakeClinic,
+):
+    clinic = clinic_of()
+    for job, done in ((7, []), (8, ["evidence", "reboot"])):
+        clinic.cluster.start(job, "n2")
+        clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+        clinic.cluster.nodes["n2"].machine.check = "file-systems"
+        clinic.rounds(3)
+        clinic.cluster.nodes["n2"].machine.cured_by = None
+        clinic.rounds(3)
+        assert clinic.effects("n2") == ["drain"], "what runs may end"
+        clinic.cluster.end(job)
+        clinic.settle()
+        assert clinic.effects("n2") == ["drain", *done, "validate", "resume"]
+        clinic.effects("n2").clear()
+
+
+def test_why_a_node_is_replaced_that_a_reboot_might_have_helped_is_told(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for _ in range(2):
+        clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+        clinic.settle()
+    assert [each for each in clinic.effects("n2") if each in ("reboot", "replace")] == ["reboot", "replace"]
+    fault = "xid[79]: GPU has fallen off the bus"
+    assert f"begins to reboot it: {fault}" in clinic.told("n2")
+    assert f"begins to replace it: {fault} (it was rebooted less than 2 h ago: not again so soon)" in clinic.told("n2")
+
+
 def test_a_node_that_was_given_up_and_booted_by_someone_is_validated_again(clinic_of: MakeClinic):
     clinic = clinic_of(can=frozenset())
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)

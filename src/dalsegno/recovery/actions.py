@@ -81,6 +81,7 @@ class Mend(Action):
     fault: Fault
     boot: str = ""
     gpus: tuple[str, ...] = ()
+    why: str = ""  # why nothing lighter
     slow: ClassVar[bool] = True
 
     @property
@@ -89,7 +90,7 @@ class Mend(Action):
 
     @property
     def words(self) -> str:
-        return f"{self.how.value} it: {self.fault.words}"
+        return f"{self.how.value} it: {self.fault.words}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True)

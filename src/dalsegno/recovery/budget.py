@@ -77,12 +77,17 @@ def taken_within_the_hour(book: Book, partition: str, now: float) -> int:
     return book.count(TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
 
 
-def may_reboot(book: Book, node: str, key: str, policy: Policy, now: float) -> bool:
-    return (
-        book.count(REBOOTED, now - DAY_S, node=node, key=key) < policy.reboots_per_fault
-        and book.count(REBOOTED, now - DAY_S, node=node) < policy.reboots_per_day
-        and not book.count(REBOOTED, now - policy.reboots_apart_s, node=node)
-    )
+def reboot_refusal(book: Book, node: str, key: str, policy: Policy, now: float) -> str:
+    """Why a node is not rebooted now; "" where it may be."""
+    for_it = book.count(REBOOTED, now - DAY_S, node=node, key=key)
+    if for_it >= policy.reboots_per_fault:
+        return f"it was rebooted for that {for_it} times within a day: no more reboots"
+    today = book.count(REBOOTED, now - DAY_S, node=node)
+    if today >= policy.reboots_per_day:
+        return f"it was rebooted {today} times within a day: no more reboots"
+    if book.count(REBOOTED, now - policy.reboots_apart_s, node=node):
+        return f"it was rebooted less than {policy.reboots_apart_s / HOUR_S:g} h ago: not again so soon"
+    return ""
 
 
 def breaker(book: Book, partitions: Collection[str], policy: Policy) -> str:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.budget import breaker, may_reboot
+from dalsegno.recovery.budget import breaker, reboot_refusal
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.policy import Policy
 
 
+@dataclass(frozen=True)
+class Step:
+    """What to try, and why nothing lighter that might have helped."""
+
+    how: Remedy
+    why: str = ""
+
+
 def next_step(
     node: NodeBook, fault: Fault, partitions: Collection[str], book: Book, policy: Policy, now: float
-) -> Remedy | str:
+) -> Step | str:
     """The next thing to try, or why nothing is left."""
     most = policy.caps.get(fault.check, Remedy.REPLACE)
     steps = [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE]
@@ -26,11 +35,11 @@ def next_step(
             break
         why = _refusal(step, node, fault, partitions, book, policy, now)
         if not why:
-            return step
+            return Step(step, "; ".join(refusals))
         refusals.append(why)
     if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
         why = _refusal(Remedy.REBOOT, node, fault, partitions, book, policy, now)  # better than nothing
-        return why or Remedy.REBOOT
+        return why or Step(Remedy.REBOOT, "; ".join(refusals))
     return refusals[-1]
 
 
@@ -44,7 +53,7 @@ def _refusal(
     if step is Remedy.REBOOT:
         if Remedy.REPLACE in node.steps:
             return "its replacement was bad"
-        return "" if may_reboot(book, node.node, fault.key, policy, now) else "it was rebooted often enough"
+        return reboot_refusal(book, node.node, fault.key, policy, now)
     if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
         return f"it was replaced {policy.replaces_per_fault} times, and none of them was good"
     tripped = breaker(book, partitions, policy)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
-from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import BOOT, PASSPORT, SLURMD, VALIDATION, Fault, failures, fault_of, heaviest
 from dalsegno.recovery.judge import find_fault, found
@@ -65,7 +65,7 @@ def _drained(case: Case) -> Action | None:
 
 def _free(case: Case) -> Action | None:
     """It is there, and has no jobs any more."""
-    if _is_stale(case):
+    if _is_stale(case) or _is_over(case):
         return _validate(case)
     if case.fault.remedy is Remedy.DRAIN:
         return _wait_for_a_person(case)
@@ -91,6 +91,13 @@ def _is_stale(case: Case) -> bool:
     by_slurm = booted is not None and drained is not None and drained < booted
     by_agent = bool(case.own.boot) and case.node.agent.boot != case.own.boot
     return (by_slurm or by_agent) and case.node.connected and not case.own.steps and not case.own.asked
+
+
+def _is_over(case: Case) -> bool:
+    """What it was taken out for passes again before anything was done. The second time in a day it is mended."""
+    untouched = not case.own.steps and not case.own.asked
+    times = case.book.count(TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
+    return untouched and times <= 1 and case.node.connected and _passes_now(case)
 
 
 def _wait_for_a_person(case: Case) -> Action | None:
@@ -130,7 +137,7 @@ def _mend(case: Case) -> Action:
     if isinstance(step, str):
         return _give_up(case, f"{case.fault.words}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
-    return Mend(case.name, step, case.fault, boot, _gpus(case.node.agent.report))
+    return Mend(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
 
 
 def _gpus(report: Report | None) -> tuple[str, ...]:
@@ -208,7 +215,8 @@ def _given_up(case: Case) -> Action | None:
     """A person has been at work: it was booted anew, or what failed does not any more."""
     again = case.node.connected and not case.node.busy
     rebooted = bool(case.own.boot) and case.node.agent.boot != case.own.boot
-    if again and (rebooted or _passes_now(case) or _is_forgiven(case) or _is_stale(case)):
+    mended = case.fault.remedy is Remedy.DRAIN and _passes_now(case)
+    if again and (rebooted or mended or _is_forgiven(case) or _is_stale(case)):
         return _validate(case)
     return None
 
@@ -220,5 +228,4 @@ def _is_forgiven(case: Case) -> bool:
 def _passes_now(case: Case) -> bool:
     report = case.node.agent.report
     findings = [each for each in report.findings if each.check == case.fault.check] if report else []
-    passes = bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
-    return case.fault.remedy is Remedy.DRAIN and passes
+    return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
