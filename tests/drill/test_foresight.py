@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.drill.foresight import left_undone, mends
+from dalsegno.drill.foresight import already_hurt, left_undone, mends
 from dalsegno.drill.lots import Kind, Lot
+from dalsegno.targets.base import Wound
 
 POWER, KILL = Lot(Kind("power-off"), 5, 0), Lot(Kind("worker-kill", heals=False), 5, 0)
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
@@ -30,3 +31,16 @@ def test_faults_beyond_the_budget_are_foreseen():
 def test_where_nothing_is_mended_it_is_said_and_not_waited_for(told: dict[str, object] | None, why: str):
     assert why in left_undone([POWER], told, ["train"]) and not mends(told)
     assert left_undone([KILL], told, ["train"]) == "", "nothing is to be mended"
+
+
+def test_what_is_wrong_before_it_begins_is_said():
+    wounds = [Wound("gpu-lost", "n4", 1.0), Wound("bad-replacement", "n4", 2.0)]
+    nodes = [
+        {"node": "n1", "phase": "in service", "note": ""},
+        {"node": "n4", "phase": "suspected", "note": "gpu-count: 7 of 8"},
+    ]
+    assert already_hurt(wounds, nodes) == [
+        "n4 has been injected with gpu-lost and bad-replacement before: the drill leaves that as it is",
+        "n4 is suspected: gpu-count: 7 of 8",
+    ]
+    assert already_hurt([], nodes[:1]) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.marks import marks_of_controller, marks_of_run
+from dalsegno.drill.marks import marks_of_controller, marks_of_run, troubles_of
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark
 
 
@@ -36,3 +36,23 @@ def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_d
         (4.0, "replace"),
         (5.0, RETURNED),
     ]
+
+
+def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_what_is_said_of_jobs_is_not():
+    events = [
+        {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": "slurmd: no slurmd runs; stays in service: 4 nodes"},
+        {"id": 2, "at": 2.0, "node": "n1", "kind": "note", "text": "job 5 is over"},
+    ]
+    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
+
+
+def test_what_befell_a_run_that_nobody_disturbed_is_told():
+    formed = [{"at": 1.0, "event": "generation", "generation": 1, "nodes": ["n1"]}]
+    failed = {"at": 2.0, "event": "failed", "node": "n1", "rank": 3, "what": "failed: CheckpointError"}
+    again = {"at": 3.0, "event": "generation", "generation": 2, "nodes": ["n1"]}
+    assert troubles_of(formed) == ""
+    assert troubles_of([*formed, failed]) == "n1: rank 3 failed: CheckpointError"
+    assert troubles_of([*formed, failed, again]) == (
+        "it started again 1 time, at first because of n1: rank 3 failed: CheckpointError"
+    )
+    assert troubles_of([*formed, again]) == "it started again 1 time"

@@ -54,6 +54,12 @@ def test_what_went_wrong_is_said_first():
     assert "2 processes were left behind" in sentences(bad)
 
 
+def test_an_undisturbed_run_that_had_to_start_again_is_told_of():
+    drill = replace(DRILL, troubles="it started again 1 time")
+    assert sentences(drill)[-1] == "the undisturbed run was not quite that: it started again 1 time"
+    assert as_json(drill)["troubles"] == "it started again 1 time"
+
+
 def test_programs_get_all_of_it():
     told = json.loads(json.dumps(as_json(DRILL)))
     assert told["survived"] is True and told["share"] == 0.9

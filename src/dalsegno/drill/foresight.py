@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dalsegno.drill.lots import Lot
+from dalsegno.targets.base import Wound
 
 _STAYS = "nodes that are broken stay so until `dalsegno inject --clear` or `dalsegno up`"
 _MODES = {"observe": "the controller only observes (`mode: observe` in the cluster file)",
@@ -41,3 +42,17 @@ def _beyond_the_budget(faults: int, told: Mapping[str, Any], partitions: Sequenc
         f"{faults} of the faults may cost a node, and the controller takes {left} more out of service within this hour:"
         " nodes beyond that stay as they are; `per_hour` in the cluster file allows more"
     )
+
+
+def already_hurt(wounds: Sequence[Wound], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong before the drill begins, a sentence each. `nodes` is what the controller says of them."""
+    injected: dict[str, list[str]] = {}
+    for wound in wounds:
+        injected.setdefault(wound.node, []).append(wound.fault)
+    found = [
+        f"{node} has been injected with {' and '.join(faults)} before: the drill leaves that as it is"
+        for node, faults in injected.items()
+    ]
+    return found + [
+        f"{node['node']} is suspected: {node['note']}" for node in nodes if node.get("phase") == "suspected"
+    ]

@@ -70,6 +70,7 @@ class Drill:
     orphans: int = 0
     exact: bool | None = None
     held_back: Mapping[str, str] = field(default_factory=dict)  # nodes that the controller may not mend, and why
+    troubles: str = ""  # that the undisturbed run had, though nobody broke anything
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:

@@ -43,6 +43,8 @@ def sentences(drill: Drill) -> list[str]:
             "are those of an undisturbed run, bit for bit" if drill.exact else "DIFFER from those of an undisturbed run"
         )
         found.append(f"the weights {same}")
+    if drill.troubles:
+        found.append(f"the undisturbed run was not quite that: {drill.troubles}")
     if drill.orphans:
         found.append(f"{drill.orphans} processes were left behind")
     found += [f"{node} is left as it is: {why}" for node, why in drill.held_back.items()]
@@ -77,7 +79,12 @@ def as_json(drill: Drill) -> dict[str, Any]:
     recoveries = [{**asdict(each.blow), **_figures(each)} for each in drill.recoveries]
     whole = {"seed": drill.seed, "survived": drill.survived, "exit_code": drill.exit_code, "exact": drill.exact}
     times = {"started": drill.started, "ended": drill.ended, "goodput": dict(drill.goodput), "share": drill.share}
-    steps = {"steps": len(drill.steps), "steps_lost": drill.steps_lost, "orphans": drill.orphans}
+    steps = {
+        "steps": len(drill.steps),
+        "steps_lost": drill.steps_lost,
+        "orphans": drill.orphans,
+        "troubles": drill.troubles,
+    }
     marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
     return {**whole, **times, **steps, "faults": recoveries, "held_back": dict(drill.held_back), "events": marks}
 
