@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from threading import Thread
 
-from dalsegno.cli.drill import write_page
+import pytest
+
+from dalsegno.cli.drill import check_page, write_page
+from dalsegno.errors import DalsegnoError, UsageError
 
 
 def test_a_file_is_replaced_and_what_is_no_file_stays_what_it_is(tmp_path: Path):
@@ -21,3 +24,27 @@ def test_a_file_is_replaced_and_what_is_no_file_stays_what_it_is(tmp_path: Path)
     write_page(pipe, "told")
     reader.join(60)
     assert read == ["told"] and pipe.is_fifo()
+
+
+def test_a_place_where_no_page_can_be_is_refused_before_the_drill(tmp_path: Path):
+    check_page(tmp_path / "page.html")
+    check_page(Path("/dev/null"))
+    with pytest.raises(UsageError, match="there is no folder") as refused:
+        check_page(tmp_path / "no" / "page.html")
+    assert "--report" in refused.value.hint
+    with pytest.raises(UsageError, match="the report cannot go to /proc/page"):
+        check_page(Path("/proc/page.html"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        check_page(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_fine_before_somebody_reads_it(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    check_page(tmp_path / "pipe")
+
+
+def test_a_place_that_is_gone_at_the_end_is_told_with_what_helps(tmp_path: Path):
+    with pytest.raises(DalsegnoError, match="the report cannot go to") as refused:
+        write_page(tmp_path / "gone" / "page.html", "told")
+    assert "--report" in refused.value.hint

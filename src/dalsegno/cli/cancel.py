@@ -50,10 +50,15 @@ def cancel_run(run: RunFolder) -> None:
     if is_over(status):
         out.talk(f"run {run.run} was over already: {status.message or f'it ended with code {status.exit_code}'}")
         return
-    _mark(run)
     with out.progress() as say:
-        _end(run, status, say)
+        end_run(run, say)
     out.talk(f"run {run.run} is cancelled")
+
+
+def end_run(run: RunFolder, say: Say) -> None:
+    """Returns when it has ended with all that belongs to it."""
+    _mark(run)
+    _end(run, _status(run), say)
 
 
 def _mark(run: RunFolder) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.interrupts import interruptible
+from dalsegno.cli.interrupts import stoppable, to_the_end
+from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place
+    from dalsegno.launch.folder import RunFolder
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
@@ -40,12 +43,14 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
     may_change(place)
-    with interruptible():
-        try:
-            _play(scene, target, cluster, place, report)
-        finally:
-            if not keep:
-                _take_down(target, place)
+    _refuse_another(place)
+    _check(scene, target, cluster, report)
+    runs: list[RunFolder] = []
+    with stoppable(), ExitStack() as afterwards:
+        if not keep:
+            afterwards.callback(_discard, runs)
+        _bring_up(target, cluster, place, None if keep else afterwards)
+        _play(scene, target, place, report, runs)
     if keep:
         name = cluster.name
         out.talk(
@@ -54,33 +59,54 @@ def command(keep: bool, scene: str, report: str | None) -> None:
         )
 
 
-def _play(scene: str, target: LocalTarget, cluster: Cluster, place: Place, report: str | None) -> None:
-    if scene == "researchers":
-        from dalsegno.cli import demo_researchers
+def _refuse_another(place: Place) -> None:
+    """A demo goes from nothing to nothing: it plays on no cluster that is there, and takes none of them down."""
+    from dalsegno.cluster import places
 
-        _bring_up(target, cluster, place)
-        demo_researchers.play(target)
-        return
+    if place in places():
+        raise DalsegnoError(
+            f"there is a cluster {place.name} already: kept, or of a demo that is under way or was killed",
+            hint=f"`dalsegno down {place.name}` removes it; `dalsegno drill -M {place.name}` plays on it",
+        )
+
+
+def _check(scene: str, target: LocalTarget, cluster: Cluster, report: str | None) -> None:
+    """What a scene needs, before anything is made."""
     if scene == "docker":
         from dalsegno.cli import demo_docker
 
         demo_docker.check(target, cluster)
-        _bring_up(target, cluster, place)
+    elif scene == "survival":
+        from dalsegno.cli import demo_survival
+
+        demo_survival.check(report)
+
+
+def _play(scene: str, target: LocalTarget, place: Place, report: str | None, runs: list[RunFolder]) -> None:
+    """`runs`: gets those that go with the cluster."""
+    if scene == "researchers":
+        from dalsegno.cli import demo_researchers
+
+        demo_researchers.play(target)
+    elif scene == "docker":
+        from dalsegno.cli import demo_docker
+
         demo_docker.play(target)
-        return
-    from dalsegno.cli import demo_survival
+    else:
+        from dalsegno.cli import demo_survival
 
-    demo_survival.check_python()
-    _bring_up(target, cluster, place)
-    demo_survival.play(place, report)
+        demo_survival.play(place, report, runs)
 
 
-def _bring_up(target: LocalTarget, cluster: Cluster, place: Place) -> None:
+def _bring_up(target: LocalTarget, cluster: Cluster, place: Place, afterwards: ExitStack | None) -> None:
     from dalsegno.cli.demo_researchers import for_one_user
     from dalsegno.targets.local.placement import LOOPBACK
 
     out.heading("A cluster from one file")
     with place.lock():
+        _refuse_another(place)  # one that was quicker
+        if afterwards is not None:
+            afterwards.callback(to_the_end, lambda: _take_down(target, place))
         plan = target.plan(cluster)
         if plan.placement.hosts == LOOPBACK and cluster.users:
             plan = target.plan(for_one_user(cluster, target.machine.user))
@@ -99,3 +125,11 @@ def _take_down(target: LocalTarget, place: Place) -> None:
     with place.lock():
         target.destroy(lambda text: None)
     out.talk(f"\nthe cluster is down after {time.monotonic() - started:.1f} s; nothing of it is left")
+
+
+def _discard(runs: list[RunFolder]) -> None:
+    from dalsegno.cluster import runs_home
+    from dalsegno.jobs import discard_run
+
+    for run in runs:
+        discard_run(run, runs_home())

@@ -7,20 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import Stopped
 from dalsegno.errors import NotThere
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place
     from dalsegno.drill.story import Drill
+    from dalsegno.launch.folder import RunFolder
 
 NODES, SPARES = 4, 1
 PAGE = "dalsegno-demo.html"
 SAY_EVERY_S = 2.0
 
 
-def check_python() -> None:
+def check(report: str | None) -> None:
     """Before anything is made."""
+    from dalsegno.cli.drill import check_page
     from dalsegno.jobs import find_python
+
+    check_page(_page(report))
 
     if not find_python(os.environ, "torch"):
         raise NotThere(
@@ -29,7 +34,12 @@ def check_python() -> None:
         )
 
 
-def play(place: Place, report: str | None) -> None:
+def _page(report: str | None) -> Path:
+    return Path(report or PAGE).absolute()
+
+
+def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
+    """`runs`: gets those of which nobody will want to know more."""
     from dalsegno.cli.drill import write_page
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.cli.drill_view import View
@@ -37,16 +47,19 @@ def play(place: Place, report: str | None) -> None:
     from dalsegno.drill.page import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
-    view = View(SAY_EVERY_S)
     theatre = Theatre.open(place.name, NODES, SPARES)
-    drill = theatre.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
-    view.clear()
-    path = Path(report or PAGE).absolute()
-    write_page(path, render_page(drill, "Dal Segno: the demo"))
+    try:
+        with View(SAY_EVERY_S) as view:
+            drill = theatre.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
+    except Stopped:
+        runs += theatre.traces.runs
+        raise
     _show(drill)
-    out.data(f"\nall of it as a page, with a picture: {path}")
+    write_page(_page(report), render_page(drill, "Dal Segno: the demo"))
+    out.data(f"\nall of it as a page, with a picture: {_page(report)}")
     if not drill.survived:
         raise SystemExit(1)
+    runs += theatre.traces.runs
 
 
 def _show(drill: Drill) -> None:

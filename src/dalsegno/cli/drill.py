@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.interrupts import stoppable
 from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.drill.story import Drill
 
 SAY_EVERY_S = 10.0
+ELSEWHERE = "`--report FILE` names another place"
 
 
 @click.command()
@@ -58,30 +63,55 @@ def command(
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     path = Path(report or f"drill-{seed}.html").absolute()
     kinds = chosen(only)
+    check_page(path)
     theatre = Theatre.open(name, nodes, spares, with_spares)
     view = View(SAY_EVERY_S)
-    found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
-    view.clear()
-    write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
+    with stoppable(), view:
+        found = theatre.perform(draw(faults, seed, kinds), seed, compare=not no_compare, say=view.say, tell=view.tell)
     if json_:
         out.as_json({**as_json(found), "report": str(path)})
     else:
         _show(found)
+    write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
     out.talk(f"the report: {path}")
     raise SystemExit(0 if found.survived else 1)
 
 
+def check_page(path: Path) -> None:
+    """Before anything is begun: can the page be written when all is done?"""
+    import tempfile
+
+    if not path.parent.is_dir():
+        raise UsageError(_no_page(path, f"there is no folder {path.parent}"), hint=ELSEWHERE)
+    try:
+        if path.exists() and not path.is_file():
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # a pipe need not have its reader yet
+        else:
+            tempfile.TemporaryFile(
+                dir=path.parent
+            ).close()  # where a file is replaced as a whole, a new one comes first
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise UsageError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
+
+
 def write_page(path: Path, text: str) -> None:
     """What is no plain file, such as /dev/null or a pipe, is written to; a file is replaced as a whole."""
-    from dalsegno.system.files import explain, write_atomic
+    from dalsegno.system.files import write_atomic
 
-    if not path.exists() or path.is_file():
-        write_atomic(path, text, mode=0o644)
-        return
     try:
-        path.write_text(text)
+        if not path.exists() or path.is_file():
+            write_atomic(path, text, mode=0o644)
+        else:
+            path.write_text(text)
     except OSError as error:
-        raise explain(error, path) from error
+        raise DalsegnoError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
+    except DalsegnoError as error:
+        raise DalsegnoError(_no_page(path, error.what), hint=ELSEWHERE) from error
+
+
+def _no_page(path: Path, why: str) -> str:
+    return f"the report cannot go to {path}: {why}"
 
 
 def _show(drill: Drill) -> None:

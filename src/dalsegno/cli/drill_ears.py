@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.drill.marks import marks_of_controller, marks_of_run
-from dalsegno.drill.story import RETURNED, Blow, Mark
+from dalsegno.drill.story import RETURNED, Mark
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
@@ -36,9 +36,9 @@ class Ears:
         self.marks += new
         return new
 
-    def is_back(self, blow: Blow) -> bool:
-        """Whether the node was returned to service after this blow."""
-        return any(mark.what == RETURNED and mark.node == blow.node and mark.at > blow.at for mark in self.marks)
+    def is_back(self, node: str, since: float) -> bool:
+        """Whether it was returned to service after that."""
+        return any(mark.what == RETURNED and mark.node == node and mark.at > since for mark in self.marks)
 
     def automation(self) -> dict[str, Any] | None:
         """What the controller says of itself; None where there is none."""
@@ -50,12 +50,8 @@ class Ears:
 
     def held_back(self) -> dict[str, str]:
         """Nodes that the controller will not mend soon, and why; none where it does not answer now."""
-        if self._controller is None:
-            return {}
-        with contextlib.suppress(DalsegnoError):
-            nodes = ask(self._controller, {"nodes": True}, ANSWER_S).get("nodes", [])
-            return {str(node["node"]): str(node["note"]) for node in nodes if Held(node["held_back"]).lasting}
-        return {}
+        nodes = nodes_known_to(self._controller)
+        return {str(node["node"]): str(node["note"]) for node in nodes if Held(node["held_back"]).lasting}
 
     def _of_run(self) -> list[Mark]:
         entries = list(journal.read(self._run.journal))
@@ -77,3 +73,12 @@ class Ears:
         with contextlib.suppress(DalsegnoError):
             return list(ask(self._controller, {"events": since}, ANSWER_S).get("events", []))
         return []
+
+
+def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:
+    """What the controller says of each node; nothing where there is none, or it does not answer now."""
+    if controller is None:
+        return []
+    with contextlib.suppress(DalsegnoError):
+        return list(ask(controller, {"nodes": True}, ANSWER_S).get("nodes", []))
+    return []

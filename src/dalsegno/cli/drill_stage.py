@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno import drill
-from dalsegno.cli.drill_ears import Ears
+from dalsegno.cli import out
+from dalsegno.cli.drill_ears import Ears, nodes_known_to
+from dalsegno.cli.drill_folder import clear_leftovers, drill_folder
+from dalsegno.cli.drill_traces import Traces
 from dalsegno.drill.cast import cast
-from dalsegno.drill.foresight import left_undone, mends
+from dalsegno.drill.foresight import already_hurt, left_undone, mends
 from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.marks import troubles_of
 from dalsegno.drill.notes import Notes
 from dalsegno.drill.play import play
 from dalsegno.drill.story import Blow, Drill, Mark, Step
@@ -26,7 +28,6 @@ from dalsegno.launch.status import Status, read_status
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place, SlurmHere
-    from dalsegno.targets.base import CanBreak
 
 Say = Callable[[Blow | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
@@ -41,21 +42,14 @@ SCRIPT = Path(drill.__file__).with_name("training.py")
 
 @dataclass
 class Training:
-    """A run of the drill's own script. It is a stage for `play`; whoever leaves it early ends it."""
+    """A run of the drill's own script: a stage for `play`."""
 
     folder: RunFolder
     notes: Notes
-    target: CanBreak
+    traces: Traces
     ears: Ears
     spares: int  # that ought to stand by
     tell: Callable[[Training, list[Mark]], None]  # what is new
-
-    def __enter__(self) -> Training:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self.over():
-            self.folder.cancel.touch()
 
     def look(self) -> None:
         self.notes.read()
@@ -77,9 +71,7 @@ class Training:
         return self.status().over
 
     def strike(self, kind: Kind, node: str) -> None:
-        from dalsegno.targets.faults import FAULTS
-
-        self.target.inject(FAULTS[kind.fault], node, kind.options)
+        self.traces.strike(kind, node)
 
     def status(self) -> Status:
         status = read_status(self.folder.status)
@@ -108,11 +100,19 @@ class Training:
         while missing and time.monotonic() < until:
             self.look()
             held = self.ears.held_back()
-            missing = [blow for blow in missing if not self.ears.is_back(blow)]
+            missing = [blow for blow in missing if not self.ears.is_back(blow.node, blow.at)]
             if all(blow.node in held for blow in missing):
                 break
             time.sleep(0.1)
         return {blow.node: held[blow.node] for blow in missing if blow.node in held}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What came of the undisturbed run."""
+
+    weights: str
+    troubles: str  # that it had all the same
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Theatre:
 
     place: Place
     slurm: SlurmHere
-    target: CanBreak
+    traces: Traces
     nodes: int
     spares: int
     heals: bool = True  # wait until broken nodes are back in service
@@ -133,25 +133,31 @@ class Theatre:
         from dalsegno.cluster import find_place, find_slurm
 
         place = find_place(name)
-        target, slurm = open_breakable(place), find_slurm(place.name)
-        return cls(place, slurm, target, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
+        traces, slurm = Traces(open_breakable(place)), find_slurm(place.name)
+        return cls(place, slurm, traces, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(
         self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[Mark]], None]
     ) -> Drill:
+        from dalsegno.cluster import runs_home
+
         total = sum(lot.after_steps for lot in lots) + (ROOM_FOR_SPARES if self.with_spares else ROOM) * len(lots)
-        with _folder() as folder, self._mended_afterwards():
-            weights = self._undisturbed(folder, total, say, tell) if compare else ""
+        home = runs_home()
+        clear_leftovers(home, _end_abandoned)
+        for line in already_hurt(self.traces.target.injected(), nodes_known_to(self.slurm.controller)):
+            say(line)
+        with drill_folder(home) as folder, self.traces.removed(say):
+            reference = self._undisturbed(folder, total, say, tell) if compare else None
             say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
             started = time.time()
-            with self._start(folder / "disturbed", total, PAUSE_S, tell) as training:
-                mended = self._foresee(training, lots, say)
-                blows = play(training, lots, say, with_spares=self.with_spares)
-                if len(blows) < len(lots):
-                    say(f"{len(blows)} of the {len(lots)} faults: the run did not train long enough for more")
-                code = training.end(END_S + total * PAUSE_S)
+            training = self._start(folder / "disturbed", total, PAUSE_S, tell)
+            mended = self._foresee(training, lots, say)
+            blows = play(training, lots, say, with_spares=self.with_spares)
+            if len(blows) < len(lots):
+                say(f"{len(blows)} of the {len(lots)} faults: the run did not train long enough for more")
+            code = training.end(END_S + total * PAUSE_S)
             held = training.all_back(blows, HEAL_S if mended else 0.0)
-            return _account(training, seed, started, blows, code, weights, held)
+            return _account(training, seed, started, blows, code, reference, held)
 
     def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:
         """Say what will not be mended; False if nothing will."""
@@ -160,24 +166,22 @@ class Theatre:
             say(undone)
         return self.heals and mends(told)
 
-    @contextmanager
-    def _mended_afterwards(self) -> Iterator[None]:
-        """What was broken is not left so, however the drill ends."""
-        try:
-            yield
-        finally:
-            for node in sorted({wound.node for wound in self.target.injected()}):
-                self.target.clear(node)
-
-    def _undisturbed(self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[Mark]], None]) -> str:
+    def _undisturbed(
+        self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[Mark]], None]
+    ) -> Reference:
         say(f"the undisturbed run to compare with: {total} steps")
-        with self._start(folder / "undisturbed", total, 0.0, tell) as training:
-            code = training.end(END_S + total)
-        if code:
+        training = self._start(folder / "undisturbed", total, 0.0, tell)
+        code = training.end(END_S + total)
+        troubles = troubles_of(journal.read(training.folder.journal))
+        if code or not training.notes.weights:
+            how = f"ended with code {code}" if code else "noted no weights to compare with"
             raise DalsegnoError(
-                f"already the undisturbed run ended with code {code}", hint=f"`dalsegno why {training.folder.run}`"
+                f"already the undisturbed run {how}" + (f": {troubles}" if troubles else ""),
+                hint=f"`dalsegno why {training.folder.run}`",
             )
-        return training.notes.weights
+        if troubles:
+            say(f"nobody broke anything, and yet {troubles}")
+        return Reference(training.notes.weights, troubles)
 
     def _start(
         self, folder: Path, total: int, pause_s: float, tell: Callable[[Training, list[Mark]], None]
@@ -198,9 +202,18 @@ class Theatre:
             chdir=str(folder),
         )
         home = runs_home()
-        run = start(make_plan(request, self.slurm, home), self.slurm, home)
-        ears = Ears(run, self.slurm.controller)
-        return Training(run, Notes(folder / "notes"), self.target, ears, self.spares, tell)
+        plan = make_plan(request, self.slurm, home)
+        self.traces.runs.append(RunFolder(Path(plan.folder)))
+        run = start(plan, self.slurm, home)
+        self.traces.ears = ears = Ears(run, self.slurm.controller)
+        return Training(run, Notes(folder / "notes"), self.traces, ears, self.spares, tell)
+
+
+def _end_abandoned(run: RunFolder) -> None:
+    from dalsegno.cli.cancel import end_run
+
+    end_run(run, lambda text: None)
+    out.step(f"run {run.run} is cancelled: the drill it belonged to was killed")
 
 
 def _in_service(slurm: SlurmHere) -> int:
@@ -223,7 +236,7 @@ def _account(
     started: float,
     blows: Sequence[Blow],
     code: int,
-    weights: str,
+    reference: Reference | None,
     held_back: dict[str, str],
 ) -> Drill:
     progress = read_progress(training.folder.progress)
@@ -239,8 +252,9 @@ def _account(
         dict(progress.account.spent) if progress else {},
         code,
         orphans=_orphans(training.folder.run),
-        exact=training.notes.weights == weights if weights else None,
+        exact=training.notes.weights == reference.weights if reference else None,
         held_back=held_back,
+        troubles=reference.troubles if reference else "",
     )
 
 
@@ -258,14 +272,3 @@ def _orphans(run: str) -> int:
 def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:
     """All that ever were the run's."""
     return tuple(sorted({node for entry in entries if entry.get("event") == "granted" for node in entry["nodes"]}))
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Where all nodes see it; gone afterwards. The dot: it is no run."""
-    from dalsegno.cluster import runs_home
-
-    home = runs_home()
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".drill-", dir=home, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

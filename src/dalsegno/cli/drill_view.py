@@ -24,6 +24,12 @@ class View:
         self._live, self._every_s = sys.stderr.isatty(), every_s
         self._began, self._said, self._drawn = time.monotonic(), 0.0, False
 
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
     def say(self, blow: Blow | str) -> None:
         self.clear()
         text = blow if isinstance(blow, str) else f"{blow.fault} on {blow.node}"

@@ -25,7 +25,7 @@ TAKEN_DOWN = f"{CANCELLED}: its cluster was taken down"
 
 def runs_on(place: Place) -> list[RunFolder]:
     """Runs under way on the cluster: those that its controller keeps, whose ever they are, and our own."""
-    found = {run.root.resolve(): run for run in (*_kept(place), *_own(place)) if _is_under_way(run)}
+    found = {run.root.resolve(): run for run in (*_kept(place), *_own(place)) if is_under_way(run)}
     return sorted(found.values(), key=lambda run: run.run)
 
 
@@ -48,7 +48,7 @@ def _own(place: Place) -> Iterator[RunFolder]:
     cluster = cluster_id({"SLURM_CONF": str(Folder(place.folder).slurm_conf)})
     for run in list_runs(runs_home()) if cluster else ():
         with contextlib.suppress(DalsegnoError, OSError):
-            if _is_under_way(run) and read_plan(run).cluster == cluster:
+            if is_under_way(run) and read_plan(run).cluster == cluster:
                 yield run
 
 
@@ -60,7 +60,7 @@ def end_in_order(runs: Sequence[RunFolder]) -> None:
             with contextlib.suppress(OSError):
                 os.close(os.open(run.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     until = time.monotonic() + ORDERLY_S
-    while time.monotonic() < until and any(_is_under_way(run) for run in runs if _is_ours(run)):
+    while time.monotonic() < until and any(is_under_way(run) for run in runs if _is_ours(run)):
         time.sleep(0.05)
 
 
@@ -83,7 +83,7 @@ def _is_ours(run: RunFolder) -> bool:
     return False
 
 
-def _is_under_way(run: RunFolder) -> bool:
+def is_under_way(run: RunFolder) -> bool:
     status = _status(run)
     return status is not None and not is_over(status)
 

@@ -11,7 +11,7 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
-from dalsegno.cli.interrupts import INTERRUPTED, end_at_once
+from dalsegno.cli.interrupts import INTERRUPTED, Stopped, end_at_once
 from dalsegno.cli.slurm_words import in_text
 from dalsegno.errors import DalsegnoError, SpecError
 
@@ -91,9 +91,10 @@ def main() -> None:
         sys.stdout.flush()
     except (DalsegnoError, click.ClickException) as error:
         code = _explain(error)
-    except (KeyboardInterrupt, click.Abort):
-        out.error("interrupted")
-        code = INTERRUPTED
+    except (KeyboardInterrupt, click.Abort) as end:
+        stopped = end.__cause__  # click makes an Abort of every interrupt
+        out.error(stopped.word if isinstance(stopped, Stopped) else "interrupted")
+        code = stopped.exit_code if isinstance(stopped, Stopped) else INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
         code = BROKEN_PIPE

@@ -1,0 +1,72 @@
+"""The folder of a drill goes with it, and that of one that was killed with the next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.cli.drill_folder import clear_leftovers, drill_folder
+from dalsegno.jobs import first_status, plan_run, prepare_run
+from dalsegno.launch.folder import RunFolder
+from tests.cli.runs import end
+from tests.jobs.runs import FOREIGN, asked
+from tests.waiting import eventually
+
+SOURCE = Path(__file__).parents[2] / "src"
+DRILLS = """
+import sys, time
+from pathlib import Path
+from dalsegno.cli.drill_folder import drill_folder
+with drill_folder(Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    time.sleep(1000)
+"""
+
+
+def trains_in(folder: Path, home: Path) -> RunFolder:
+    plan = plan_run(asked(chdir=str(folder / "disturbed")), replace(FOREIGN, runs_folder=str(home)), "drill-k3f9x")
+    return prepare_run(plan, {}, first_status(plan, "ada", time.time()), home)
+
+
+def test_it_is_gone_afterwards(tmp_path: Path):
+    with drill_folder(tmp_path / "runs") as folder:
+        (folder / "notes").write_text("step")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_that_of_a_living_drill_stays_and_that_of_a_killed_one_does_not(tmp_path: Path):
+    argv = [sys.executable, "-c", DRILLS, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as drill:
+        try:
+            assert drill.stdout is not None
+            folder = Path(drill.stdout.readline().strip())
+            clear_leftovers(tmp_path)
+            assert folder.is_dir()
+        finally:
+            drill.kill()
+    assert folder.is_dir()
+    eventually(lambda: (clear_leftovers(tmp_path), not folder.exists())[1])
+
+
+def test_a_run_that_still_trains_in_it_keeps_it_until_it_is_ended(tmp_path: Path):
+    folder = tmp_path / ".drill-dead"
+    folder.mkdir()
+    run = trains_in(folder, tmp_path)
+    clear_leftovers(tmp_path)
+    assert folder.is_dir()
+    ended: list[RunFolder] = []
+    clear_leftovers(tmp_path, ended.append)
+    assert ended == [run] and not folder.exists()
+
+
+def test_a_run_that_is_over_keeps_nothing(tmp_path: Path):
+    folder = tmp_path / ".drill-dead"
+    folder.mkdir()
+    end(trains_in(folder, tmp_path))
+    clear_leftovers(tmp_path)
+    assert not folder.exists()

@@ -1,0 +1,68 @@
+"""What a drill takes back when it ends, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.cli.drill_traces import Traces
+from dalsegno.drill.lots import Kind
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.status import read_status
+from dalsegno.targets.base import Wound
+from dalsegno.targets.faults import Fault, Options
+from tests.cli.runs import make_run, tell
+
+
+class Bench:
+    """Nodes that can be broken. A power cut is over when it has happened: nothing of it lasts."""
+
+    def __init__(self, *wounds: Wound) -> None:
+        self.wounds = {(wound.fault, wound.node): wound for wound in wounds}
+
+    def inject(self, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+        if fault.name != "power-off":
+            self.wounds[fault.name, node] = Wound(fault.name, node, time.time())
+        return {}
+
+    def injected(self) -> Sequence[Wound]:
+        return list(self.wounds.values())
+
+    def clear(self, node: str, fault: str | None = None) -> Sequence[Wound]:
+        if node == "stuck":
+            raise DalsegnoError("stuck is being replaced", hint="wait")
+        return [self.wounds.pop(key) for key in list(self.wounds) if key[1] == node and fault in (None, key[0])]
+
+
+def test_its_own_faults_are_undone_and_those_of_others_are_not():
+    others = (Wound("gpu-lost", "n1", 1.0), Wound("bad-replacement", "n2", 1.0), Wound("xid", "n3", 1.0))
+    bench, said = Bench(*others), list[str]()
+    traces = Traces(bench)
+    with traces.removed(said.append):
+        traces.strike(Kind("xid", Options(code=79)), "n1")
+        traces.strike(Kind("agent-dead"), "n2")
+    assert bench.injected() == list(others) and said == []
+
+
+def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(tmp_path: Path):
+    run, never_begun = make_run(tmp_path), make_run(tmp_path, "drill-other")
+    tell(run, phase="running")
+    never_begun.status.unlink()
+    bench, said = Bench(), list[str]()
+    traces = Traces(bench, runs=[run, never_begun])
+    with pytest.raises(KeyboardInterrupt), traces.removed(said.append):
+        traces.strike(Kind("power-off"), "n1")
+        traces.strike(Kind("agent-dead"), "n2")
+        traces.strike(Kind("agent-dead"), "stuck")
+        raise KeyboardInterrupt
+    ended = read_status(run.status)
+    assert ended is not None and (ended.phase, ended.message) == ("ended", "cancelled")
+    assert said == [
+        f"the drill is cut short: run {run.run} is cancelled; agent-dead on n2 is undone; "
+        "agent-dead on stuck is not undone: stuck is being replaced; "
+        "n1 is off: the controller mends it if it may, and `dalsegno up` boots it"
+    ]
