@@ -216,11 +216,16 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
 
 def way_into(slurm: SlurmHere) -> Callable[[str, Sequence[str]], tuple[list[str], dict[str, str]]] | None:
     """How a command gets into a node of a cluster of ours on this machine, without Slurm; None for any other."""
+    target = target_of(slurm)
+    return (lambda node, words: target.on_node(node, words, slurm.env, "/")) if target else None
+
+
+def target_of(slurm: SlurmHere) -> LocalTarget | None:
+    """The cluster on this machine whose Slurm it is; None for any other, and from inside one of its hosts."""
     if not cluster_id(slurm.env) or inside_a_host():
         return None
     folder = Path(slurm.env["SLURM_CONF"]).parents[1]
-    target = open_local(Place(folder.name, folder.parents[1]))
-    return lambda node, words: target.on_node(node, words, slurm.env, "/")
+    return open_local(Place(folder.name, folder.parents[1]))
 
 
 def no_answer(of: str = "") -> DalsegnoError:

@@ -1,5 +1,6 @@
 """What faults do to a node's telemetry, and which remedy ends which of them: no cluster needed."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,25 @@ import pytest
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.system.procfs import start_ticks
 from dalsegno.targets.faults import FAULTS
+from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.breaking.hardware import CHANGES, tell, with_faults
 from dalsegno.targets.local.breaking.kinds import KINDS
 from dalsegno.targets.local.breaking.network import drop_program
-from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, note
+from dalsegno.targets.local.breaking.records import (
+    HISTORY,
+    Injected,
+    forget,
+    injected_into,
+    note,
+    remember,
+    remembered,
+)
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.rebuilding import mend
 from dalsegno.targets.local.telemetry import healthy_node
-from tests.local.sites import nodes_of
+from tests.local.sites import folder_of, nodes_of
 from tests.local.test_desired import cluster
 
 HEALTHY = healthy_node(cluster(1).nodes[0], simulated=True)
@@ -28,6 +39,26 @@ def after(fault: str, **options: Any) -> Telemetry:
 
 def gpu(telemetry: Telemetry, index: int = 0) -> GpuFacts:
     return next(each for each in telemetry.gpus if each.index == index)
+
+
+def test_a_worker_that_hung_and_was_ended_hangs_no_more(tmp_path: Path):
+    folder, own = folder_of(tmp_path), os.getpid()
+    for node, start in (("train-1", start_ticks(own)), ("train-2", 1)):  # of train-2's, another process has the PID now
+        note(folder, "worker-hang", node, {}, {"pid": own, "start": start})
+    assert [one.fault for one in injected_into(folder, "train-1")] == ["worker-hang"]
+    assert injected_into(folder, "train-2") == []
+
+
+def test_what_was_ever_injected_is_remembered(tmp_path: Path):
+    nodes = nodes_of(tmp_path)
+    note(nodes.folder, "gpu-lost", "train-1", {})
+    remember(nodes.folder, "train-1", "gpu-lost is injected")
+    with (nodes.folder.faults("train-1") / HISTORY).open("a") as file:
+        file.write("[12, \n")
+    clear(nodes, "train-1")
+    assert injected_into(nodes.folder, "train-1") == []
+    said = [what for _, what in remembered(nodes.folder, "train-1")]
+    assert said == ["gpu-lost is injected", "gpu-lost is undone"]
 
 
 def test_an_xid_is_a_line_in_the_kernels_log():

@@ -11,6 +11,7 @@ from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.accounts import parse_accounts
 from dalsegno.slurm.parse.config import parse_config
+from dalsegno.slurm.parse.events import NodeEvent, parse_events
 from dalsegno.slurm.parse.job import parse_job
 from dalsegno.slurm.parse.nodes import parse_nodes
 from dalsegno.slurm.parse.nodes_json import parse_nodes_json
@@ -236,6 +237,15 @@ def test_one_job_tells_where_it_runs_and_writes() -> None:
     assert job.excluded == ()
     (other,) = parse_job(recorded("job-mixed").replace("ExcNodeList=(null)", "ExcNodeList=n[1-2]"))
     assert other.excluded == ("n1", "n2")
+
+
+def test_when_a_node_was_out_of_service_is_told_by_the_accounting() -> None:
+    assert parse_events(recorded("event")) == [
+        NodeEvent("train-1", 1794771971, "DRAIN", "root", "new | RAM"),
+        NodeEvent("train-2", 1794771973, "DRAIN", "root",
+                  "dalsegno:reboot:xid[79] Xid 79 on 0000:41:00: GPU has fallen off the bus."),
+    ]  # fmt: skip
+    assert parse_events("You are not running a supported accounting_storage plugin\n") == []
 
 
 def test_history_tells_gpus_and_times() -> None:

@@ -9,6 +9,7 @@ from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.parse.events import NodeEvent
 from dalsegno.slurm.states import JobState, NodeFlag, NodeState
 from dalsegno.why import (
     Care,
@@ -19,6 +20,7 @@ from dalsegno.why import (
     explain_run,
     in_order,
     moments_of_job,
+    moments_of_node,
     moments_of_run,
     nodes_of_run,
     read_care,
@@ -163,6 +165,16 @@ def test_nobody_is_told_to_return_a_node_whose_checks_fail():
     assert found.sentence.endswith("we leave alone. It is not fit for service: xid (GPU 0 is off the bus)")
     assert found.next == "dalsegno health --node gpu-3"
     assert explain_node(drained, read_care({"checks": [lost, well]})) == explain_node(drained)
+
+
+def test_what_slurm_had_to_say_of_a_node_is_told_also_when_it_is_back():
+    drained = NodeEvent("gpu-3", 100, "DRAIN", "bob", "new RAM")
+    told = Moment(100, "slurm", "drain: new RAM (bob)")
+    assert list(moments_of_node(node(), [drained])) == [told]
+    again = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob", reason_at=101)
+    assert list(moments_of_node(again, [drained])) == [told], "the same"
+    later = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob", reason_at=500)
+    assert [moment.at for moment in moments_of_node(later, [drained])] == [100, 500], "not in the database yet"
 
 
 def test_other_states_of_a_node():

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
     from dalsegno.slurm.job_info import JobInfo
+    from dalsegno.slurm.parse.events import NodeEvent
     from dalsegno.why import Answer, Care, Moment
 
-CONTROLLER_S = 3.0
+CONTROLLER_S = DATABASE_S = 3.0
 LAST = 500  # events of the controller that are looked through
 MOST_NODES = 16  # of a run or a job whose own stories are told with it
 _JOB = re.compile(r"\d+([_+]\d+)?")
@@ -153,12 +154,28 @@ def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, Moment, explain_node, in_order
+    from dalsegno.why import Answer, explain_node, in_order, moments_of_node
 
-    node = slurm.client.node(name)
-    drained = [Moment(node.reason_at, "slurm", f"{node.reason} ({node.reason_user})")] if node.reason_at else []
-    care = _care(name, slurm)
-    return Answer(f"node {name}", explain_node(node, care), in_order(drained, care.moments))
+    node, care = slurm.client.node(name), _care(name, slurm)
+    slurms = moments_of_node(node, _events(name, slurm))
+    return Answer(f"node {name}", explain_node(node, care), in_order(_injected(name, slurm), slurms, care.moments))
+
+
+def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:
+    """Nothing where there is no accounting database, or it does not answer."""
+    try:
+        return slurm.client_within(DATABASE_S).node_events(node)
+    except CommandFailed:
+        return []
+
+
+def _injected(node: str, slurm: SlurmHere) -> list[Moment]:
+    """What was done to it on purpose; nobody should look for the cause of that."""
+    from dalsegno.cluster import target_of
+    from dalsegno.why import Moment
+
+    target = target_of(slurm)
+    return [Moment(at, "inject", what) for at, what in target.injected_ever(node)] if target else []
 
 
 def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float | None) -> list[Moment]:

@@ -12,6 +12,7 @@ from dalsegno.slurm.names import free_text, job_id, node_list, word
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.accounts import ASSOC_ARGV, QOS_ARGV, USER_ARGV, parse_accounts
 from dalsegno.slurm.parse.config import CONFIG_ARGV, parse_config
+from dalsegno.slurm.parse.events import EVENTS_ARGV, NodeEvent, parse_events
 from dalsegno.slurm.parse.job import JOB_ARGV, parse_job
 from dalsegno.slurm.parse.nodes import NODES_ARGV, parse_nodes
 from dalsegno.slurm.parse.ping import PING_ARGV, ControllerPing, parse_ping
@@ -94,6 +95,10 @@ class SlurmClient:
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
         return parse_history(self._ask((*HISTORY_ARGV, *since, *((f"--jobs={ids}",) if ids else ()))))
+
+    def node_events(self, node: str) -> list[NodeEvent]:
+        """When a node was out of service in the last week; needs the accounting database."""
+        return parse_events(self._ask((*EVENTS_ARGV, f"nodes={node_list(node)}", "start=now-7days")))
 
     def config(self) -> dict[str, str]:
         """The settings slurmctld runs with."""

@@ -10,7 +10,7 @@ AFTER_S = 60.0  # what befell a node so soon after a run or job had failed may b
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that was noted. `who`: Slurm, the run, the controller, or a check."""
+    """Something that was noted. `who`: Slurm, the run, the controller, a check, or `inject`."""
 
     at: float  # seconds since 1970
     who: str

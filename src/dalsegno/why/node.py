@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.phase import Phase
@@ -9,10 +11,12 @@ from dalsegno.recovery.reason import SLURM_USERS, read_reason
 from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.parse.events import NodeEvent
 from dalsegno.slurm.states import NodeFlag
-from dalsegno.why.answer import Verdict
+from dalsegno.why.answer import Moment, Verdict
 from dalsegno.why.care import Care
 
+SAME_S = 2  # between slurmctld's time of a drain and the database's
 _UNKNOWN = Care()
 _WILL = {
     Remedy.RESET: "its GPUs are reset",
@@ -52,6 +56,15 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
     if node.draining:
         return _drained_by_others(node, care)
     return _by_state(node)
+
+
+def moments_of_node(node: NodeInfo, events: Sequence[NodeEvent]) -> Iterator[Moment]:
+    """What Slurm's accounting tells of it, and what slurmctld says now, which the database may not have yet."""
+    for each in events:
+        yield Moment(each.at, "slurm", f"{each.state.lower()}: {each.reason} ({each.user})")
+    at = node.reason_at
+    if at and not any(each.reason == node.reason and abs(each.at - at) <= SAME_S for each in events):
+        yield Moment(at, "slurm", f"{node.reason} ({node.reason_user})")
 
 
 def _drained_by_others(node: NodeInfo, care: Care) -> Verdict:

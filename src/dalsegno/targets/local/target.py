@@ -19,7 +19,7 @@ from dalsegno.targets.base import Plan, Say, Status, Wound
 from dalsegno.targets.faults import FAULTS, Fault, Options
 from dalsegno.targets.local.apply import Site, apply
 from dalsegno.targets.local.breaking.doing import clear, inject
-from dalsegno.targets.local.breaking.records import Injected, injected_into
+from dalsegno.targets.local.breaking.records import Injected, injected_into, remembered
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.images import import_all, present
@@ -193,6 +193,10 @@ class LocalTarget:
         nodes = self._nodes()
         found = [one for node in nodes.cluster.nodes for one in injected_into(self.folder, node.name)]
         return [_wound(one) for one in found]
+
+    def injected_ever(self, node: str) -> list[tuple[float, str]]:
+        """When what was injected into a node, or undone by hand."""
+        return remembered(self.folder, node)
 
     def clear(self, node: str, fault: str | None = None) -> list[Wound]:
         return [_wound(one) for one in clear(self._nodes(), node, fault)]

@@ -15,7 +15,7 @@ from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.breaking.kinds import OF_A_GPU, kind_of
 from dalsegno.targets.local.breaking.network import check_rate, drop_program
 from dalsegno.targets.local.breaking.processes import DAEMONS, check_runs, largest_task
-from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, is_current, note
+from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, is_current, note, remember
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.rack import power_off
 from dalsegno.targets.local.services import daemon_env
@@ -25,6 +25,7 @@ from dalsegno.targets.local.workers import find_worker, kill_worker
 def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
     """Break a node; what was done, as facts. What lasts is written down, and its end arranged for, before it begins."""
     _check(nodes, fault, node, options)
+    remember(nodes.folder, node, _in_words(fault, options))
     if fault.name == "power-off":
         power_off(nodes, node)
         return {"is_node": nodes.is_node(node)}
@@ -44,6 +45,7 @@ def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
     found = [fault for fault in injected_into(nodes.folder, node) if only in (None, fault.fault)]
     for fault in found:
         undo(nodes, fault)
+        remember(nodes.folder, node, f"{fault.fault} is undone")
     return found
 
 
@@ -65,6 +67,11 @@ def undo_when_due(nodes: Nodes, node: str, mark: str) -> None:
 def _undo_later(nodes: Nodes, fault: Injected, for_s: float) -> None:
     argv = [*launcher(), "undo-fault", str(nodes.folder.root), fault.node, fault.mark, str(time.time() + for_s)]
     start(argv, daemon_env(nodes.folder), output=nodes.folder.log(fault.node, "faults")).close()
+
+
+def _in_words(fault: Fault, options: Options) -> str:
+    code = f" {options.code}" if options.code is not None else ""
+    return f"{fault.name}{code} is injected" + (f" for {options.for_s:g} s" if options.for_s is not None else "")
 
 
 def _told(fault: Fault, options: Options) -> dict[str, Any]:

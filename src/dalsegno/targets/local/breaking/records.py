@@ -13,7 +13,8 @@ from typing import Any
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.result import Remedy
-from dalsegno.system.files import make_folder, read_json, write_atomic
+from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
+from dalsegno.system.procfs import Process
 from dalsegno.targets.local.folder import Folder
 
 
@@ -58,11 +59,38 @@ def is_current(folder: Folder, injected: Injected) -> bool:
 def injected_into(folder: Folder, node: str) -> list[Injected]:
     """All that lasts on a node, the oldest first; a file that cannot be understood stands for nothing."""
     found = (_read(path) for path in folder.faults(node).glob("*.json"))
-    return sorted((one for one in found if one is not None), key=lambda one: one.at)
+    return sorted((one for one in found if one is not None and not _is_over(one)), key=lambda one: one.at)
+
+
+def _is_over(one: Injected) -> bool:
+    """A worker that hangs does so until it is ended, by its run or with its job."""
+    if one.fault != "worker-hang" or "pid" not in one.undo:
+        return False
+    return not Process(int(one.undo["pid"]), int(one.undo["start"])).alive()
 
 
 def record_path(folder: Folder, injected: Injected) -> Path:
     return _path(folder, injected.node, injected.fault)
+
+
+HISTORY = "history"  # beside what lasts: what was ever injected, a line each
+
+
+def remember(folder: Folder, node: str, what: str) -> None:
+    """That it was done on purpose, for whoever asks later why: what lasts is forgotten when it is over."""
+    make_folder(folder.faults(node))
+    with (folder.faults(node) / HISTORY).open("a") as file:
+        file.write(json.dumps([time.time(), what]) + "\n")
+
+
+def remembered(folder: Folder, node: str) -> list[tuple[float, str]]:
+    """When what was injected; a line that a crash has cut off stands for nothing."""
+    found = []
+    for line in (read_text(folder.faults(node) / HISTORY) or "").splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            at, what = json.loads(line)
+            found.append((float(at), str(what)))
+    return found
 
 
 def _path(folder: Folder, node: str, fault: str) -> Path:
