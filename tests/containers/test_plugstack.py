@@ -93,6 +93,21 @@ def test_a_line_that_names_a_missing_plugin_is_put_out_of_use():
     assert repair.drop == (StackLine(STACK, missing),) and repair.add.startswith(f"required {PYXIS}")
 
 
+def test_somebody_elses_line_that_keeps_srun_from_starting_is_named_and_put_out_of_use_and_ours_is_not_blamed():
+    ours, theirs, optional = f"required {OURS} data=/d", "required /nope/x.so", "optional /nope/y.so"
+    said = f"srun: error: spank: {STACK}:3: dlopen(/nope/x.so): /nope/x.so: cannot open shared object file"
+    hosts = [host(name, ours, theirs, optional, plugins=(OURS,), errors=(said,)) for name in ("login", "n1")]
+    found = judge(hosts, own=True)
+    assert found[0].what.endswith(f"{STACK} names /nope/x.so, which is not there, so that no job can be handed in")
+    assert {each.fix for each in found} == {f"take `{theirs}` out of {STACK}"}
+    for own in (True, False):
+        assert repairs(*hosts, own=own) == [
+            Repair(name, STACK, drop=(StackLine(STACK, theirs),)) for name in ("login", "n1")
+        ]
+    well = [host("login", ours, plugins=(OURS,), knows=True), hosts[1]]
+    assert repairs(*well, own=True) == [Repair("n1", STACK, drop=(StackLine(STACK, theirs),))]
+
+
 def test_a_plugin_of_another_slurm_is_not_mended_by_naming_it_once_more():
     said = "srun: error: plugin_load_from_file: Incompatible Slurm plugin version (23.11.4)"
     hosts = [with_pyxis("login"), host("n1", f"required {PYXIS}", errors=(said,))]

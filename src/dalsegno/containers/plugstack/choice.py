@@ -37,7 +37,8 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts]) -> tuple[StackLine, ...]:
     """Lines that name a plugin that is not there, or another than the cluster's."""
     kind = choose(hosts)
-    return tuple(line for line in host.registered if not host.is_there(line.plugin) or (kind and line.kind is not kind))
+    missing = host.missing
+    return tuple(line for line in host.lines if line in missing or (kind and line.kind not in (None, kind)))
 
 
 def slurm_version(hosts: Sequence[HostFacts]) -> str:

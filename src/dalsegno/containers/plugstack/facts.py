@@ -77,6 +77,15 @@ class HostFacts:
         """Lines that name a plugin for containers."""
         return tuple(line for line in self.lines if line.kind)
 
+    @property
+    def missing(self) -> tuple[StackLine, ...]:
+        """Lines that name a plugin that is not there: one for containers, or any other without which srun gives up."""
+        away = [line for line in self.lines if line.plugin and not self.is_there(line.plugin)]
+        return tuple(line for line in away if line.kind or self._stumbles_over(line))
+
+    def _stumbles_over(self, line: StackLine) -> bool:
+        return line.text.startswith("required") and any(line.plugin in error for error in self.errors)
+
     def is_there(self, plugin: str) -> bool:
         return plugin in self.plugins if "/" in plugin else any(basename(each) == plugin for each in self.plugins)
 

@@ -71,6 +71,8 @@ def _unasked(host: HostFacts) -> str:
         return "its plugstack.conf requires a plugin that does not load; slurmd's log on the node names it"
     if known := next((fix for said, fix in SSH_SAYS.items() if said in host.silent.rpartition("ssh: ")[2]), None):
         return known
+    if host.login and host.silent.startswith("ssh: "):
+        return f"`ssh {host.host} true`, with the options of the cluster file, must work first"
     if host.login:
         return "Slurm's commands must work here first: `sinfo`"
     return f"`sinfo -n {host.host}` tells its state; a node that is full or down can be asked later, or over ssh"
@@ -79,7 +81,7 @@ def _unasked(host: HostFacts) -> str:
 def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
     why = f"does not know --container-image: {_reason(host)}"
     here = next((each for each in hosts if each.login), None)
-    if any(line.text.startswith("required") and not host.is_there(line.plugin) for line in host.registered):
+    if any(line.text.startswith("required") for line in host.missing):
         return f"{why}, so that {'no job can be handed in' if host.login else 'no job starts there'}"
     if host.login or here is None or "srun" not in here.knows:
         return why
@@ -96,11 +98,10 @@ def _reason(host: HostFacts) -> str:
         return "there is no slurm.conf to be found"
     if not host.files:
         return f"there is no {host.stack}"
+    if host.missing:
+        return f"{host.missing[0].file} names {host.missing[0].plugin}, which is not there"
     if not host.registered:
         return f"{host.stack} names no plugin for containers"
-    line = next((line for line in host.registered if not host.is_there(line.plugin)), None)
-    if line:
-        return f"{line.file} names {line.plugin}, which is not there"
     if host.errors:
         return f"{host.registered[0].plugin} does not load ({host.errors[0]})"
     return f"{host.registered[0].file} names {host.registered[0].plugin}, but srun does not read it"
@@ -117,6 +118,8 @@ def _registering(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
         return f"build {line.split()[1]} anew, for the Slurm that is there"
     if line:
         return ", and ".join([*away, *([] if named else [f"add `{line}` to {host.stack}"])])
+    if any(each.kind is None for each in wrong):
+        return ", and ".join(away)
     if kind is Kind.PYXIS:
         model = next(each for each in hosts if each.installed(Kind.PYXIS))
         return f"install Pyxis and Enroot there, as on {model.host}"

@@ -65,6 +65,8 @@ def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, 
         return Repair(host.host, host.stack, line, drop, again, folders, restart)
     if line:
         return Repair(host.host, host.stack, "", drop) if drop else None  # it is named, and does not load
+    if others := tuple(each for each in drop if each.kind is None):
+        return Repair(host.host, host.stack, "", others)  # with these, no plugin shows whether it works
     if choose(hosts) is Kind.PYXIS or own or host.slurm != slurm_version(hosts):
         return None  # to be installed there; or to be had from the cluster file; or ours would not load there
     return Repair(host.host, host.stack, our_line(host, target, folder), host.registered, install=target)
