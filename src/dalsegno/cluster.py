@@ -208,6 +208,11 @@ def silence(slurm: SlurmHere) -> DalsegnoError | None:
     from dalsegno.targets.local.folder import Folder
     from dalsegno.targets.local.observe import controller_runs
 
+    conf = slurm.env.get("SLURM_CONF")
+    if conf and not os.path.exists(conf):
+        return UsageError(
+            f"SLURM_CONF names {conf}, which is not there", hint="unset it, or name Slurm's own slurm.conf"
+        )
     if not cluster_id(slurm.env) or inside_a_host():
         return None
     folder = Folder(Path(slurm.env["SLURM_CONF"]).parents[1])

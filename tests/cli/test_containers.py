@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dalsegno.cli.containers_site import others
+from dalsegno.slurm import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
 
 FILE = """
@@ -36,6 +38,37 @@ def test_a_file_without_hosts_to_log_in_to_is_refused(tmp_path: Path):
     assert refused.returncode == 2 and "its target is `local`" in refused.stderr and "needs no file" in refused.stderr
     both = check(tmp_path, str(tmp_path / "c.yaml"), "-M", "one")
     assert both.returncode == 2 and "name two clusters" in both.stderr
+
+
+def test_wrong_usage_is_told_from_hosts_that_are_not_well(tmp_path: Path):
+    (tmp_path / "far.yaml").write_text(FILE)
+    (tmp_path / "bad.yaml").write_text("name: far\ntarget: ssh\nnonsense: 1\n")
+    far, bad = str(tmp_path / "far.yaml"), str(tmp_path / "bad.yaml")
+    for args, told in (
+        ([f"{far}x"], "no such file"),
+        ([bad], "nonsense"),
+        (["-M", "nope"], "there is no cluster `nope`"),
+        ([far, "-o", "Nonsense"], "'Nonsense' is no option of ssh's"),
+        (["-o", "Foo"], "'Foo' is no option of ssh's"),
+        (["--folder", "rel", "--repair"], "from `/` on"),
+        (["--folder", "/a b", "--repair"], "without blanks"),
+    ):
+        refused = check(tmp_path, *args)
+        assert refused.returncode == 2 and told in refused.stderr and "hint: " in refused.stderr, refused
+
+
+def test_a_node_from_which_theothers_are_asked_is_counted_once():
+    nodes = [NodeInfo(name, NodeState.IDLE) for name in ("n1", "n2")]
+    nodes.append(NodeInfo("n3", NodeState.IDLE, frozenset({NodeFlag.POWERED_DOWN})))
+    assert (others(nodes, "n1"), others(nodes, "login")) == (("n2",), ("n1", "n2"))
+
+
+def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
+    told = subprocess.run(
+        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True, timeout=20,
+        check=False,
+    )  # fmt: skip
+    assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
 
 
 def test_a_bad_option_of_sshs_is_told_once_for_all_hosts(tmp_path: Path):

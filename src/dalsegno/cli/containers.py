@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.errors import DalsegnoError, NotThere, SpecError, UsageError
 from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
@@ -58,12 +59,14 @@ def check(
     from dalsegno.containers.plugstack.repairs import FOLDER
 
     folder = folder.rstrip("/") or FOLDER
-    if not folder.startswith("/") or any(letter.isspace() or letter in "#%" for letter in folder):
-        raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by a path without blanks, `#` and `%`")
-    if file and name:
-        raise UsageError("a file and --cluster name two clusters", hint="give one of them")
+    _check_usage(file, name, folder, ssh_options)
     with interruptible():
-        site = site_of(file, ssh_options) if file else site_here(name, ssh_options)
+        try:
+            site = site_of(file, ssh_options) if file else site_here(name, ssh_options)
+        except (NotThere, SpecError) as error:
+            if file or name:
+                error.exit_code = UsageError.exit_code  # 1 says that hosts were asked
+            raise
         hosts = _ask(site)
         planned = _decide(site, hosts, folder)[0] if dry_run else []
         done = _mend(site, hosts, folder) if repair and not dry_run else []
@@ -77,6 +80,20 @@ def check(
         if found and not repair and not dry_run:
             out.talk("\n`--repair` mends what it can; `--dry-run` tells what that is")
     raise SystemExit(1 if found else 0)
+
+
+def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: Sequence[str]) -> None:
+    if not folder.startswith("/"):
+        raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by its whole path, from `/` on")
+    if any(letter.isspace() or letter in "#%" for letter in folder):
+        raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by a path without blanks, `#` and `%`")
+    if file and name:
+        raise UsageError("a file and --cluster name two clusters", hint="give one of them")
+    for option in ssh_options:
+        if not re.fullmatch(r"\s*[A-Za-z]\w*(\s*=\s*|\s+)\S.*", option, re.DOTALL):
+            raise UsageError(
+                f"{option!r} is no option of ssh's", hint="write `--ssh-option NAME=VALUE`, as `--ssh-option Port=2222`"
+            )
 
 
 def _ask(site: Site) -> list[HostFacts]:

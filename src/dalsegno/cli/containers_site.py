@@ -45,9 +45,9 @@ def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
     partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
     inside = way_into(slurm)
     second = Way("its host", inside) if inside else by_ssh(slurm.env, ssh_options)
-    names = tuple(node.name for node in nodes if node.name not in asleep)
-    ways = (by_srun(slurm.env, partitions, closed), second)
     this = platform.node()
+    names = others(nodes, this)
+    ways = (by_srun(slurm.env, partitions, closed), second)
     return Site(
         bool(cluster_id(slurm.env)), (this,), names, asleep, {**dict.fromkeys(names, ways), this: (here(slurm.env),)}
     )
@@ -71,6 +71,11 @@ def site_of(file: str, ssh_options: Sequence[str]) -> Site:
     nodes = tuple(node.name for node in cluster.nodes if node.name not in logins)
     way = by_ssh(os.environ, ssh_options, hosts_of(spec.ssh or Ssh(), (*logins, *nodes)))
     return Site(False, logins, nodes, (), dict.fromkeys((*logins, *nodes), (way,)))
+
+
+def others(nodes: Sequence[NodeInfo], this: str) -> tuple[str, ...]:
+    """The nodes to ask; this host, which is asked itself, may be one of them."""
+    return tuple(node.name for node in nodes if not node.powered_down and node.name != this)
 
 
 def _closed(node: NodeInfo) -> str:
