@@ -1,10 +1,12 @@
 """Where a hanging worker is."""
 
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from dalsegno.launch.agent.procs import is_stopped
 from dalsegno.launch.agent.stacks import WAIT_S, capture, capture_all
 from tests.launch.warm_agent import Agent, script
 from tests.waiting import eventually
@@ -36,6 +38,15 @@ def test_a_process_that_tells_nothing_is_said_to(tmp_path: Path):
     with subprocess.Popen(["sleep", "60"]) as process:
         capture(process.pid, str(tmp_path / "stacks.txt"))
         assert "tells nothing of where it is" in (tmp_path / "stacks.txt").read_text()
+        process.kill()
+
+
+def test_of_a_process_that_was_stopped_it_is_said(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid))
+        capture(process.pid, str(tmp_path / "stacks.txt"))
+        assert "was stopped from outside (SIGSTOP)" in (tmp_path / "stacks.txt").read_text()
         process.kill()
 
 

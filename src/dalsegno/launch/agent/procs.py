@@ -46,11 +46,21 @@ def below(pid: int) -> list[int]:
 
 
 def is_zombie(pid: int) -> bool:
+    return _state(pid) in (b"", b"Z", b"X")
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, until another lets it go on."""
+    return _state(pid) == b"T"
+
+
+def _state(pid: int) -> bytes:
+    """As ps writes it; nothing of a process that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return True
+        return b""
 
 
 def catches(pid: int, number: int) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from dalsegno.launch.agent.procs import catches
+from dalsegno.launch.agent.procs import catches, is_stopped
 from dalsegno.launch.agent.script import STACKS_SIGNAL
 
 WAIT_S = 1.0  # for the first line of it
@@ -32,7 +32,13 @@ def capture(pid: int, path: str) -> None:
     with contextlib.suppress(OSError):  # nowhere to write: the run is worth more than where it was
         if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
             with open(path, "a") as file:
-                file.write(f"process {pid} tells nothing of where it is: install py-spy to see it\n")
+                file.write(f"process {pid} {_why_silent(pid)}\n")
+
+
+def _why_silent(pid: int) -> str:
+    if is_stopped(pid):
+        return "was stopped from outside (SIGSTOP): it cannot tell where it is; install py-spy to see it"
+    return "tells nothing of where it is: install py-spy to see it"
 
 
 def _by_pyspy(pid: int, path: str) -> bool:
