@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dalsegno.cli.automation import sentence
+from dalsegno.cli.events import line
 from dalsegno.cli.main import cli
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.actions import Drain
@@ -75,6 +76,11 @@ def test_events_are_lines_or_json(invoke: Invoke):
     assert invoke("events").output.rstrip().endswith("gpu-2  drained: xid[79] Xid 79")
     assert [json.loads(each)["node"] for each in invoke("events", "--json").output.splitlines()] == ["gpu-2"]
     assert "knows no node" in str(invoke("events", "--node", "gpu-9").exception)
+
+
+def test_what_befell_no_node_stands_below_what_befell_one():
+    nobodys, own = ({"at": 1e9, "node": node, "kind": "pause", "text": "so"} for node in ("", "gpu-2"))
+    assert line(nobodys, 5).index("pause so") == line(own, 5).index("so")
 
 
 def test_automation_is_paused_and_resumed(invoke: Invoke):

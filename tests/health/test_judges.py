@@ -60,6 +60,8 @@ def heat(*celsius: float, every_s: float = 30) -> list[Heat]:
 def test_a_gpu_that_nears_slowdown_and_rises_is_told_of_before_it_is_there() -> None:
     found = judge_heating(heat(74, 75, 77, 78, 80))
     assert (found.verdict, found.text) == (WARNED, "GPU 0 rises by 3.0 °C a minute: slowdown in 2 min")
+    assert judge_heating(heat(74, 77, 80, 83, 86)).text.endswith("a minute: slowdown within a minute")
+    assert judge_heating(heat(34, 60, 80, 96, 96)).text.endswith("a minute: it slows down already")
     assert judge_heating(heat(80, 80, 80, 80, 80)).verdict is PASSED  # hot, but steady
     assert judge_heating(heat(80, 78, 77, 75, 74)).verdict is PASSED
     assert judge_heating(heat(30, 40, 50, 55, 60)).verdict is PASSED  # a job has begun

@@ -120,6 +120,12 @@ def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: Machine, senten
     assert (made.fresh, made.empty, made.sentences()) == (True, False, [sentence])
 
 
+def test_the_gpus_that_are_counted_are_those_of_the_nodes_before_them():
+    first, second = cluster(2).nodes
+    made = plan(replace(cluster(2), nodes=(first, replace(second, spare=True))))
+    assert "1 virtual node with 2 simulated GPUs and 1 spare in 1 partition" in made.sentences()[0]
+
+
 def test_a_new_cluster_boots_every_host_and_writes_every_file():
     made = plan(cluster(2, logins=("login-1",)))
     assert made.boot == ("switch", "head", "machine-room", "login-1", "train-1", "train-2")

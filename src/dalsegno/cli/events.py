@@ -46,13 +46,15 @@ def command(name: str | None, follow: bool, node: str | None, everything: bool, 
 def _show_new(socket: Path, since: int, node: str | None, json_: bool) -> int:
     """All that is there; returns from where to go on."""
     while events := ask_controller(socket, {"events": since})["events"]:
+        width = max(len(event["node"]) for event in events)
         for event in events:
             if node in (None, event["node"]):
-                out.data(json.dumps(event) if json_ else line(event))
+                out.data(json.dumps(event) if json_ else line(event, width))
         since = events[-1]["id"]
     return max(since, 0)
 
 
-def line(event: dict[str, Any]) -> str:
+def line(event: dict[str, Any], width: int = 0) -> str:
+    """`width`: of the nodes' names, so that all texts begin below each other."""
     kind = "" if event["node"] else f"{event['kind']} "  # of a node the text says it all
-    return f"{when(event['at'])}  {event['node'] or '-'}  {kind}{event['text']}"
+    return f"{when(event['at'])}  {(event['node'] or '-').ljust(width)}  {kind}{event['text']}"

@@ -71,9 +71,15 @@ def judge_heating(
     for each, slope in slopes:
         left_c = each.slowdown_c - each.samples[-1].celsius
         if slope and slope > 0 and left_c <= near_c and left_c / slope <= within_min * 60:
-            minutes = max(left_c, 0) / slope / 60
-            return warned(f"GPU {each.index} rises by {slope * 60:.1f} °C a minute: slowdown in {minutes:.0f} min")
+            return warned(f"GPU {each.index} rises by {slope * 60:.1f} °C a minute: {_until(left_c, slope)}")
     return passed("no GPU is heating up towards slowdown")
+
+
+def _until(left_c: float, slope: float) -> str:
+    if left_c <= 0:
+        return "it slows down already"
+    minutes = left_c / slope / 60
+    return f"slowdown in {minutes:.0f} min" if minutes >= 1 else "slowdown within a minute"
 
 
 def _slope_c_per_s(samples: Sequence[Sample], window_s: float, least_s: float) -> float | None:

@@ -204,7 +204,7 @@ def _creation(plan: LocalPlan) -> str:
     with_gpus = f" with {_count(gpus, f'{kind}GPU')}" if gpus else ""
     with_accounting = "with" if plan.cluster.slurm.accounting else "without"
     return (
-        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_spares}{with_gpus} in "
+        f"creates {plan.cluster.name}: {_count(len(nodes), f'{plan.placement.hosts} node')}{with_gpus}{with_spares} in "
         f"{_count(len(plan.cluster.partitions), 'partition')}, {with_accounting} accounting"
     )
 
