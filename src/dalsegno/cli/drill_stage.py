@@ -20,6 +20,7 @@ from dalsegno.drill.marks import troubles_of
 from dalsegno.drill.notes import Notes
 from dalsegno.drill.play import play
 from dalsegno.drill.story import Blow, Drill, Mark, Step
+from dalsegno.drill.words import counted
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
@@ -148,7 +149,8 @@ class Theatre:
             say(line)
         with drill_folder(home) as folder, self.traces.removed(say):
             reference = self._undisturbed(folder, total, say, tell) if compare else None
-            say(f"{total} steps on {self.nodes} nodes with {self.spares} spare, {len(lots)} faults, seed {seed}")
+            where = f"{counted(self.nodes, 'node')} with {counted(self.spares, 'spare')}"
+            say(f"{total} steps on {where}, {counted(len(lots), 'fault')}, seed {seed}")
             started = time.time()
             training = self._start(folder / "disturbed", total, PAUSE_S, tell)
             mended = self._foresee(training, lots, say)

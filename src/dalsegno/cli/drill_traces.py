@@ -87,4 +87,5 @@ class Traces:
             self.ears.listen()
         cuts = {each.node: each.at for each in self.strikes if each.kind.fault == "power-off"}
         gone = [node for node, at in cuts.items() if self.ears is None or not self.ears.is_back(node, at)]
-        return [f"{node} is off: the controller mends it if it may, and `dalsegno up` boots it" for node in gone]
+        mends = "the controller mends it if it may, and `dalsegno up` boots it"
+        return [f"{node} may still be off: {mends}" for node in gone]

@@ -31,6 +31,10 @@ def seconds(value: float | None, unseen: str = "not seen") -> str:
     return unseen if value is None else f"{value:.1f} s"
 
 
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def sentences(drill: Drill) -> list[str]:
     """What to take home."""
     found = [_outcome(drill), _time(drill)]
@@ -62,8 +66,7 @@ def _with_a_spare(drill: Drill) -> list[str]:
 
 
 def _outcome(drill: Drill) -> str:
-    count = len(drill.blows)
-    faults = f"{count} fault{'s' * (count != 1)}"
+    faults = counted(len(drill.blows), "fault")
     if drill.exit_code:
         return f"the run ended with exit code {drill.exit_code} after {faults}"
     return f"the run survived {faults}; {drill.steps_lost} of {len(drill.steps)} steps were done again"
