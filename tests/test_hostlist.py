@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.hostlist import MAX_NODES, HostlistError, compress, expand
+from dalsegno.hostlist import MAX_NODES, HostlistError, closest, compress, expand
 from dalsegno.system.processes import LocalRunner
 
 
@@ -125,3 +125,9 @@ def test_slurm_reads_the_same_names(slurm_conf: str, lists: list[str]) -> None:
 @settings(max_examples=40, deadline=None)
 def test_slurm_writes_the_same_list(slurm_conf: str, names: list[str]) -> None:
     assert compress(names) == scontrol_show("hostlist", ",".join(names), slurm_conf)[0]
+
+
+def test_a_slip_is_told_from_another_number() -> None:
+    assert closest("train1", ["train-1", "lab-1"]) == closest("trian-1", ["train-1", "lab-1"]) == "train-1"
+    assert closest("train-9", ["train-1", "train-5"]) == ""
+    assert closest("train-", ["train-1"]) == "train-1"

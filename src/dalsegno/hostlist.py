@@ -12,6 +12,7 @@ MAX_NODES = 65_536  # Slurm's own bound for a range; also keeps `n[0-999999999]`
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_DIGITS = "0123456789"
 _TAIL = re.compile(r"(.*?)(\d{1,18})$", re.DOTALL)
 
 
@@ -55,6 +56,15 @@ class _Run:
 
     def __str__(self) -> str:
         return self.first if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The one that may have been meant, or "". A name with another number is another name, and nobody's slip."""
+    from difflib import get_close_matches
+
+    stem = name.rstrip(_DIGITS)
+    found = get_close_matches(name, [each for each in known if stem == name or each.rstrip(_DIGITS) != stem], 1)
+    return found[0] if found else ""
 
 
 def _add(runs: list[_Run], digits: str) -> None:

@@ -25,5 +25,5 @@ def test_why_a_node_is_out_of_service_and_a_job_waits(shared: Cli) -> None:
 
 
 def test_what_is_not_there_is_said_with_the_nearest_name(shared: Cli) -> None:
-    answer = shared.run("why", "lab-11")
+    answer = shared.run("why", "lab1")
     assert (answer.code, "did you mean `lab-1`?" in answer.err) == (1, True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.cli.silence import meaning_of
 from dalsegno.cli.slurm_words import as_typed, way_in
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.hostlist import closest
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -78,8 +78,8 @@ def _answer(subject: str, slurm: SlurmHere) -> Answer:
         return _of_node(subject, slurm)
     if any(run.startswith(subject) for run in runs):
         return _of_run(find_run(runs_home(), subject), slurm)
-    close = get_close_matches(subject, [*nodes, *runs], 1)
-    hint = f"did you mean `{close[0]}`?" if close else "`dalsegno status` shows nodes and jobs, `dalsegno runs` runs"
+    close = closest(subject, [*nodes, *runs])
+    hint = f"did you mean `{close}`?" if close else "`dalsegno status` shows nodes and jobs, `dalsegno runs` runs"
     raise NotThere(f"there is no node, run or job `{subject}`", hint=hint)
 
 

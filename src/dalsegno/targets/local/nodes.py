@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from dalsegno.errors import NotThere, TargetError
+from dalsegno.hostlist import closest
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Runner
@@ -33,8 +33,8 @@ class Nodes:
         """The facts of a node; NotThere for what is none."""
         known = {node.name: node for node in self.cluster.nodes}
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean `{close[0]}`? " if close else ""
+            close = closest(name, known)
+            hint = f"did you mean `{close}`? " if close else ""
             raise NotThere(f"there is no node `{name}`", hint=f"{hint}there are {', '.join(list(known)[:12])}")
         return known[name]
 
