@@ -74,6 +74,14 @@ def arguments(pid: int) -> list[str]:
         return []
 
 
+def mapped(pid: int) -> bytes:
+    """What of files is in its memory, as the kernel lists it; empty where we may not look."""
+    try:
+        return (PROC / str(pid) / "maps").read_bytes()
+    except OSError:
+        return b""
+
+
 def descendants(pid: int) -> list[int]:
     """Children, their children and so on, nearest first."""
     found = [pid]

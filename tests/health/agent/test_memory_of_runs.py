@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import uuid
@@ -79,3 +80,14 @@ def test_it_looks_only_now_and_then(tmp_path: Path, run: str):
 
 def test_where_there_is_no_such_folder_nothing_is_done(tmp_path: Path):
     assert MemoryOfRuns(tmp_path / "none").tidy(0.0) == []
+
+
+def test_what_a_process_without_a_mark_still_has_open_stays_until_it_is_gone(tmp_path: Path, run: str):
+    leave(tmp_path, f"dalsegno.{UID}.{run}.0.1")
+    memory = MemoryOfRuns(tmp_path)
+    with (tmp_path / f"dalsegno.{UID}.{run}.0.1").open("r+b") as file:
+        file.truncate(4096)
+        os.utime(file.fileno(), (OLD, OLD))
+        with mmap.mmap(file.fileno(), 4096):
+            assert memory.tidy(0.0) == memory.tidy(UNUSED_S) == []
+    assert memory.tidy(2 * UNUSED_S) == [(UID, run)]

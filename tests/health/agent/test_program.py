@@ -95,7 +95,7 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)
     assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
     all_of_it = [agent.pid, *descendants(agent.pid)]
-    assert all(memory_kib(pid, "VmRSS:", "status") <= 24 << 10 for pid in all_of_it), "30 MB are asked, with NVML"
+    assert all(memory_kib(pid, "VmRSS:", "status") <= 27 << 10 for pid in all_of_it), "30 MB are asked, with NVML"
     assert sum(memory_kib(pid, "Pss:", "smaps_rollup") for pid in all_of_it) <= 30 << 10
     report = nodes.view("gpu-1").report
     assert report is not None and len(report.gpus) == 2 and report.gpus[0].uuid.startswith("GPU-")

@@ -50,6 +50,9 @@ def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> so
     until = time.monotonic() + knock_s
     while talk.known is None and (left := until - time.monotonic()) > 0:
         talk.hear(left)
+    if talk.known is None:
+        sock.close()
+        raise NotMet(f"{address} did not answer within {knock_s:g} s", "unreachable")
     if not talk.known:
         sock.close()
         raise NotMet(f"{address} does not know the secret of this test", "stranger")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dalsegno.system import procfs
@@ -17,6 +17,7 @@ from dalsegno.train.memory.names import ALONE, FOLDER, last_written, sweep
 
 EVERY_S = 10.0
 FRESH_S = 10.0  # what was written a moment ago is in use: then no process is looked at
+FILES = "dalsegno.{}.{}."  # how the names of a run's files begin
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
 Run = tuple[int, str]  # whose, and its id
@@ -35,7 +36,7 @@ class MemoryOfRuns:
         old = [run for run, at in last_written(self._folder).items() if at < fresh and not run[1].startswith(ALONE)]
         unused = set(old) - running(old)
         self._unused = {run: self._unused.get(run, now) for run in unused}
-        gone = sorted(run for run, since in self._unused.items() if now - since >= UNUSED_S)
+        gone = sorted(run for run, since in self._unused.items() if now - since >= UNUSED_S and not is_mapped(run))
         for uid, run in gone:
             sweep(run, self._folder, uid)
         return gone
@@ -43,10 +44,22 @@ class MemoryOfRuns:
 
 def running(runs: Collection[Run]) -> set[Run]:
     """Those of which a process of their user's lives here: an agent, or something that was started by one."""
-    users, found = {uid for uid, _ in runs}, set[Run]()
-    for name in os.listdir(procfs.PROC) if runs else ():
-        uid = procfs.owner(int(name)) if name.isdigit() else None
-        if uid in users:
-            words = {*procfs.environment(int(name)), *(word.encode() for word in procfs.arguments(int(name)))}
-            found |= {run for run in runs if run[0] == uid and words & {run[1].encode(), f"{RUN}={run[1]}".encode()}}
+    found = set[Run]()
+    for uid, pid in _processes({uid for uid, _ in runs}):
+        words = {*procfs.environment(pid), *(word.encode() for word in procfs.arguments(pid))}
+        found |= {run for run in runs if run[0] == uid and words & {run[1].encode(), f"{RUN}={run[1]}".encode()}}
     return found
+
+
+def is_mapped(run: Run) -> bool:
+    """Whether somebody has a file of it open all the same, who bears no mark of the run. Asked before the last step."""
+    mark = f"/{FILES.format(*run)}".encode()
+    return any(mark in procfs.mapped(pid) for _, pid in _processes({run[0]}))
+
+
+def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Of these users: whose, and its id."""
+    for name in os.listdir(procfs.PROC) if users else ():
+        uid = procfs.owner(int(name)) if name.isdigit() else None
+        if uid is not None and uid in users:
+            yield uid, int(name)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from dalsegno.health.seen import Sent
 from dalsegno.health.world import World
 
-LONGEST_S = 120.0  # of what is remembered
 _FILE = "/proc/net/snmp"
 
 
@@ -15,7 +14,7 @@ def ask_traffic(world: World) -> Traffic:
     """All that was seen of late, this look included."""
     now, seen = world.now(), world.seen.sent
     seen.append(parse_snmp(world.read(_FILE), now))
-    while seen[0].at < now - LONGEST_S or seen[0].segments > seen[-1].segments:  # too old, or of another life
+    while seen[0].segments > seen[-1].segments:  # of another life
         seen.popleft()
     return Traffic(now, tuple(seen))
 
