@@ -13,7 +13,7 @@ from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
-from dalsegno.recovery.judge import find_suspicion, is_over, quick_failures, standing
+from dalsegno.recovery.judge import find_suspicion, is_over, is_steady, quick_failures, standing
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import AUTO, OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
@@ -128,7 +128,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
             return _say(own, suspicion)
         return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None
-    if own.phase is Phase.SUSPECTED:
+    if own.phase is Phase.SUSPECTED and is_steady(node, this.now):
         why = "nothing is wrong with it any more"
         why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
         return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses)

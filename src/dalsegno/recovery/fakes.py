@@ -48,7 +48,9 @@ class FakeNode:
     resting: bool = False  # its agent holds no GPU
     missed_at: float | None = None  # by slurmctld
     late: bool = False  # not heard by us, though it is there
-    lost_at: float | None = None  # since when we do not hear it
+    lost_at: float | None = None  # since when we do not hear it ...
+    heard_at: float | None = None  # ... and since when we do
+    quiet: bool = False  # its agent says nothing for now
     effects: list[str] = field(default_factory=list)  # what was really done to it
 
 
@@ -242,9 +244,11 @@ class FakeAgents:
         if not machine.on or self.cluster.blind or node.late:
             boot = machine.boot if node.agent else ""
             node.lost_at = now if node.lost_at is None else node.lost_at
+            node.heard_at = None
             return AgentView(name, Presence.GONE, node.lost_at, boot=boot, host_answers=False, slurmd_answers=False)
         node.lost_at = None
         if not node.agent:
+            node.heard_at = None
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
             return AgentView(name, known, host_answers=True, slurmd_answers=True, answered=now)
         node.heard = True
@@ -252,7 +256,11 @@ class FakeAgents:
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))
         checks = (machine.check, *machine.also)
         report = Report(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
-        return AgentView(name, Presence.CONNECTED, now, now, report, machine.boot, True, True)
+        if node.quiet:
+            node.heard_at = None
+            return AgentView(name, Presence.SILENT, now, now, report, machine.boot, True, True)
+        node.heard_at = now if node.heard_at is None else node.heard_at
+        return AgentView(name, Presence.CONNECTED, node.heard_at, now, report, machine.boot, True, True)
 
     def _finding(self, machine: Machine, check: str) -> Finding:
         says = machine.says or machine.cured_by

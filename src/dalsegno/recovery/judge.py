@@ -14,6 +14,8 @@ from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of,
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import JobInfo, JobState
 
+STEADY_S = 5.0
+NETWORK = "network"  # the check of that name
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
@@ -41,7 +43,7 @@ def is_over(node: NodeFacts, own: NodeBook, faults: Collection[Fault]) -> bool:
 
 def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: int) -> Iterator[Fault]:
     if node.gone and own.seen and own.last_boot:
-        yield Fault(GONE, policy.gone_remedy, "neither its agent nor slurmd answers", gone=True)
+        yield Fault(GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_line(node)}", gone=True)
         return
     if not node.connected:  # what was said by one who is silent now may be long mended
         return
@@ -60,10 +62,22 @@ def found(node: NodeFacts, policy: Policy) -> list[Fault]:
 def find_suspicion(node: NodeFacts, own: NodeBook) -> str:
     """What is odd, and no reason to do anything: one witness is none."""
     if node.agent.presence is Presence.SILENT and own.seen:
-        return "its agent is silent"
+        return f"its agent is silent{_line(node)}"
     if node.agent.presence is Presence.AGENT_DEAD:
-        return "its agent is dead, the node itself answers: its health is not known"
+        return f"its agent is dead, the node itself answers: its health is not known{_line(node)}"
     return ""
+
+
+def is_steady(node: NodeFacts, now: float) -> bool:
+    """Not only just heard again: on a line that loses packets agents fall silent every few seconds."""
+    return not node.connected or now - node.agent.since >= STEADY_S
+
+
+def _line(node: NodeFacts) -> str:
+    """What its last report said of the network."""
+    findings = node.agent.report.findings if node.agent.report else ()
+    bad = any(each.check == NETWORK and each.result.verdict is Verdict.WARNED for each in findings)
+    return "; before that, its network lost packets" if bad else ""
 
 
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from dalsegno.recovery.presence import PROBE_S
 
 QUIET_PORT = 9  # where nobody listens
-TRIES = 3  # of one probe, each with fresh packets: on a bad line some are lost
+TRIES = 6  # of one probe, each with fresh packets: on a line that loses a third each way, all are lost once in 3000
 _NOT_THERE = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
