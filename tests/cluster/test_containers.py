@@ -8,11 +8,13 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,23 @@ users:
 slurm: {accounting: false}
 containers: {enabled: true}
 """
-APPLETS = ("cat", "echo", "grep", "id", "kill", "ls", "mkdir", "pwd", "rm", "sh", "sleep", "test", "touch", "true")
+APPLETS = (
+    "cat",
+    "chown",
+    "echo",
+    "grep",
+    "id",
+    "kill",
+    "ls",
+    "mkdir",
+    "pwd",
+    "rm",
+    "sh",
+    "sleep",
+    "test",
+    "touch",
+    "true",
+)
 ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
 RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
 
@@ -200,7 +218,7 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
 def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
     """All three at once: with or without a container, Slurm takes seconds to see that a step is over."""
     mark, everyone = f"98{os.getpid()}", (cluster, ada, rootless)
-    line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c 'sleep {mark} & sleep {mark}'\""
+    line = f"sbatch --parsable -N2 -o /dev/null --wrap \"srun $I sh -c '(sleep {mark} &); sleep {mark}'\""
     jobs = [who.lines(line)[0] for who in everyone]
     eventually(lambda: len(processes("sleep", mark)) == 4 * len(everyone))
     assert containers(cluster) > 0 and containers(rootless) > 0
@@ -208,6 +226,20 @@ def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, ro
         who.lines(f"scancel {job}")
     eventually(lambda: (processes("sleep", mark), containers(cluster), containers(rootless)) == ([], 0, 0))
     eventually(lambda: (loops(cluster.image), loops(rootless.image)) == (0, 0))
+
+
+def test_what_detaches_goes_with_its_step(someone: Contained):
+    """In a container or not; and where the step is cancelled, its code says so."""
+    mark = f"97{os.getpid()}"
+    detach = f"sh -c '(sleep {mark} &)'"
+    assert someone.lines(f"srun $I {detach}; echo $?; srun {detach}; echo $?") == ["0", "0"]
+    eventually(lambda: processes("sleep", mark) == [])
+    began = someone.cli.home / f"tmp/began-{someone.uid}"
+    cancelled = f"""srun -J detached $I sh -c '(sleep {mark} &); echo began; sleep {mark}' > $1 &
+        until test -s $1; do sleep 0.02; done; scancel --name=detached; wait $!; echo $?"""
+    assert someone.sh(cancelled, str(began)).out == "143\n"
+    eventually(lambda: processes("sleep", mark) == [])
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
 def test_files_of_the_image_gain_nobody_rights(someone: Contained):
@@ -230,6 +262,7 @@ def test_options_do_what_they_say(someone: Contained):
         ("sh -c 'echo $LANG'", "image"),
         ("--container-env=LANG sh -c 'echo $LANG'", "job"),
         ("--container-remap-root id -u", "0"),
+        ("--container-remap-root sh -c 'touch /f && chown 42:42 /f && echo done'", "done"),
         ("--container-entrypoint echo after", "entry after"),
         ("--container-readonly sh -c 'touch /new 2>/dev/null || echo refused'", "refused"),
         ("--container-writable sh -c 'touch /etc/new && echo done'", "done"),
@@ -244,7 +277,7 @@ def test_options_do_what_they_say(someone: Contained):
     seen = [" ".join((folder / str(number)).read_text().split()) for number in range(len(steps))]
     if not os.path.isdir(someone.home):  # nobody's, as the machine has it
         assert f"cannot mount {someone.home}: No such file or directory" in answer.err
-        seen[9] = "1"
+        seen[10] = "1"
     assert seen == [out for _, out in steps], answer
 
 
@@ -332,6 +365,42 @@ def test_a_registrys_image_is_fetched_once_for_sixteen_tasks(rootless: Contained
     assert answer.out == "v1\nv1\n"
     assert answer.err.count(f"dalsegno: importing {address}#team/app:v2; this may take a while\n") == 1
     assert len(fetched) == len(set(fetched)) == 3  # two layers and the configuration
+
+
+def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Contained):
+    with socket.create_server(("", 0)) as silent:  # a registry that takes every call, and never answers
+        image = f"{address_of_this_machine(someone)}:{silent.getsockname()[1]}#team/app:v1"
+        both = "".join(f"srun -w train-{n} -n2 -J silent --container-image={image} true & " for n in (1, 2))
+        with ThreadPoolExecutor(1) as aside:
+            ended = aside.submit(someone.sh, f"{both} wait %1; echo $?; wait %2; echo $?")
+            eventually(lambda: (len(processes("--", image)), len(waiting_tasks(someone))) == (2, 4))
+            someone.lines("scancel --name=silent")
+            assert ended.result().out == "143\n143\n"
+    eventually(lambda: processes("--", image) == [])
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+
+
+def waiting_tasks(someone: Contained) -> list[int]:
+    """Those that wait for their image, and have our plugin of this cluster."""
+
+    def waits(pid: int) -> bool:
+        try:
+            folder = Path(f"/proc/{pid}")
+            return (folder / "comm").read_text() == "awaits-an-image\n" and (
+                str(someone.cli.home) in (folder / "maps").read_text()
+            )
+        except OSError:  # it ended while we looked
+            return False
+
+    return [process.pid for process in find(waits)]
+
+
+def address_of_this_machine(someone: Contained) -> str:
+    """As the cluster's nodes reach it."""
+    node = someone.sh("getent hosts train-1").out.split()
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((node[0] if node else "127.0.0.1", 9))
+        return str(probe.getsockname()[0])
 
 
 def test_an_image_that_is_a_name_is_imported_once_for_all(ada: Contained):

@@ -3,12 +3,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,9 +20,10 @@ enum { SAID_MAX = 8192 };
 
 static _Noreturn void become_program(int out, int err) {
     char *words[] = {(char *)request.import, "image", "import", "--quiet", "--", (char *)request.image, NULL};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setpgid(0, 0);
     if (geteuid() == 0 && request.uid != 0)
         become_user();
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
     int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(out, 1);
@@ -29,6 +32,25 @@ static _Noreturn void become_program(int out, int err) {
     execve(request.import, words, (char *const *)request.variables);
     dprintf(2, "error: %s: %s\n", request.import, strerror(errno));
     _exit(127);
+}
+
+/* Without root Slurm's signals go to all that descends from slurmstepd. They are meant for the tasks: those end of them,
+ * and we when they have. */
+static void leave_signals_to_tasks(bool leave) {
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        signal(signals[i], leave ? SIG_IGN : SIG_DFL);
+}
+
+/* Until it has ended, or nobody is left who wants the image; what has come of it by then is gone on with next time. */
+static int wait_for(pid_t child) {
+    int status = 0;
+    struct pollfd ends[] = {{.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN}, {.fd = ANSWER_FD}};
+    while (ends[0].fd >= 0 && poll(ends, 2, -1) < 0 && errno == EINTR)
+        ;
+    if (ends[1].revents)
+        kill(-child, SIGKILL);
+    return waitpid(child, &status, 0) == child ? status : -1;
 }
 
 /* What was written into a file that has no name. */
@@ -65,17 +87,19 @@ static const char *warning_in(char *text) {
 
 void import_image(void) {
     int out = memfd_create("path", MFD_CLOEXEC), err = memfd_create("errors", MFD_CLOEXEC);
-    int status = 0;
     if (!request.import)
         fail("image %s is no path, and this cluster imports none: `dalsegno image import` makes a .sqsh of it",
              request.image);
     if (out < 0 || err < 0)
         fail("no place for the import's answer: %s", strerror(errno));
+    leave_signals_to_tasks(true);
     pid_t child = fork();
     if (child == 0)
         become_program(out, err);
-    if (child < 0 || waitpid(child, &status, 0) != child)
+    if (child < 0)
         fail("the import cannot be started: %s", strerror(errno));
+    int status = wait_for(child);
+    leave_signals_to_tasks(false);
     char *path = said(out);
     path[strcspn(path, "\n")] = '\0';
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || path[0] != '/')

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "enter.h"
+#include "later.h"
 #include "options.h"
 #include "resume.h"
 #include "start.h"
@@ -169,8 +170,10 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     spank_get_item(spank, S_JOB_STEPID, &step);
     if (step != SLURM_BATCH_SCRIPT)
         read_environment(spank);
-    if (!given[OPTION_IMAGE] && !given[OPTION_NAME])
+    if (!given[OPTION_IMAGE] && !given[OPTION_NAME]) {
+        keep_detached();
         return ESPANK_SUCCESS;
+    }
     container.wanted = true;
     keep_save_path();
     check_save_folder();
@@ -183,8 +186,10 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
 
 int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     (void)count, (void)words;
-    if (container.wanted)
-        enter_container(spank, given, &container); /* does not come back if it fails */
+    if (!container.wanted)
+        return ESPANK_SUCCESS;
+    wait_for_container(spank, given[OPTION_IMAGE], &container);
+    enter_container(spank, given, &container); /* does not come back if it fails */
     return ESPANK_SUCCESS;
 }
 
@@ -193,8 +198,10 @@ int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     static uint32_t ended;
     uint32_t tasks = 0;
     (void)count, (void)words;
-    if (container.mounts >= 0 && given[OPTION_SAVE] &&
-        spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) == ESPANK_SUCCESS && ++ended == tasks)
+    if (!container.wanted || spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || ++ended != tasks)
+        return ESPANK_SUCCESS;
+    stop_waiting();
+    if (container.mounts >= 0 && given[OPTION_SAVE])
         save_container(spank, &site, given[OPTION_SAVE], &container);
     return ESPANK_SUCCESS;
 }

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pwd.h>
 #include <signal.h>
 #include <slurm/slurm.h>
@@ -18,8 +17,9 @@
 #include <unistd.h>
 
 #include "descriptors.h"
+#include "later.h"
 
-enum { WORDS_MAX = 64, SLOW_MS = 2000 };
+enum { WORDS_MAX = 64 };
 
 struct words {
     char *list[WORDS_MAX + 1];
@@ -130,9 +130,9 @@ static void run_helper(const char *path, char *const words[], int answer, int us
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getuid() == 0 && (syscall(SYS_setresuid, 0, 0, 0) != 0 || syscall(SYS_setresgid, 0, 0, 0) != 0))
         _exit(126);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
     dup2(high[0], ANSWER_FD);
@@ -146,71 +146,56 @@ static void run_helper(const char *path, char *const words[], int answer, int us
     _exit(127);
 }
 
-/* An import may take minutes: the step's first node says so, unless it is done at once. */
-static void tell_if_slow(int from, const char *doing) {
-    struct pollfd answer = {.fd = from, .events = POLLIN};
-    if (doing && poll(&answer, 1, SLOW_MS) == 0)
-        slurm_spank_log("dalsegno: %s", doing);
+/* Where there are no cgroups Slurm knows a step's processes by their parents alone (proctrack/linuxproc): those that
+ * detach become slurmstepd's children, and go with the step. Not before the helper is done: a FUSE mount's server
+ * outlives the tasks. */
+void keep_detached(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+struct helper begin_helper(const char *path, char *const words[], int user, int mounts) {
+    struct helper helper = {.pid = -1, .talk = -1};
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+        return helper;
+    helper.pid = fork();
+    if (helper.pid == 0)
+        run_helper(path, words, pair[1], user, mounts);
+    close(pair[1]);
+    helper.talk = pair[0];
+    return helper;
 }
 
-/* The helper's answer and the descriptors that came with it; an answer that begins with `!` is an error. */
-static int ask_helper(const char *path, char *const words[], const char *doing, int user, int mounts, char *text,
-                      size_t size, int *fds, int count) {
-    int pair[2], sent = 0, status = 0;
+int take_message(int from, char *text, size_t size, int *fds, int count) {
     char space[CMSG_SPACE(sizeof(int) * 4)];
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
-    snprintf(text, size, "!the helper %s did not answer", path);
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-        return 0;
-    pid_t child = fork();
-    if (child == 0)
-        run_helper(path, words, pair[1], user, mounts);
-    close(pair[1]);
-    tell_if_slow(pair[0], doing);
-    ssize_t got = child < 0 ? -1 : recvmsg(pair[0], &message, MSG_CMSG_CLOEXEC);
-    if (got > 0) {
-        text[got] = '\0';
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        if (rights && rights->cmsg_type == SCM_RIGHTS) {
-            sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(fds, CMSG_DATA(rights), sizeof(int) * (size_t)(sent < count ? sent : count));
-        }
-    }
-    close(pair[0]);
-    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
+    int sent = 0;
+    ssize_t got;
+    while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         ;
+    if (got <= 0) {
+        snprintf(text, size, "!the container's helper did not answer");
+        return 0;
+    }
+    text[got] = '\0';
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    if (rights && rights->cmsg_type == SCM_RIGHTS) {
+        sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        memcpy(fds, CMSG_DATA(rights), sizeof(int) * (size_t)(sent < count ? sent : count));
+    }
     return sent < count ? sent : count;
 }
 
-void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
-    struct words words = {.count = 0};
-    char text[WHY_LENGTH * 2], doing[WHY_LENGTH] = "";
-    int fds[3] = {-1, -1, -1};
-    uint32_t node = 1;
-    const char *image = given[OPTION_IMAGE];
-    add(&words, "dalsegno-container");
-    add_user(spank, &words);
-    add_site(spank, site, &words);
-    if (image)
-        add(&words, "image=%s", image);
-    if (image && !image_is_path(image)) {
-        add_import(spank, site, &words);
-        if (spank_get_item(spank, S_JOB_NODEID, &node) == ESPANK_SUCCESS && node == 0)
-            snprintf(doing, sizeof doing, "importing %s; this may take a while", image);
-    }
-    if (given[OPTION_MOUNTS])
-        add(&words, "mounts=%s", given[OPTION_MOUNTS]);
-    if (given[OPTION_NAME])
-        add(&words, "name=%s", given[OPTION_NAME]);
-    if (container->script)
-        add(&words, "script=%s", container->script);
-    if (given[OPTION_MOUNT_HOME])
-        add_home(spank, &words);
-    add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
-    add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
-    int count = ask_helper(site->helper, words.list, doing[0] ? doing : NULL, -1, -1, text, sizeof text, fds, 3), next = 0;
-    free_words(&words);
+void end_helper(struct helper *helper) {
+    int status = 0;
+    close(helper->talk);
+    while (helper->pid > 0 && waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    *helper = (struct helper){.pid = -1, .talk = -1};
+}
+
+/* The helper's answer; one that begins with `!` is an error. */
+void take_answer(char *text, const int *fds, int count, struct container *container) {
+    int next = 0;
     if (text[0] == '!' || count < 1) {
         snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
         return;
@@ -228,13 +213,48 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     container->folder = strstr(text, " folder") != NULL;
 }
 
+void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
+    struct words words = {.count = 0};
+    char text[ANSWER_LENGTH];
+    int fds[3] = {-1, -1, -1};
+    const char *image = given[OPTION_IMAGE];
+    bool import = image && !image_is_path(image);
+    add(&words, "dalsegno-container");
+    add_user(spank, &words);
+    add_site(spank, site, &words);
+    if (image)
+        add(&words, "image=%s", image);
+    if (import)
+        add_import(spank, site, &words);
+    if (given[OPTION_MOUNTS])
+        add(&words, "mounts=%s", given[OPTION_MOUNTS]);
+    if (given[OPTION_NAME])
+        add(&words, "name=%s", given[OPTION_NAME]);
+    if (container->script)
+        add(&words, "script=%s", container->script);
+    if (given[OPTION_MOUNT_HOME])
+        add_home(spank, &words);
+    add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
+    add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
+    struct helper helper = begin_helper(site->helper, words.list, -1, -1);
+    free_words(&words);
+    if (import && await_later(spank, helper, container))
+        return;
+    int count = take_message(helper.talk, text, sizeof text, fds, 3);
+    end_helper(&helper);
+    take_answer(text, fds, count, container);
+    keep_detached();
+}
+
 void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container) {
     struct words words = {.count = 0};
-    char text[WHY_LENGTH * 2];
+    char text[ANSWER_LENGTH];
     add(&words, "dalsegno-container");
     add_user(spank, &words);
     add(&words, "save=%s", path);
-    ask_helper(site->helper, words.list, NULL, container->user, container->mounts, text, sizeof text, NULL, 0);
+    struct helper helper = begin_helper(site->helper, words.list, container->user, container->mounts);
+    take_message(helper.talk, text, sizeof text, NULL, 0);
+    end_helper(&helper);
     free_words(&words);
     if (text[0] == '!')
         slurm_spank_log("dalsegno: %s", text + 1);

@@ -5,10 +5,11 @@
 #include <limits.h>
 #include <slurm/spank.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "options.h"
 
-enum { SHOWN_MAX = 16 };
+enum { SHOWN_MAX = 16, ANSWER_LENGTH = WHY_LENGTH * 2 };
 
 /* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
 struct site {
@@ -26,6 +27,18 @@ struct container {
     char note[WHY_LENGTH];      /* for the first of them to tell */
 };
 
+/* The helper at work, and where it answers. */
+struct helper {
+    pid_t pid;
+    int talk;
+};
+
+struct helper begin_helper(const char *path, char *const words[], int user, int mounts);
+int take_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors came with it */
+void end_helper(struct helper *helper);
+void take_answer(char *text, const int *fds, int count, struct container *container);
+
+void keep_detached(void);
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
 void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container);
 

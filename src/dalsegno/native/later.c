@@ -1,0 +1,101 @@
+/* An import may take minutes, and Slurm delivers no signal to a step before its user_init is over: were it waited for
+ * there, nothing could cancel it. So the step begins, a thread of slurmstepd waits for the helper, and the tasks wait in
+ * task_init for what the thread hands on. There a signal ends them as it ends any task, and with the last of them the
+ * helper, which sees its answer wanted by nobody, ends the import. */
+#define _GNU_SOURCE
+#include "later.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { SLOW_MS = 2000 };
+
+static struct {
+    bool begun;
+    pthread_t thread;
+    struct helper helper;
+    int tasks[2]; /* they read from the first */
+    uint32_t task_count;
+    struct container *container;
+} later = {.tasks = {-1, -1}};
+
+static bool send_copy(const char *text, int *fds, int count) {
+    char space[CMSG_SPACE(sizeof(int) * 3)] = {0};
+    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (count > 0) {
+        message.msg_control = space;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+        rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
+        memcpy(CMSG_DATA(rights), fds, sizeof(int) * (size_t)count);
+    }
+    return sendmsg(later.tasks[1], &message, MSG_NOSIGNAL) >= 0;
+}
+
+/* One message for each task: whoever reads, takes one whole. */
+static void *hand_on(void *nothing) {
+    char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
+    int fds[3] = {-1, -1, -1};
+    int count = take_message(later.helper.talk, text, sizeof text, fds, 3);
+    snprintf(copy, sizeof copy, "%s", text);
+    take_answer(copy, fds, count, later.container);
+    keep_detached();
+    for (uint32_t i = 0; i < later.task_count && send_copy(text, fds, count); i++)
+        ;
+    return nothing;
+}
+
+/* False where it cannot be had: then it is waited for at once. */
+bool await_later(spank_t spank, struct helper helper, struct container *container) {
+    sigset_t all, before;
+    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &later.task_count) != ESPANK_SUCCESS || helper.talk < 0 ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, later.tasks) != 0)
+        return false;
+    later.helper = helper, later.container = container;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
+    later.begun = pthread_create(&later.thread, NULL, hand_on, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return later.begun;
+}
+
+/* In a task. What the thread has done to the container when the task was forked is not looked at. */
+void wait_for_container(spank_t spank, const char *image, struct container *container) {
+    char text[ANSWER_LENGTH];
+    int fds[3] = {-1, -1, -1};
+    uint32_t task = 1;
+    struct pollfd answer = {.fd = later.tasks[0], .events = POLLIN};
+    if (!later.begun)
+        return;
+    close(later.tasks[1]);                /* so that it ends with slurmstepd */
+    prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc signals nothing that is called slurmstepd */
+    if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0 && poll(&answer, 1, SLOW_MS) == 0)
+        dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);
+    int count = take_message(later.tasks[0], text, sizeof text, fds, 3);
+    container->mounts = container->user = container->lock = -1;
+    container->folder = false;
+    container->error[0] = container->note[0] = '\0';
+    take_answer(text, fds, count, container);
+}
+
+/* In slurmstepd, once no task is left: the helper and the thread find their sockets shut. */
+void stop_waiting(void) {
+    if (!later.begun)
+        return;
+    shutdown(later.helper.talk, SHUT_RDWR);
+    shutdown(later.tasks[0], SHUT_RDWR);
+    pthread_join(later.thread, NULL);
+    end_helper(&later.helper);
+    close(later.tasks[0]);
+    close(later.tasks[1]);
+    later.begun = false;
+}

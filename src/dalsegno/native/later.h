@@ -1,0 +1,11 @@
+/* A container whose image must be imported first. */
+#ifndef DALSEGNO_LATER_H
+#define DALSEGNO_LATER_H
+
+#include "start.h"
+
+bool await_later(spank_t spank, struct helper helper, struct container *container);
+void wait_for_container(spank_t spank, const char *image, struct container *container);
+void stop_waiting(void);
+
+#endif
