@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,41 @@ def test_tasks_enter_with_what_their_options_say(stepd: Path, tree: Path, uid: i
         assert done.stdout == f"{told}\n" * 2
     named = step(stepd, *SAY, uid=uid, PYXIS_CONTAINER_IMAGE=str(tree))
     assert (named.returncode, named.stdout) == (0, "image a=b c /work none\n" * 2)
+
+
+LENT = ",".join(path for path in ("/usr", "/lib", "/lib64") if os.path.isdir(path))  # this machine's Python and tar
+OWNERS = """
+import os
+open("/f", "w").close()
+for name, *words in (["chown", "/f", 42, 42], ["lchown", "/f", 42, 42], ["fchown", os.open("/f", 0), 42, 42],
+                     ["setgroups", [42]], ["setegid", 42], ["seteuid", 42], ["setregid", 42, 42], ["setreuid", 42, 42],
+                     ["setresgid", 42, 42, 42], ["setresuid", 42, 42, 42], ["setgid", 42], ["setuid", 42]):
+    try:
+        getattr(os, name)(*words)
+        print("yes")
+    except OSError:
+        print("no")
+print(os.getuid(), os.stat("/f").st_uid)
+"""
+
+
+@pytest.mark.parametrize(("options", "said", "who"), [(["--container-remap-root"], "yes", 0), ([], "no", SOMEONE)])
+def test_who_is_root_inside_may_name_other_users(stepd: Path, tree: Path, options: list[str], said: str, who: int):
+    """There is one user only: without the option the kernel says so, with it nothing changes and all succeeds."""
+    (tree / "work/owners.py").write_text(OWNERS)
+    words = [f"--container-image={tree}", f"--container-mounts={LENT}", *options]
+    done = step(stepd, *words, "--", "/usr/bin/python3", "/work/owners.py")
+    assert (done.returncode, done.stdout.split()) == (0, ([said] * 12 + [str(who)] * 2) * 2), done.stderr
+
+
+def test_who_is_root_inside_unpacks_what_others_own(stepd: Path, tree: Path):
+    with tarfile.open(tree / "work/others.tar", "w") as archive:
+        entry = tarfile.TarInfo("theirs")
+        entry.uid, entry.gid = 100, 101
+        archive.addfile(entry)
+    words = [f"--container-image={tree}", f"--container-mounts={LENT}", "--container-remap-root"]
+    done = step(stepd, *words, "--", "/usr/bin/tar", "-C", "/", "-xvf", "/work/others.tar")
+    assert (done.returncode, done.stdout) == (0, "theirs\n" * 2), done.stderr
 
 
 @pytest.mark.parametrize("uid", [0, SOMEONE])

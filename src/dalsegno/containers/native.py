@@ -20,7 +20,7 @@ NO_CONTAINER = 125  # what a task ends with that cannot enter its container: `en
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
 PARTS = {
-    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "later.c", "enter.c", "resume.c", "options.c"),
+    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "later.c", "enter.c", "owners.c", "resume.c", "options.c"),
     HELPER: (
         "-fPIE",
         "-pie",

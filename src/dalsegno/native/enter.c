@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "owners.h"
+
 enum { TEXT_MAX = 1 << 18 };
 
 /* One line for all tasks of the node, then the task ends: slurmstepd would only add lines that explain nothing. */
@@ -131,6 +133,8 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         tell_note(spank, container->note);
     if (container->folder)
         tell_note(spank, "a folder as image works here, and not on clusters with Pyxis");
+    if (container->user >= 0 && given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT])
+        accept_all_owners();
     if (given[OPTION_ENTRYPOINT] && !given[OPTION_NO_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
         run_entrypoint(spank);
 }
