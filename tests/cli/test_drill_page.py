@@ -34,14 +34,23 @@ def test_a_place_where_no_page_can_be_is_refused_before_the_drill(tmp_path: Path
     assert "--report" in refused.value.hint
     with pytest.raises(UsageError, match="the report cannot go to /proc/page"):
         check_page(Path("/proc/page.html"))
-    with pytest.raises(UsageError, match="Is a directory"):
+    with pytest.raises(UsageError, match="it is a folder"):
         check_page(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pipe_is_fine_before_somebody_reads_it(tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe")
-    check_page(tmp_path / "pipe")
+def test_a_pipe_is_fine_before_somebody_reads_it_and_who_reads_it_already_is_not_disturbed(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_page(pipe)
+    read: list[str] = []
+    reader = Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    with pipe.open("w") as held:  # returns when the reader is there
+        check_page(pipe)
+        held.write("told")
+    reader.join(60)
+    assert read == ["told"]
 
 
 def test_a_place_that_is_gone_at_the_end_is_told_with_what_helps(tmp_path: Path):

@@ -38,12 +38,14 @@ def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_d
     ]
 
 
-def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_what_is_said_of_jobs_is_not():
+def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_note():
     events = [
         {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": "slurmd: no slurmd runs; stays in service: 4 nodes"},
         {"id": 2, "at": 2.0, "node": "n1", "kind": "note", "text": "job 5 is over"},
+        {"id": 3, "at": 3.0, "node": "n1", "kind": "note", "text": "what was excused is over"},
+        {"id": 4, "at": 4.0, "node": "n1", "kind": "note", "text": "paused; would return it"},
     ]
-    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
+    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note", "note", "note"]
 
 
 def test_what_befell_a_run_that_nobody_disturbed_is_told():

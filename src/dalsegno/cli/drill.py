@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,16 +82,17 @@ def check_page(path: Path) -> None:
 
     if not path.parent.is_dir():
         raise UsageError(_no_page(path, f"there is no folder {path.parent}"), hint=ELSEWHERE)
+    if path.is_dir():
+        raise UsageError(_no_page(path, "it is a folder"), hint=ELSEWHERE)
+    if path.exists() and not path.is_file():
+        if not os.access(path, os.W_OK):  # not opened: whoever reads a pipe would take that for its end
+            raise UsageError(_no_page(path, "it may not be written to"), hint=ELSEWHERE)
+        return
     try:
-        if path.exists() and not path.is_file():
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # a pipe need not have its reader yet
-        else:
-            tempfile.TemporaryFile(
-                dir=path.parent
-            ).close()  # where a file is replaced as a whole, a new one comes first
+        # A file is replaced as a whole: a new one comes first.
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise UsageError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
+        raise UsageError(_no_page(path, error.strerror or str(error)), hint=ELSEWHERE) from error
 
 
 def write_page(path: Path, text: str) -> None:

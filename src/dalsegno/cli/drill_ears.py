@@ -51,7 +51,7 @@ class Ears:
     def held_back(self) -> dict[str, str]:
         """Nodes that the controller will not mend soon, and why; none where it does not answer now."""
         nodes = nodes_known_to(self._controller)
-        return {str(node["node"]): str(node["note"]) for node in nodes if Held(node["held_back"]).lasting}
+        return {str(node["node"]): str(node["note"]) for node in nodes if Held.of(node.get("held_back")).lasting}
 
     def _of_run(self) -> list[Mark]:
         entries = list(journal.read(self._run.journal))

@@ -14,6 +14,11 @@ class Held(Enum):
     OUT = "too many are out"
     HOUR = "too many within the hour"
 
+    @classmethod
+    def of(cls, word: object) -> Held:
+        """As a controller says it; of one that speaks otherwise nothing is known."""
+        return next((each for each in cls if each.value == word), Held.NO)
+
     @property
     def lasting(self) -> bool:
         return self in (Held.PAUSED, Held.OBSERVING, Held.HOUR)

@@ -27,8 +27,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
     """From the controller's answer; a controller of another version may have words that are not known here."""
     own = told.get("node", {})
     phase = next((each for each in Phase if each.value == own.get("phase")), None)
-    held = next((each for each in Held if each.value == own.get("held_back")), Held.NO)
-    return Care(phase, str(own.get("note", "")), held, tuple(_moments(told)), _failing(told))
+    return Care(phase, str(own.get("note", "")), Held.of(own.get("held_back")), tuple(_moments(told)), _failing(told))
 
 
 def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:
