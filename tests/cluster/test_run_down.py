@@ -99,6 +99,7 @@ def test_a_run_that_lost_its_cluster_is_over_and_cancelling_it_touches_no_other_
 
 
 def test_with_the_head_off_run_and_cancel_say_so_at_once_and_the_request_is_kept(run: Run):
+    assert f"it is the job of run {run.id}" in run.cli.ok("why", str(run.status.jobs[0]))
     assert "nothing is done about it" in run.cli.run("inject", "power-off", "head").err
     began = time.monotonic()
     refused = run.cli.run("run", *QUICK, "train.py", cwd=run.work)

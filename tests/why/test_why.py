@@ -22,6 +22,7 @@ from dalsegno.why import (
     moments_of_job,
     moments_of_node,
     moments_of_run,
+    nodes_given,
     nodes_of_run,
     read_care,
     within,
@@ -284,3 +285,12 @@ def test_the_nodes_of_a_run_are_those_it_trained_on_the_last_first():
         {"at": 7.0, "event": "generation", "generation": 2, "nodes": ["gpu-1", "gpu-3"]},
     ]
     assert nodes_of_run(entries) == ["gpu-1", "gpu-3", "gpu-2"]
+
+
+def test_the_nodes_of_a_run_s_job_are_those_it_was_given_also_the_lost_ones():
+    entries = [
+        {"at": 1.0, "event": "granted", "job": 7, "nodes": ["gpu-1", "gpu-2"], "role": "main"},
+        LOST,
+        {"at": 7.0, "event": "granted", "job": 8, "nodes": ["gpu-3"], "role": "join"},
+    ]
+    assert (nodes_given(entries, 7), nodes_given(entries, 8)) == (["gpu-1", "gpu-2"], ["gpu-3"])

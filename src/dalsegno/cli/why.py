@@ -107,15 +107,18 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
 
 
 def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answer:
-    from dalsegno.why import Answer, explain_job, in_order, moments_of_job
+    from dalsegno.launch import journal
+    from dalsegno.why import Answer, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
     is_plain = job.comment and not job.comment.startswith("dalsegno:")
     run = None if is_plain else runs.get(job.name)  # jobs of a run have its name
+    entries = list(journal.read(run.journal)) if run else []
     until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
-    around = _told_of(job.nodes, slurm, job.started_at, until) if job.started_at else []
-    own = _of_its_run(run, job.submitted_at or 0.0, until) if run else []
+    nodes = dict.fromkeys([*job.nodes, *nodes_given(entries, job.id)])
+    around = _told_of(nodes, slurm, job.started_at, until) if job.started_at else []
+    own = within(moments_of_run(entries), job.submitted_at or 0.0, until)
     verdict = explain_job(job, run.run if run else "")
     return Answer(f"job {label}", verdict, in_order(moments_of_job(job), own, around, _that_name(job, slurm)))
 
@@ -130,14 +133,6 @@ def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
         if not found:
             raise
         return found[-1]
-
-
-def _of_its_run(run: RunFolder, since: float, until: float | None) -> list[Moment]:
-    """What the run noted while the job was its own."""
-    from dalsegno.launch import journal
-    from dalsegno.why import moments_of_run, within
-
-    return within(moments_of_run(list(journal.read(run.journal))), since, until)
 
 
 def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:

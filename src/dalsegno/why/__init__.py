@@ -4,7 +4,7 @@ from dalsegno.why.answer import Answer, Moment, Verdict, in_order, within
 from dalsegno.why.care import Care, read_care
 from dalsegno.why.job import explain_job, moments_of_job
 from dalsegno.why.node import explain_node, moments_of_node
-from dalsegno.why.run import explain_run, moments_of_run, nodes_of_run
+from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
 
 __all__ = [
     "Answer",
@@ -18,6 +18,7 @@ __all__ = [
     "moments_of_job",
     "moments_of_node",
     "moments_of_run",
+    "nodes_given",
     "nodes_of_run",
     "read_care",
     "within",

@@ -87,6 +87,12 @@ def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
     return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
 
 
+def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:
+    """All that Slurm gave the run in this job: of those that it lost, Slurm itself knows nothing any more."""
+    granted = [entry for entry in entries if entry.get("event") == "granted" and entry.get("job") == job]
+    return list(dict.fromkeys(str(node) for entry in granted for node in entry.get("nodes", ())))
+
+
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
     for entry in entries:
         text = _text(entry)
