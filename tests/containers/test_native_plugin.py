@@ -103,6 +103,13 @@ def test_who_is_root_inside_may_name_other_users(stepd: Path, tree: Path, option
     assert (done.returncode, done.stdout.split()) == (0, ([said] * 12 + [str(who)] * 2) * 2), done.stderr
 
 
+def test_who_is_root_inside_needs_no_other_user_for_apt(stepd: Path, tree: Path):
+    (tree / "etc/apt/apt.conf.d").mkdir(parents=True)
+    words = [f"--container-image={tree}", f"--container-mounts={LENT}", "--container-remap-root"]
+    done = step(stepd, *words, "--", "/usr/bin/apt-config", "dump", "--format=%v%n", "APT::Sandbox::User")
+    assert (done.returncode, done.stdout) == (0, "root\n" * 2), done.stderr
+
+
 def test_who_is_root_inside_unpacks_what_others_own(stepd: Path, tree: Path):
     with tarfile.open(tree / "work/others.tar", "w") as archive:
         entry = tarfile.TarInfo("theirs")

@@ -168,6 +168,20 @@ static void put(int root, const struct place *place) {
     close(place->tree);
 }
 
+/* A file of ours over one of the image's. */
+static void put_text(int root, const char *scratch, const char *to, const char *const pieces[]) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s%s", scratch, strrchr(to, '/'));
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    for (; *pieces; pieces++)
+        if (file < 0 || dprintf(file, "%s", *pieces) < 0)
+            fail("%s is not written: %s", to, strerror(errno));
+    struct place place = {path, to, clone_tree(file), false, false};
+    close(file);
+    if (place.tree >= 0)
+        put(root, &place);
+}
+
 /* ---- the user's name: the image's tables with one line more */
 
 void look_up_user(void) {
@@ -206,15 +220,16 @@ static void add_line(int root, const char *scratch, const char *to, const char *
     table[got > 0 ? got : 0] = '\0';
     if (!*line || knows(table, id) || got == (ssize_t)sizeof table - 1)
         return;
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s%s", scratch, strrchr(to, '/'));
-    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (file < 0 || dprintf(file, "%s%s%s", table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line) < 0)
-        fail("%s is not written: %s", to, strerror(errno));
-    struct place place = {path, to, clone_tree(file), false, false};
-    close(file);
-    if (place.tree >= 0)
-        put(root, &place);
+    put_text(root, scratch, to, (const char *[]){table, got > 0 && table[got - 1] != '\n' ? "\n" : "", line, NULL});
+}
+
+/* apt becomes a user of its own, and looks whether it is that one: not where there is root alone. */
+static void spare_apt(int root, const char *scratch) {
+    int folder = open_below(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);
+    if (folder < 0)
+        return;
+    close(folder);
+    put_text(root, scratch, "/etc/apt/apt.conf.d/90dalsegno", (const char *[]){"APT::Sandbox::User \"root\";\n", NULL});
 }
 
 void fill_root(const char *path, const char *scratch) {
@@ -233,6 +248,8 @@ void fill_root(const char *path, const char *scratch) {
         add_line(root, scratch, "/etc/passwd", passwd_line, request.uid);
         add_line(root, scratch, "/etc/group", group_line, request.gid);
     }
+    if (request.remap_root && request.uid != 0)
+        spare_apt(root, scratch);
     struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true};
     if (gpu.tree >= 0)
         put(root, &gpu);
