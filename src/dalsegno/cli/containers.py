@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -57,6 +58,7 @@ def check(
     from dalsegno.cli.containers_site import site_here, site_of
     from dalsegno.containers.plugstack import judge
     from dalsegno.containers.plugstack.repairs import FOLDER
+    from dalsegno.containers.plugstack.rounds import mend_in_rounds
 
     folder = folder.rstrip("/") or FOLDER
     _check_usage(file, name, folder, ssh_options)
@@ -69,7 +71,7 @@ def check(
             raise
         hosts = _ask(site)
         planned = _decide(site, hosts, folder)[0] if dry_run else []
-        done = _mend(site, hosts, folder) if repair and not dry_run else []
+        done = mend_in_rounds(_Hands(site, folder), hosts) if repair and not dry_run else []
         hosts = _ask(site) if done else hosts
     found = judge(hosts, site.own)
     if json_:
@@ -123,26 +125,39 @@ def _decide(site: Site, hosts: Sequence[HostFacts], folder: str) -> tuple[list[R
     return decide_repairs(hosts, site.own, build_key(slurm_version(hosts)), folder)
 
 
-def _mend(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
-    """Those where jobs are handed in first: where hosts share their files, the nodes are mended with them; and what
-    does not help there is not done to the rest."""
-    from dalsegno.containers.plugstack.repairs import in_vain
+@dataclass(frozen=True)
+class _Hands:
+    """What is done to the hosts of a site, and told."""
 
-    repairs, handed_out = _decide(site, hosts, folder)
-    parcel = _compile(site, hosts) if any(each.install for each in repairs) else None
-    mended = _mend_some(site, [each for each in repairs if each.host in site.logins], parcel)
-    if handed_out and (mended or any(host.login and host.working for host in hosts)):
-        _hand_out(site)
-    hosts = _ask(site) if mended else hosts
-    if vain := in_vain(hosts, mended):
+    site: Site
+    folder: str
+    parcels: dict[str, Parcel] = field(default_factory=dict)  # our plugin, once for each version of Slurm
+
+    def ask(self) -> list[HostFacts]:
+        return _ask(self.site)
+
+    def decide(self, hosts: Sequence[HostFacts]) -> tuple[list[Repair], bool]:
+        return _decide(self.site, hosts, self.folder)
+
+    def mend(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> list[Repair]:
+        from dalsegno.containers.plugstack.choice import slurm_version
+
+        if not any(each.install for each in repairs):
+            return _mend_some(self.site, repairs, None)
+        version = slurm_version(hosts)
+        if version not in self.parcels:
+            self.parcels[version] = _compile(self.site, hosts)
+        return _mend_some(self.site, repairs, self.parcels[version])
+
+    def hand_out(self) -> None:
+        _hand_out(self.site)
+
+    def leave_nodes(self, unmended: Sequence[HostFacts], vain: bool) -> None:
+        names, spite = compress([host.host for host in unmended]), " in spite of its repair" * vain
         out.error(
-            f"{compress([host.host for host in vain])} does not know --container-image in spite of its repair: "
-            "the nodes are left as they are",
-            hint=f"what was before is kept: {vain[0].kept}",
+            f"{names} does not know --container-image{spite}: the nodes are left as they are",
+            hint=f"what was before is kept: {unmended[0].kept}" if vain else "mend that one, and run the same again",
         )
-        return mended
-    rest = [each for each in _decide(site, hosts, folder)[0] if each.host not in site.logins]
-    return [*mended, *_mend_some(site, rest, parcel)]
 
 
 def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> list[Repair]:
