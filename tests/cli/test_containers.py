@@ -57,7 +57,7 @@ def test_wrong_usage_is_told_from_hosts_that_are_not_well(tmp_path: Path):
         assert refused.returncode == 2 and told in refused.stderr and "hint: " in refused.stderr, refused
 
 
-def test_a_node_from_which_theothers_are_asked_is_counted_once():
+def test_a_node_from_which_the_others_are_asked_is_counted_once():
     nodes = [NodeInfo(name, NodeState.IDLE) for name in ("n1", "n2")]
     nodes.append(NodeInfo("n3", NodeState.IDLE, frozenset({NodeFlag.POWERED_DOWN})))
     assert (others(nodes, "n1"), others(nodes, "login")) == (("n2",), ("n1", "n2"))

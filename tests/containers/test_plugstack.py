@@ -66,6 +66,7 @@ def test_a_node_whose_plugstack_names_no_plugin_gets_the_line_of_the_others():
 def test_a_pyxis_that_is_installed_and_registered_nowhere_is_registered_not_ours():
     hosts = [host("login"), host("n1")]
     assert [each.add for each in repairs(*hosts)] == [f"required {PYXIS}"] * 2
+    assert [each.restart for each in repairs(*hosts)] == [True, True], "jobs may be handed in on a node"
 
 
 def test_where_there_is_no_plugin_at_all_ours_is_installed_or_the_cluster_file_says_so():
@@ -236,6 +237,17 @@ def test_folders_of_enroots_that_users_cannot_write_to_are_named(tmp_path: Path,
         (place / "shut").chmod(0o755)
         assert subprocess.run(open_[0], capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
         assert ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)}).closed == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_our_command_is_named_only_if_nobody_else_can_write_what_it_leads_to(tmp_path: Path, slurm: dict[str, str]):
+    program, link = tmp_path / "program", tmp_path / "bin/dalsegno"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    link.symlink_to(program)
+    assert ask_in(tmp_path, slurm).dalsegno == str(link)
+    os.chown(program, 65534, 65534)
+    assert ask_in(tmp_path, slurm).dalsegno == ""
 
 
 def test_half_an_answer_is_none():

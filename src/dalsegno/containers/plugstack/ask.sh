@@ -97,5 +97,5 @@ if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
     say has namespaces
 fi
 # Our own command, if it is this user's or root's: who else could write it would have others run it.
-ours=$(command -v dalsegno) && case $(stat -c %u "$ours") in "$me" | 0) say dalsegno "$ours" ;; esac
+ours=$(command -v dalsegno) && case $(stat -L -c %u "$ours" 2>/dev/null) in "$me" | 0) say dalsegno "$ours" ;; esac
 say end "$(uname -n)"

@@ -60,7 +60,7 @@ def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, 
         return Repair(host.host, folders=folders) if folders else None
     target = f"{folder}/{built}"
     if (line := line_for(host, hosts)) and not any(each.plugin == line.split()[1] for each in kept):
-        restart = choose(hosts) is Kind.PYXIS and not own and not host.login
+        restart = choose(hosts) is Kind.PYXIS and not own
         again = target if line.split()[1] == f"{target}/{Kind.OURS.value}" and not own else ""  # it may be half there
         return Repair(host.host, host.stack, line, drop, again, folders, restart)
     if line:
