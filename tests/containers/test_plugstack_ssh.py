@@ -34,6 +34,16 @@ def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file(
     assert by_ssh({}).enter("n2", ["true"])[0][-2:] == ["n2", "true"]
 
 
+def test_whom_to_trust_is_said_of_the_host_on_the_way_too_and_where_to_go_is_not():
+    hosts = {"n1": Host(address="10.0.0.1", jump="bastion")}
+    options = ["StrictHostKeyChecking=accept-new", "userknownhostsfile ~/known/%h x", "Port=2222", "User = ada"]
+    argv = by_ssh({}, options, hosts).enter("n1", ["true"])[0]
+    (through,) = [word for word in argv if word.startswith("ProxyCommand=")]
+    trusted = "-o StrictHostKeyChecking=accept-new -o 'userknownhostsfile ~/known/%%h x'"
+    assert through.startswith(f"ProxyCommand=ssh -o BatchMode=yes {trusted} -o ConnectTimeout=10 ")
+    assert "2222" not in through and "ada" not in through
+
+
 def test_a_cluster_files_hosts_have_what_is_said_of_all_unless_they_say_otherwise():
     ssh = Ssh(user="ubuntu", hosts={"n[1-2]": Host(address="10.0.0.[1-2]"), "n3": Host(address="gpu3", port=2200)})
     found = hosts_of(ssh, ["n1", "n3", "n4"])

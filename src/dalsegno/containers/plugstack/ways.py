@@ -18,6 +18,11 @@ TIMEOUT_S = 90.0
 Entrance = Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]
 # Never a question, which nobody would answer. Of options that are given twice ssh takes the first.
 QUIET = ("-o", "BatchMode=yes")
+# Those of the user's options that hold for a host on the way too. A user, a port or an address is of the last one.
+FOR_ALL = frozenset(
+    ("stricthostkeychecking", "userknownhostsfile", "globalknownhostsfile", "identityfile", "identitiesonly",
+     "identityagent", "connecttimeout")
+)  # fmt: skip
 BOUNDED = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
@@ -55,25 +60,30 @@ def by_ssh(env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[s
 
     def enter(node: str, words: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
         host = (hosts or {}).get(node)
-        where = [*_reach(host), *BOUNDED, "--", host.address or node] if host else [*BOUNDED, "--", node]
+        where = [*_reach(host, options), *BOUNDED, "--", host.address or node] if host else [*BOUNDED, "--", node]
         return ["ssh", *QUIET, *given, *where, shlex.join(words)], quiet
 
     return Way("ssh", enter)
 
 
-def _reach(host: Host) -> list[str]:
+def _reach(host: Host, options: Sequence[str]) -> list[str]:
     """What a cluster file says of a machine, in ssh's words."""
     said = {"-l": host.user, "-p": host.port, "-i": host.key}
     words = [word for option, value in said.items() if value for word in (option, str(value))]
-    return [*words, "-o", f"ProxyCommand={_through(host)}"] if host.jump else words
+    return [*words, "-o", f"ProxyCommand={_through(host, options)}"] if host.jump else words
 
 
-def _through(host: Host) -> str:
+def _through(host: Host, options: Sequence[str]) -> str:
     """The way through another host, with the same key; `-J` would go there with another, and might ask."""
     to, _, port = (host.jump or "").partition(":")
     said = {"-p": port, "-i": host.key}
     words = [word for option, value in said.items() if value for word in (option, value)]
-    return shlex.join(["ssh", *QUIET, *words, *BOUNDED, "-W", "[%h]:%p", "--", to])
+    given = [word for option in options if _name(option) in FOR_ALL for word in ("-o", option.replace("%", "%%"))]
+    return shlex.join(["ssh", *QUIET, *given, *words, *BOUNDED, "-W", "[%h]:%p", "--", to])
+
+
+def _name(option: str) -> str:
+    return option.replace("=", " ").split()[0].lower()
 
 
 def send(runner: Runner, way: Way, node: str, words: Sequence[str], stdin: str | None = None) -> Completed:
