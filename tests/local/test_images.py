@@ -6,29 +6,37 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cluster import images_home
-from dalsegno.errors import TargetError
+from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.spec.facts import Containers
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.images import import_all
+from dalsegno.targets.local.images import failure, import_all
 from dalsegno.targets.local.layout import jobs_images
 from tests.local.sites import folder_of
 from tests.local.test_desired import cluster
 
 
-def failure(folder: Path, *images: str) -> TargetError:
+def failed(folder: Path, *images: str) -> TargetError:
     with pytest.raises(TargetError) as caught:
         import_all(folder, images, lambda _: None, "lab")
     return caught.value
 
 
 def test_what_mends_all_is_told_once_and_what_mends_each_beside_it(tmp_path: Path):
-    same = failure(tmp_path / "store", f"docker-archive:{tmp_path}/a.tar", f"docker-archive:{tmp_path}/b.tar")
+    same = failed(tmp_path / "store", f"docker-archive:{tmp_path}/a.tar", f"docker-archive:{tmp_path}/b.tar")
     assert "lab is up, but 2 images could not be imported:\n  docker-archive:" in same.what
     assert same.hint.endswith("; `dalsegno up` tries again") and same.hint.partition(";")[0] not in same.what
-    other = failure(tmp_path / "store", f"docker-archive:{tmp_path}/a.tar", f"oci:{tmp_path}/none:x")
+    other = failed(tmp_path / "store", f"docker-archive:{tmp_path}/a.tar", f"oci:{tmp_path}/none:x")
     first, second = other.what.splitlines()[1:]
     assert same.hint.partition(";")[0] in first and first.endswith(")") and second.endswith(")")
     assert other.hint == "`dalsegno up` tries again"
+
+
+def test_an_error_without_a_hint_leaves_no_mark_where_hints_are():
+    mute, told = DalsegnoError("it is gone"), DalsegnoError("no space", hint="free some")
+    alone = failure("lab", [("a", mute), ("b", mute)])
+    assert alone.what.endswith(":\n  a: it is gone\n  b: it is gone") and alone.hint == "`dalsegno up` tries again"
+    both = failure("lab", [("a", mute), ("b", told)])
+    assert both.what.endswith(":\n  a: it is gone\n  b: no space (free some)") and both.hint == alone.hint
 
 
 def test_images_are_kept_where_the_jobs_of_the_cluster_at_hand_find_them(tmp_path: Path):

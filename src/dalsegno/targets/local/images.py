@@ -34,14 +34,16 @@ def import_all(folder: Path, images: Iterable[str], say: Say, cluster: str) -> N
     """One that cannot be had keeps no other from coming; all that failed is told at the end."""
     failed = [(image, error) for image in images if (error := _import(folder, image, say)) is not None]
     if failed:
-        raise _failure(cluster, failed)
+        raise failure(cluster, failed)
 
 
-def _failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
+def failure(cluster: str, failed: Sequence[tuple[str, DalsegnoError]]) -> TargetError:
     """With what mends it: for all at the end, or for each beside it where they differ."""
     hints = {error.hint for _, error in failed}
-    lines = [f"\n  {image}: {error.what}{f' ({error.hint})' * (len(hints) > 1)}" for image, error in failed]
-    hint = "; ".join([*(hints if len(hints) == 1 else ()), "`dalsegno up` tries again"])
+    shared = hints.pop() if len(hints) == 1 else ""
+    own = [f" ({error.hint})" if error.hint and not shared else "" for _, error in failed]
+    lines = [f"\n  {image}: {error.what}{hint}" for (image, error), hint in zip(failed, own, strict=True)]
+    hint = "; ".join(each for each in (shared, "`dalsegno up` tries again") if each)
     count = f"{len(failed)} image{'s' * (len(failed) > 1)}"
     return TargetError(f"{cluster} is up, but {count} could not be imported:{''.join(lines)}", hint=hint)
 
