@@ -52,7 +52,7 @@ def test_a_worker_that_hung_and_was_ended_hangs_no_more(tmp_path: Path):
 def test_what_was_ever_injected_is_remembered(tmp_path: Path):
     nodes = nodes_of(tmp_path)
     note(nodes.folder, "gpu-lost", "train-1", {})
-    remember(nodes.folder, "train-1", "gpu-lost is injected")
+    remember(nodes.folder, "train-1", "gpu-lost is injected", 5.0)
     with (nodes.folder.faults("train-1") / HISTORY).open("a") as file:
         file.write("[12, \n")
     clear(nodes, "train-1")

@@ -25,7 +25,12 @@ from dalsegno.targets.local.workers import find_worker, kill_worker
 def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
     """Break a node; what was done, as facts. What lasts is written down, and its end arranged for, before it begins."""
     _check(nodes, fault, node, options)
-    remember(nodes.folder, node, _in_words(fault, options))
+    began, done = time.time(), _do(nodes, fault, node, options)
+    remember(nodes.folder, node, _in_words(fault, options), began)
+    return done
+
+
+def _do(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
     if fault.name == "power-off":
         power_off(nodes, node)
         return {"is_node": nodes.is_node(node)}
@@ -45,7 +50,7 @@ def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
     found = [fault for fault in injected_into(nodes.folder, node) if only in (None, fault.fault)]
     for fault in found:
         undo(nodes, fault)
-        remember(nodes.folder, node, f"{fault.fault} is undone")
+        remember(nodes.folder, node, f"{fault.fault} is undone", time.time())
     return found
 
 

@@ -17,6 +17,8 @@ from dalsegno.system.files import make_folder, read_json, read_text, write_atomi
 from dalsegno.system.procfs import Process
 from dalsegno.targets.local.folder import Folder
 
+HISTORY = "history"  # beside what lasts: what was ever injected, a line each
+
 
 @dataclass(frozen=True)
 class Injected:
@@ -73,14 +75,13 @@ def record_path(folder: Folder, injected: Injected) -> Path:
     return _path(folder, injected.node, injected.fault)
 
 
-HISTORY = "history"  # beside what lasts: what was ever injected, a line each
-
-
-def remember(folder: Folder, node: str, what: str) -> None:
-    """That it was done on purpose, for whoever asks later why: what lasts is forgotten when it is over."""
-    make_folder(folder.faults(node))
-    with (folder.faults(node) / HISTORY).open("a") as file:
-        file.write(json.dumps([time.time(), what]) + "\n")
+def remember(folder: Folder, node: str, what: str, at: float) -> None:
+    """That it was done on purpose, for whoever asks later why: what lasts is forgotten when it is over. Where it cannot
+    be written the fault is there all the same."""
+    with contextlib.suppress(DalsegnoError, OSError):
+        make_folder(folder.faults(node))
+        with (folder.faults(node) / HISTORY).open("a") as file:
+            file.write(json.dumps([at, what]) + "\n")
 
 
 def remembered(folder: Folder, node: str) -> list[tuple[float, str]]:
