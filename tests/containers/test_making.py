@@ -13,7 +13,9 @@ import pytest
 
 from dalsegno.cli.main import main
 from dalsegno.containers import parse_name
+from dalsegno.containers.building import Builder
 from dalsegno.containers.importing import Importer
+from dalsegno.containers.manifest import Config
 from dalsegno.containers.progress import Silent
 from dalsegno.containers.store import Store
 from tests.containers.images import LOWER, Layout, member, tree, unpack
@@ -177,8 +179,22 @@ def test_the_progress_of_an_import_ends_at_its_end(tmp_path: Path):
     noting = Noting()
     importer = Importer(Store(tmp_path / "store"), noting)
     importer.to_file(parse_name(f"oci:{tmp_path}/oci:x"), tmp_path / "x.sqsh")
-    fetching, packing = noting.stages[-2:]
+    fetching, packing, reading = noting.stages[-3:]
     assert fetching[0] == fetching[1] > 0 and packing[0] == packing[1] > 500_000
+    assert reading == [(tmp_path / "x.sqsh").stat().st_size] * 2
+    stored = importer.to_store(parse_name(f"oci:{tmp_path}/oci:x"))
+    assert noting.stages[-1] == [stored.record.size] * 2
+
+
+def test_a_file_is_made_where_no_store_can_be(tmp_path: Path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a").write_bytes(b"a" * 3000)
+    (tmp_path / "file").touch()
+    noting = Noting()
+    builder = Builder(Store(tmp_path / "file/store"), noting)
+    target = tmp_path / "x.sqsh"
+    assert builder.of_folder(tmp_path / "root", Config(), target) == target
+    assert noting.stages[-1] == [target.stat().st_size] * 2
 
 
 def test_an_image_for_another_machine_is_told_of_each_time_and_listed_once(image: Image, tmp_path: Path):

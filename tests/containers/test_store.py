@@ -87,6 +87,16 @@ def test_nothing_is_swept_while_an_image_is_imported(store: Store):
     assert store.sweep().files == 0
 
 
+def test_a_file_elsewhere_is_noted_and_where_that_cannot_be_it_is_as_good(tmp_path: Path, store: Store):
+    path = tmp_path / "x.sqsh"
+    store.wrote(path, UBUNTU, "ab")
+    assert store.known_as("ab") == UBUNTU
+    (tmp_path / "file").touch()
+    nowhere = Store(tmp_path / "file/store")
+    nowhere.wrote(path, UBUNTU, "ab")
+    assert nowhere.written(path) is None
+
+
 def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path):
     theirs = Store(tmp_path / "shared", clock=lambda: 100.0)
     with theirs.in_use():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalsegno.containers import metadata
 from dalsegno.containers.folder import Layer, layer_of, pack
-from dalsegno.containers.importing import sha256_of
+from dalsegno.containers.importing import digest_of
 from dalsegno.containers.manifest import Config, architecture
 from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
@@ -32,7 +32,7 @@ class Builder:
         if output is not None:
             check_target(output, force)
             pack(layer, config, output, self.compression, self.progress)
-            self.store.wrote(Path(os.path.abspath(output)), name, sha256_of(output))
+            self.store.wrote(Path(os.path.abspath(output)), name, digest_of(output, self.progress))
             return output
         with self.store.in_use(), self.store.turn(name, lambda: self.progress.stage(f"waiting for another {name}")):
             return self._into_store(layer, config, name)
@@ -42,7 +42,8 @@ class Builder:
         digest = pack(layer, config, scratch, self.compression, self.progress)
         path = self.store.image(digest, self.compression)
         os.replace(scratch, path)  # what has the same digest is the same
-        record = Record(digest, self.compression, path.stat().st_size, sha256_of(path), self.store.clock())
+        sha256 = digest_of(path, self.progress)
+        record = Record(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, metadata.workdir(config)))
         self.store.name(name, architecture(), stored.record)

@@ -79,7 +79,7 @@ class Importer:
                     copy(known.path, target)
                 else:
                     self._make(name, source, found, target)
-                self.store.wrote(target, str(name), known.record.sha256 if known else sha256_of(target))
+                self.store.wrote(target, str(name), known.record.sha256 if known else digest_of(target, self.progress))
 
     def _warn_of_arch(self, name: ImageName, found: Found) -> None:
         if found.config.arch not in ("", self.arch):
@@ -104,7 +104,7 @@ class Importer:
             path = self.store.image(found.digest, self.compression)
             self._make(name, source, found, path)
             record = Record(
-                found.digest, self.compression, path.stat().st_size, sha256_of(path), self.store.clock(),
+                found.digest, self.compression, path.stat().st_size, digest_of(path, self.progress), self.store.clock(),
                 layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
             )  # fmt: skip
             return self.store.put(with_config(record, found.config, metadata.workdir(found.config)))
@@ -170,6 +170,12 @@ def _write_all(handle: int, chunk: bytes) -> None:
     left = memoryview(chunk)
     while left:
         left = left[os.write(handle, left) :]
+
+
+def digest_of(made: Path, progress: Progress) -> str:
+    """Of an image that was just written: sqfstar goes back in its file, so it takes another look at all of it."""
+    progress.stage("reading it back", made.stat().st_size)
+    return sha256_of(made, progress.advance)
 
 
 def sha256_of(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:

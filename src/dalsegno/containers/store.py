@@ -161,7 +161,7 @@ class Store:
 
     def wrote(self, path: Path, name: str, sha256: str) -> None:
         """Note a file elsewhere. Where that cannot be, the file is as good."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(DalsegnoError):
             make_folder(self.folder / "files")
             write(self._written(path), Written(str(path), name, sha256))
 
