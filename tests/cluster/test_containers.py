@@ -57,6 +57,7 @@ APPLETS = (
     "touch",
     "true",
 )
+CANCELLED = ("143\n", "137\n")  # srun, told that its job is over, may kill before slurmd's SIGTERM has done its work
 ENVIRONMENT = "PATH=/bin:/usr/bin\nFROM_IMAGE=as it says\nLANG=image\n"
 RC = 'mkdir -p "/workspace"\ncd "/workspace" && unset OLDPWD || exit 1\necho entry\nexec "$@"\n'  # as Enroot writes it
 
@@ -237,7 +238,7 @@ def test_what_detaches_goes_with_its_step(someone: Contained):
     began = someone.cli.home / f"tmp/began-{someone.uid}"
     cancelled = f"""srun -J detached $I sh -c '(sleep {mark} &); echo began; sleep {mark}' > $1 &
         until test -s $1; do sleep 0.02; done; scancel --name=detached; wait $!; echo $?"""
-    assert someone.sh(cancelled, str(began)).out == "143\n"
+    assert someone.sh(cancelled, str(began)).out in CANCELLED
     eventually(lambda: processes("sleep", mark) == [])
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
@@ -372,10 +373,11 @@ def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Con
         image = f"{address_of_this_machine(someone)}:{silent.getsockname()[1]}#team/app:v1"
         both = "".join(f"srun -w train-{n} -n2 -J silent --container-image={image} true & " for n in (1, 2))
         with ThreadPoolExecutor(1) as aside:
-            ended = aside.submit(someone.sh, f"{both} wait %1; echo $?; wait %2; echo $?")
+            ended = aside.submit(someone.sh, f"{both} wait %1; echo $?; wait %2; echo $?", timeout_s=90)
             eventually(lambda: (len(processes("--", image)), len(waiting_tasks(someone))) == (2, 4))
             someone.lines("scancel --name=silent")
-            assert ended.result().out == "143\n143\n"
+            codes = ended.result().out.splitlines(True)
+            assert len(codes) == 2 and set(codes) <= set(CANCELLED)
     eventually(lambda: processes("--", image) == [])
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { SLOW_MS = 2000 };
+enum { SLOW_MS = 2000, KILLED_MS = 1000 };
 
 static struct {
     bool begun;
@@ -49,6 +49,8 @@ static void *hand_on(void *nothing) {
     snprintf(copy, sizeof copy, "%s", text);
     take_answer(copy, fds, count, later.container);
     keep_detached();
+    if (count < 0) /* who killed the helper, is about to kill the tasks: they shall not end of an error before */
+        poll(&(struct pollfd){.fd = later.tasks[1]}, 1, KILLED_MS);
     for (uint32_t i = 0; i < later.task_count && send_copy(text, fds, count); i++)
         ;
     return nothing;

@@ -174,7 +174,7 @@ int take_message(int from, char *text, size_t size, int *fds, int count) {
         ;
     if (got <= 0) {
         snprintf(text, size, "!the container's helper did not answer");
-        return 0;
+        return -1;
     }
     text[got] = '\0';
     struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
