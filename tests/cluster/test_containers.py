@@ -382,6 +382,25 @@ def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Con
     eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 
+def test_an_import_that_was_cancelled_is_gone_on_with(rootless: Contained, tmp_path: Path):
+    busybox, ballast = (rootless.image.parent / "tree/bin/busybox").read_bytes(), os.urandom(8 << 20)
+    layout = Layout(tmp_path / "oci")
+    layout.image("v1", [([folder("bin"), member("bin/sh", busybox, mode=0o755), member("ballast", ballast)], "gzip")])
+    with registry(tmp_path) as behind:
+        push(layout.path, "v1", behind, "team/app:v1")
+        meddler = Meddler(behind, stall=True)
+        with serving(meddler.handler()) as address, ThreadPoolExecutor(1) as aside:
+            line = f"srun -J stalled --container-image={address}#team/app:v1 sh -c 'echo whole'"
+            ended = aside.submit(rootless.sh, line, timeout_s=90)
+            eventually(lambda: any(path.stat().st_size for path in rootless.cli.home.glob("images/blobs/*.part")))
+            eventually(lambda: len(waiting_tasks(rootless)) == 1)
+            rootless.lines("scancel --name=stalled")
+            assert ended.result().out == ""
+            meddler.stall = False
+            assert rootless.lines(line) == ["whole"]
+    assert [asked for path, asked in meddler.seen if "/blobs/" in path and asked.startswith("bytes=")]
+
+
 def waiting_tasks(someone: Contained) -> list[int]:
     """Those that wait for their image, and have our plugin of this cluster."""
 

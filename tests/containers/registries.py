@@ -82,6 +82,7 @@ class Meddler:
     seen: list[tuple[str, str]] = field(default_factory=list)  # path, and the Range that was asked for
     meddle: Callable[[str, bytes], bytes | None] = lambda path, body: body  # None: say nothing at all
     cut: int = 0  # so many of the next blobs break off half-way
+    stall: bool = False  # blobs stop coming half-way
 
     def blobs(self) -> list[str]:
         return [path for path, _ in self.seen if "/blobs/" in path]
@@ -119,6 +120,10 @@ class Meddler:
             to.wfile.flush()
             to.connection.shutdown(socket.SHUT_RDWR)
             to.close_connection = True
+            return
+        if "/blobs/" in to.path and self.stall and len(changed) > 1000:
+            to.wfile.write(changed[: len(changed) // 2])
+            threading.Event().wait(30)
             return
         to.wfile.write(changed)
 
