@@ -197,7 +197,9 @@ INSTALLED = 'cd "$1/ours" && sha256sum */dalsegno* && tail -n 1 "$1/own etc/plug
 
 
 def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: Far):
-    far.lay({"train-1": "# mine"})
+    far.lay(
+        {"head": "required /nowhere/x.so", "train-1": "# mine"}
+    )  # that one must go before the head shows what it lacks
     unknown = far.check(known=False)
     assert unknown.code == 1 and "Host key verification failed" in unknown.out
     assert "StrictHostKeyChecking=accept-new" in unknown.out
