@@ -40,9 +40,9 @@ class Builder:
     def _into_store(self, layer: Layer, config: Config, name: str) -> Stored:
         scratch = self.store.image(f"made:{os.getpid()}", self.compression)
         digest = pack(layer, config, scratch, self.compression, self.progress)
+        sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
         os.replace(scratch, path)  # what has the same digest is the same
-        sha256 = digest_of(path, self.progress)
         record = Record(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, metadata.workdir(config)))

@@ -77,9 +77,8 @@ class Importer:
                 known = self.store.get(found.digest, self.compression)
                 if known:
                     copy(known.path, target)
-                else:
-                    self._make(name, source, found, target)
-                self.store.wrote(target, str(name), known.record.sha256 if known else digest_of(target, self.progress))
+                sha256 = known.record.sha256 if known else self._make(name, source, found, target)
+                self.store.wrote(target, str(name), sha256)
 
     def _warn_of_arch(self, name: ImageName, found: Found) -> None:
         if found.config.arch not in ("", self.arch):
@@ -102,18 +101,19 @@ class Importer:
             if known:
                 return known
             path = self.store.image(found.digest, self.compression)
-            self._make(name, source, found, path)
+            sha256 = self._make(name, source, found, path)
             record = Record(
-                found.digest, self.compression, path.stat().st_size, digest_of(path, self.progress), self.store.clock(),
+                found.digest, self.compression, path.stat().st_size, sha256, self.store.clock(),
                 layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
             )  # fmt: skip
             return self.store.put(with_config(record, found.config, metadata.workdir(found.config)))
 
-    def _make(self, name: ImageName, source: Source, found: Found, target: Path) -> None:
+    def _make(self, name: ImageName, source: Source, found: Found, target: Path) -> str:
+        """Its SHA-256 is known before it has its name: from then on nothing takes time any more."""
         if self.enroot and name.kind is Kind.REGISTRY:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner)
-            return
+            return digest_of(target, self.progress)
         layers = gather(source, found, self.progress)
         own, content = metadata.as_layer(found.config)
         entries = [*(layer.entries for layer in layers), own]
@@ -124,6 +124,7 @@ class Importer:
         chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
         with nameless(target) as handle:
             squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)
+            return digest_of(Path(f"/proc/self/fd/{handle}"), self.progress)
 
     @contextlib.contextmanager
     def _source(self, name: ImageName) -> Iterator[Source]:

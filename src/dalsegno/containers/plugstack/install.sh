@@ -5,10 +5,10 @@ umask 022
 sum=$1 target=$2 && shift 2
 mkdir -p "$target" "$@"
 for each in "$target" "$(dirname "$target")"; do # root loads what lies there
-    [ -O "$each" ] && [ -z "$(find "$each" -maxdepth 0 -perm /022)" ] || {
+    if [ ! -O "$each" ] || [ -n "$(find "$each" -maxdepth 0 -perm /022)" ]; then
         echo "$each is not $(id -un)'s alone" >&2
         exit 1
-    }
+    fi
 done
 new=$(mktemp -d "$target/.new.XXXXXX")
 trap 'rm -rf "$new"' EXIT
@@ -24,16 +24,18 @@ chmod 755 "$new/files"/*
 # A plugin that does not load, and is required, would keep every job from starting.
 if command -v ldd >/dev/null; then
     for each in "$new/files"/*; do
-        ldd "$each" >"$new/said" 2>&1 && ! grep -q 'not found' "$new/said" || {
+        if ! ldd "$each" >"$new/said" 2>&1 || grep -q 'not found' "$new/said"; then
             echo "it does not run here: $(grep -m 1 'not' "$new/said")" >&2
             exit 1
-        }
+        fi
     done
 fi
 sync "$new/files"/* 2>/dev/null || sync
 for each in "$new/files"/*; do
     there=$target/${each##*/}
-    [ -O "$there" ] && cmp -s "$each" "$there" || mv -f "$each" "$there"
+    if [ ! -O "$there" ] || ! cmp -s "$each" "$there"; then
+        mv -f "$each" "$there"
+    fi
 done
 find "$target" -maxdepth 1 -name '.new.*' -mmin +10 -exec rm -rf {} + 2>/dev/null || true # of one that was killed
 echo ds:done
