@@ -68,7 +68,7 @@ def measure(stage: Stage, quick: bool) -> Iterator[Row]:
     yield of(cuts, "power cut: drained", "drained_s", 2.5, busy)
     yield of(cuts, "power cut, a spare in the run: training goes on", "resumed_s", 2.5, busy)
     yield of(cuts, "power cut: replaced, validated, back in service", "returned_s", 20, busy)
-    xids = drill(stage, 2 if quick else 5, "--only", "xid", "--no-compare")
+    xids = drill(stage, 2 if quick else 5, "--only", "xid", "--with-spares", "--no-compare")
     yield of(xids, "Xid 79: drained", "drained_s", 2, busy)
     yield of(xids, "Xid 79: training stands still while it moves", "resumed_s", None, busy)
     yield many(drill(stage, 6 if quick else 30, "--seed", "7"))
