@@ -195,6 +195,28 @@ def test_the_evidence_lists_the_jobs_that_a_node_had_when_it_was_lost(clinic_of:
     assert jobs.with_name("console.log").read_text() == "kernel panic", "it cannot speak itself, its target can"
 
 
+def test_an_agent_that_may_yet_be_heard_is_waited_for_with_the_evidence(clinic_of: MakeClinic):
+    """As after a restart of the controller: agents call again within seconds, and only they have the kernel's log."""
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.round()
+    clinic.cluster.nodes["n2"].quiet = True
+    clinic.rounds(5)
+    assert clinic.effects("n2") == ["drain"]
+    clinic.cluster.nodes["n2"].quiet = False
+    clinic.round()
+    assert clinic.effects("n2") == ["drain", "evidence"]
+
+
+def test_but_not_for_ever(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.round()
+    clinic.cluster.nodes["n2"].quiet = True
+    clinic.rounds(20)
+    assert clinic.effects("n2")[:2] == ["drain", "evidence"]
+
+
 def test_a_node_that_comes_back_by_itself_is_only_validated(clinic_of: MakeClinic):
     clinic = clinic_of(gone_s=60.0)
     clinic.cluster.power_off("n2")

@@ -241,24 +241,26 @@ class FakeAgents:
 
     def _view(self, name: str, node: FakeNode) -> AgentView:
         machine, now = node.machine, self.cluster.now
-        if not machine.on or self.cluster.blind or node.late:
-            boot = machine.boot if node.agent else ""
+        gone = not machine.on or self.cluster.blind or node.late
+        if gone or node.quiet or not node.agent:
             node.lost_at = now if node.lost_at is None else node.lost_at
             node.heard_at = None
-            return AgentView(name, Presence.GONE, node.lost_at, boot=boot, host_answers=False, slurmd_answers=False)
-        node.lost_at = None
+        if gone:
+            boot = machine.boot if node.agent else ""
+            return AgentView(
+                name, Presence.GONE, node.lost_at or 0.0, boot=boot, host_answers=False, slurmd_answers=False
+            )
         if not node.agent:
-            node.heard_at = None
             known = Presence.AGENT_DEAD if node.heard else Presence.NEVER
-            return AgentView(name, known, host_answers=True, slurmd_answers=True, answered=now)
+            return AgentView(name, known, node.lost_at or 0.0, host_answers=True, slurmd_answers=True, answered=now)
         node.heard = True
         told = machine.gpus if self.cluster.tell_gpus else ()
         gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))
         checks = (machine.check, *machine.also)
         report = Report(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
         if node.quiet:
-            node.heard_at = None
-            return AgentView(name, Presence.SILENT, now, now, report, machine.boot, True, True)
+            return AgentView(name, Presence.SILENT, node.lost_at or 0.0, now, report, machine.boot, True, True)
+        node.lost_at = None
         node.heard_at = now if node.heard_at is None else node.heard_at
         return AgentView(name, Presence.CONNECTED, node.heard_at, now, report, machine.boot, True, True)
 

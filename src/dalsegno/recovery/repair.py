@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
+from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import BOOT, PASSPORT, SLURMD, VALIDATION, Fault, failures, fault_of, heaviest
@@ -13,6 +14,7 @@ from dalsegno.recovery.judge import find_fault, found
 from dalsegno.recovery.ladder import next_step
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.presence import NEW_S
 
 MOST_ASKS = 3  # an order that got lost, with its agent or with us, is given again
 
@@ -130,14 +132,21 @@ def _down(case: Case) -> Action | None:
     return _mend(case)
 
 
-def _mend(case: Case) -> Action:
+def _mend(case: Case) -> Action | None:
     if not case.own.evidence:
-        return TakeEvidence(case.name, case.own.held)
+        return None if _may_yet_speak(case) else TakeEvidence(case.name, case.own.held)
     step = next_step(case.own, case.fault, case.node.slurm.partitions, case.book, case.policy, case.now)
     if isinstance(step, str):
         return _give_up(case, f"{case.fault.words}; {step}")
     boot = case.node.agent.boot or case.own.last_boot
     return Mend(case.name, step.how, case.fault, boot, _gpus(case.node.agent.report), step.why)
+
+
+def _may_yet_speak(case: Case) -> bool:
+    """Its agent is being waited for, after a restart of ours or a broken line: it has more to tell than anybody."""
+    agent = case.node.agent
+    waited_for = agent.presence in (Presence.NEVER, Presence.SILENT) and case.now < agent.since + NEW_S
+    return waited_for and not case.node.off
 
 
 def _gpus(report: Report | None) -> tuple[str, ...]:
