@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from dalsegno.health.agent.channel_store import ChannelStore
 from dalsegno.health.agent.loads import may_have_gpus, pattern
-from dalsegno.train.frames import BadFrame, Reader, send
 
 GLOO, NCCL = "gloo", "nccl"
 BYTES = {GLOO: 16 << 20, NCCL: 256 << 20}
@@ -76,13 +75,13 @@ def with_other(
     channel: socket.socket, rank: int, kind: str, secret: bytes, within_s: float, numbers: Numbers = numbers
 ) -> Sums:
     """Two ranks on two nodes, which meet on `channel`; each hears what the other makes of the sum."""
-    meeting = Meeting(channel)
-    if kind == NCCL and _same_gpu(meeting, rank):
+    store = ChannelStore(channel)
+    if kind == NCCL and _same_gpu(store, rank):
         kind = GLOO
     reduce = _with_nccl if kind == NCCL else _with_gloo
-    wrong, took_s = reduce(meeting, rank, str(channel.getsockname()[0]), secret, numbers, within_s)
-    meeting.set(f"right {rank}", b"no" if wrong else b"yes")
-    return Sums(kind, 2, wrong, took_s, meeting.get(f"right {1 - rank}") == b"yes")
+    wrong, took_s = reduce(store, rank, str(channel.getsockname()[0]), secret, numbers, within_s)
+    store.set(f"right {rank}", b"no" if wrong else b"yes")
+    return Sums(kind, 2, wrong, took_s, store.get(f"right {1 - rank}") == b"yes")
 
 
 def _with_gloo(
@@ -107,11 +106,11 @@ def _with_nccl(
     return _rounds([mine], whole, lambda tensors: group.allreduce(tensors).wait())
 
 
-def _same_gpu(meeting: Meeting, rank: int) -> bool:
+def _same_gpu(store: ChannelStore, rank: int) -> bool:
     """Virtual hosts share those of their machine, and NCCL wants one for each rank."""
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", rank)  # torch before 2.5 does not tell
-    meeting.set(f"gpu {rank}", str(uuid))
-    return meeting.get("gpu 0") == meeting.get("gpu 1")
+    store.set(f"gpu {rank}", str(uuid))
+    return store.get("gpu 0") == store.get("gpu 1")
 
 
 def _on_all_gpus(secret: bytes) -> Sums:
@@ -153,59 +152,3 @@ def _wait_for_gpus(tensors: Sequence[torch.Tensor]) -> None:
     for each in tensors:
         if each.is_cuda:
             torch.cuda.synchronize(each.device)
-
-
-class Meeting(dist.Store):  # type: ignore[misc]
-    """A store for two, on a connection: what one sets, the other is told."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        super().__init__()
-        self._channel, self._known = channel, dict[str, bytes]()
-        self._news, self._open = threading.Condition(), True
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def set(self, key: str, value: bytes | str) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        with self._news:
-            self._known[key] = data
-            self._news.notify_all()
-            send(self._channel, {"key": key, "value": data.hex()})
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._known[key]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """The one who waits is killed when his time is up: only the other side's end is looked for."""
-        with self._news:
-            most_s = None if timeout is None else timeout.total_seconds()
-            self._news.wait_for(lambda: self.check(keys) or not self._open, most_s)
-            if not self.check(keys):
-                raise OSError("the other node did not answer" if self._open else "the other node has left")
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._known for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        """Counts of this side's own."""
-        with self._news:
-            total = int(self._known.get(key, b"0")) + amount
-            self._known[key] = b"%d" % total
-            return total
-
-    def _listen(self) -> None:
-        reader = Reader()
-        try:
-            while data := self._channel.recv(65536):
-                for message in reader.feed(data):
-                    self._learn(str(message["key"]), bytes.fromhex(message["value"]))
-        except (OSError, BadFrame, KeyError, TypeError, ValueError):
-            pass  # it speaks no language of ours, or is gone
-        with self._news:
-            self._open = False
-            self._news.notify_all()
-
-    def _learn(self, key: str, value: bytes) -> None:
-        with self._news:
-            self._known[key] = value
-            self._news.notify_all()
