@@ -5,18 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from dalsegno.health.agent import errands
 from dalsegno.health.agent.collective import DIED
 from dalsegno.health.agent.duties import check_settings
 from dalsegno.health.report import Finding, Report
 from dalsegno.health.result import Remedy, Verdict, failed, passed
 from dalsegno.health.settings import settings_text
+from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.health.words import Reply, reply_message
+from dalsegno.recovery.agent_orders import Answer, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.node_link import NodeLink
+from dalsegno.recovery.pairing import prove
+from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.probes import Place
 from dalsegno.recovery.roster import Roster
 from dalsegno.spec.facts import CheckSetting, Health
@@ -217,6 +223,47 @@ def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: L
     assert linked.link.validations()["gpu-1"].proof == (
         "pair unknown: gpu-2, with which it was to be tried: its agent is not connected"
     )
+
+
+def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_alone_and_says_so(linked: Linked):
+    agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
+    ends: list[tuple[str, tuple[Finding, ...]]] = []
+    prove(linked.agents, "gpu-1", "gpu-2", lambda error, findings: ends.append((error, findings)), port_s=0.1)
+    listens, _, _ = whole_order(partner)
+    number, do, told = whole_order(agent)
+    assert (do, told) == ("validate", {})
+    partner.say(reply_message(Reply(listens, port=4000)))  # too late: it is not told anybody any more
+    answer(agent, number, GOOD)
+    linked.until(lambda: ends)
+    assert ends[0][0] == "" and ends[0][1][0] == GOOD
+    assert ends[0][1][1].result.verdict is Verdict.UNKNOWN
+    assert ends[0][1][1].result.text == (
+        "gpu-2, with which it was to be tried: it did not say in time where it listens"
+    )
+
+
+def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_node_takes():
+    ends: list[Answer] = []
+    orders = Orders(0)
+    number = orders.add(Pending("gpu-2", PARTNER_S, ends.append, lambda port: None, PORT_S))
+    assert orders.wake(0.0) == PORT_S
+    orders.take("gpu-2", Reply(number, port=4000))
+    assert orders.wake(PORT_S) == PARTNER_S and not ends
+    assert orders.wake(PARTNER_S) is None and ends[0].error == "it took too long"
+
+
+def test_whoever_waits_in_a_validation_waits_longer_than_whom_it_waits_for():
+    """From the moment a node is told to prove itself, with a partner that takes all its time."""
+    ends = {
+        "the partner says where it listens": PORT_S,
+        "the node's agent has ended": PORT_S + errands.PATIENCE_S["validate"],
+        "the controller has given up the node's answer": PORT_S + ANSWER_S,
+        "the partner's agent has ended": errands.PATIENCE_S["pair-listen"],
+        "the controller has given up the partner's answer": PARTNER_S,
+        "the node is given up": Policy().validate_s,
+    }
+    assert all(before < after for before, after in pairwise(ends.values())), ends
+    assert errands.PATIENCE_S["validate"] < ANSWER_S, "the partner waits for its first word longer than it has"
 
 
 def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):

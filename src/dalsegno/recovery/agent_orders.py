@@ -31,10 +31,20 @@ class Pending:
     until: float  # monotonic
     done: Callable[[Answer], None]
     listens: Callable[[int], None]  # told the port on which the agent waits for another
+    port_until: float | None = None  # by when that must be; None: it is so, or need not be
     report: Report | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
     error: str = ""
+
+    @property
+    def due(self) -> float:
+        return self.until if self.port_until is None else min(self.port_until, self.until)
+
+    @property
+    def late(self) -> str:
+        """Why it is given up when it is due."""
+        return "it took too long" if self.port_until is None else "it did not say in time where it listens"
 
     def take(self, reply: Reply) -> None:
         """One more part; what is too much is left out, and the answer says so."""
@@ -43,6 +53,7 @@ class Pending:
         if reply.file:
             self._keep(reply.file, reply.part)
         if reply.port and not reply.done:
+            self.port_until = None
             self.listens(reply.port)
 
     def _keep(self, file: str, part: str) -> None:
@@ -84,14 +95,15 @@ class Orders:
 
     def lost(self, node: str, why: str) -> None:
         """No answer can come from this node any more."""
-        self._fail([number for number, one in self._pending.items() if one.node == node], why)
+        for number in [number for number, one in self._pending.items() if one.node == node]:
+            self._fail(number, why)
 
     def wake(self, now: float) -> float | None:
         """Give up what takes too long; returns when the next one does."""
-        self._fail([number for number, one in self._pending.items() if one.until <= now], "it took too long")
-        return min((one.until for one in self._pending.values()), default=None)
+        for number, late in [(number, one.late) for number, one in self._pending.items() if one.due <= now]:
+            self._fail(number, late)
+        return min((one.due for one in self._pending.values()), default=None)
 
-    def _fail(self, numbers: list[int], why: str) -> None:
-        for number in numbers:
-            if pending := self._pending.pop(number, None):
-                pending.done(pending.answer(why))
+    def _fail(self, number: int, why: str) -> None:
+        if pending := self._pending.pop(number, None):
+            pending.done(pending.answer(why))

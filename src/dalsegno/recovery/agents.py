@@ -125,16 +125,21 @@ class Agents:
         *,
         timeout_s: float,
         listens: Callable[[int], None] = lambda port: None,
+        listens_s: float | None = None,
         arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """Have an agent do something; `done` hears what came of it, at once if nothing can."""
+        """Have an agent do something; `done` hears what came of it, at once if nothing can.
+
+        `listens_s`: how much of its time may pass before it must have said where it listens."""
         known = self._known.get(node)
         if known is None or known.call is None:
             done(Answer(node, "its agent is not connected"))
         elif self._orders.under_way(node) >= MOST_ORDERS:
             done(Answer(node, "its agent has too much to do"))
         else:
-            number = self._orders.add(Pending(node, time.monotonic() + timeout_s, done, listens))
+            now = time.monotonic()
+            port_until = None if listens_s is None else now + listens_s
+            number = self._orders.add(Pending(node, now + timeout_s, done, listens, port_until))
             self._door.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:

@@ -10,18 +10,19 @@ from dataclasses import replace
 from dalsegno.health.agent.collective import DIED
 from dalsegno.health.report import Finding
 from dalsegno.health.result import Verdict, unknown
+from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agents import Agents
 
-TIMEOUT_S = 170.0  # an agent gives up sooner, and says so
 PAIR = ("pair", "pair-collective")
 
 Done = Callable[[str, tuple[Finding, ...]], None]  # why it came to nothing, if it did; what was found
 
 
-def prove(agents: Agents, node: str, partner: str, done: Done) -> None:
-    """`done` hears once what the node found, however it ends; without a partner it is tried alone."""
-    _Proof(agents, node, partner, done).begin()
+def prove(agents: Agents, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
+    """`done` hears once what the node found, however it ends; without a partner it is tried alone, and so it is with
+    one that has not said within `port_s` where it listens."""
+    _Proof(agents, node, partner, done).begin(port_s)
 
 
 class _Proof:
@@ -33,13 +34,13 @@ class _Proof:
         self._answer: Answer | None = None
         self._partners: Answer | None = None
 
-    def begin(self) -> None:
+    def begin(self, port_s: float) -> None:
         if not self._partner:
             self._validate({})
             return
         self._agents.order(
             self._partner, "pair-listen", self._partner_ended,
-            timeout_s=TIMEOUT_S, listens=self._partner_listens, arguments={"secret": self._secret},
+            timeout_s=PARTNER_S, listens=self._partner_listens, listens_s=port_s, arguments={"secret": self._secret},
         )  # fmt: skip
 
     def _partner_listens(self, port: int) -> None:
@@ -48,7 +49,7 @@ class _Proof:
     def _validate(self, arguments: dict[str, str]) -> None:
         if not self._ordered:
             self._ordered = True
-            self._agents.order(self._node, "validate", self._ended, timeout_s=TIMEOUT_S, arguments=arguments)
+            self._agents.order(self._node, "validate", self._ended, timeout_s=ANSWER_S, arguments=arguments)
 
     def _partner_ended(self, answer: Answer) -> None:
         self._partners = answer

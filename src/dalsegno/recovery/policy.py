@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.health import Remedy
+from dalsegno.health.validation_times import PHASE_S
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
@@ -34,7 +35,7 @@ class Policy:
     gone_s: float = 0.0  # how long a lost node that is not off for certain may come back by itself; a cloud's: 60
     boot_s: float = 60.0  # from the word to the first report; a cloud's: 1800
     told_s: float = 15.0  # from the word until whoever was told has begun, or never will
-    validate_s: float = 180.0  # checks, load and the pair test
+    validate_s: float = PHASE_S  # checks, load and the pair test
     removal_s: float = 600.0  # for Slurm to take a node out of its jobs
     person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
     burn_in_s: float = 86400.0  # a spare is validated again so often

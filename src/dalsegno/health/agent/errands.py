@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from socket import socket
 
+from dalsegno.health.validation_times import LISTEN_S, VALIDATE_S
 from dalsegno.health.words import Order, Reply, reply_message
 from dalsegno.system.forked import Forked, fork
 from dalsegno.train.frames import BadFrame, Message, Reader, pack
 
 MOST = 4  # at a time
-PATIENCE_S = {"check": 40.0, "validate": 160.0, "evidence": 40.0, "pair-listen": 160.0}
+PATIENCE_S = {"check": 40.0, "validate": VALIDATE_S, "evidence": 40.0, "pair-listen": LISTEN_S}
 
 Send = Callable[[Reply], None]
 Do = Callable[[Order, Send], None]  # does what was ordered; sends parts of the answer, but not that it is done

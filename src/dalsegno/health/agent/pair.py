@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dalsegno.health.agent.collective import LOAD_S, Collective
 from dalsegno.health.agent.loads import receive_pattern, send_pattern
 from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown
+from dalsegno.health.validation_times import ANSWER_S
 from dalsegno.train.frames import BadFrame, Message, Reader, send
 
 BYTES = 32 << 20  # each way
-LOADS_S = 150.0  # the one that has to prove itself bears its loads first; when it dies, that is known at once
 TALK_S = 20.0
 PINGS = 20
 _ONE = b"!"
@@ -42,7 +42,7 @@ def _exchange(sock: socket.socket, secret: bytes, *, first: bool) -> Result:
 
 def _pings(sock: socket.socket, first: bool) -> float:
     times = []
-    sock.settimeout(TALK_S if first else LOADS_S)
+    sock.settimeout(TALK_S if first else ANSWER_S)  # the first bears its loads before; its death is known at once
     for _ in range(PINGS):
         began = time.monotonic()
         if first:
