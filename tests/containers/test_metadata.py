@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.containers.manifest import Config
-from dalsegno.containers.metadata import as_layer, files, parse_environment, parse_workdir
+from dalsegno.containers.metadata import as_layer, files, parse_environment, parse_program, parse_workdir
 
 
 def test_the_files_are_those_of_enroot():
@@ -45,6 +45,24 @@ FOLDERS = st.text(st.sampled_from("ab/ \"'$`\\(){};&|<>é*?~!#-."), max_size=20)
 def test_any_working_directory_is_read_back_and_runs_nothing(folder: str):
     usable = ".." not in folder.split("/")
     assert parse_workdir(files(Config(workdir=folder))["etc/rc"]) == (folder if usable else "/")
+
+
+WORDS = st.lists(st.text(st.sampled_from("ab '\"$@\n\\`;#"), max_size=6), max_size=3)
+
+
+@given(WORDS, WORDS)
+def test_any_program_is_read_back(entrypoint: list[str], cmd: list[str]):
+    rc = files(Config(entrypoint=tuple(entrypoint), cmd=tuple(cmd)))["etc/rc"]
+    assert parse_program(rc) == (entrypoint, cmd or ([] if entrypoint else ["/bin/sh"]))
+
+
+def test_the_program_of_an_image_of_enroots_is_read_and_of_another_form_nothing():
+    enroots = """cd "/w" && unset OLDPWD || exit 1\n\nif [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi
+
+if [ $# -gt 0 ]; then\n    exec '/entry' '-x' "$@"\nelse\n    exec '/entry' '-x' 'it'\\''s' 'b'\nfi\n"""
+    assert parse_program(enroots) == (["/entry", "-x"], ["it's", "b"])
+    for rc in ("", "exec /bin/sh\n", enroots.replace("'b'", "'b"), enroots.replace("exec '/entry'", "exec '/x'", 1)):
+        assert parse_program(rc) == ([], [])
 
 
 def test_a_working_directory_is_no_command():

@@ -118,6 +118,17 @@ def test_the_image_for_the_machine_is_taken_from_an_index(tmp_path: Path):
     assert "amd64, arm64" in caught.value.hint
 
 
+def test_what_a_list_says_of_an_image_counts_more_than_what_it_says_of_itself(tmp_path: Path):
+    """By no other name is that one to be had."""
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    name, index = f"oci:{tmp_path}/oci:x", tmp_path / "oci/index.json"
+    with pytest.raises(NotThere) as caught:
+        imported(name, tmp_path / "s", arch="arm64")
+    assert caught.value.hint == "it is there for amd64: give `--arch amd64`"
+    index.write_text(index.read_text().replace('"amd64"', '"arm64"'))
+    assert imported(name, tmp_path / "s", arch="arm64").is_file()
+
+
 def test_a_damaged_layer_leaves_nothing(tmp_path: Path):
     layout = Layout(tmp_path / "oci")
     layout.image("x", [(UPPER, "gzip")])

@@ -46,11 +46,17 @@ def lines(stored: Stored) -> list[str]:
 
 
 def inside_as_json(path: str, inside: Inside) -> dict[str, object]:
-    return {"path": path, "env": inside.env, "workdir": inside.workdir}
+    return {
+        "path": path, "env": inside.env, "workdir": inside.workdir, "entrypoint": inside.entrypoint, "cmd": inside.cmd,
+    }  # fmt: skip
 
 
 def inside_lines(path: str, inside: Inside) -> list[str]:
+    import shlex
+
     pairs = [("file", path), ("workdir", inside.workdir)]
+    pairs += [("entrypoint", shlex.join(inside.entrypoint))] if inside.entrypoint else []
+    pairs += [("cmd", shlex.join(inside.cmd))] if inside.cmd else []
     pairs += [("env" if not number else "", f"{k}={v}") for number, (k, v) in enumerate(inside.env.items())]
     return [f"{key:<12}{value}" for key, value in pairs]
 

@@ -15,7 +15,7 @@ from dalsegno.containers.decompress import CHUNK
 from dalsegno.containers.manifest import Config
 from dalsegno.containers.merge import merge
 from dalsegno.containers.progress import Progress
-from dalsegno.containers.squash import squash, tar_stream
+from dalsegno.containers.squash import squash, stream_size, tar_stream
 from dalsegno.containers.tar_read import Entry, Type
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.files import nameless
@@ -100,7 +100,7 @@ def pack(layer: Layer, config: Config, target: Path, compression: str, progress:
     """Write the image; gives the digest of what went into it."""
     own, content = metadata.as_layer(config)
     merged = merge([layer.entries, own], folders=[metadata.workdir(config)])
-    progress.stage("packing", sum(size for _, size in layer.sources))
+    progress.stage("packing", stream_size(merged))
     digest = hashlib.sha256()
 
     def stream() -> Iterator[bytes | memoryview]:

@@ -17,13 +17,13 @@ from dalsegno.containers.decompress import CHUNK
 from dalsegno.containers.enroot import import_by_enroot
 from dalsegno.containers.http_client import Http, Unreachable
 from dalsegno.containers.layers import gather
-from dalsegno.containers.manifest import architecture
+from dalsegno.containers.manifest import architecture, check_arch
 from dalsegno.containers.merge import merge
 from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.sources import Found, FromLayout, FromRegistry, Source
-from dalsegno.containers.squash import check_target, layer_chunks, squash, tar_stream
+from dalsegno.containers.squash import check_target, layer_chunks, squash, stream_size, tar_stream
 from dalsegno.containers.store import Store, Stored
 from dalsegno.errors import UsageError
 from dalsegno.image_name import ImageName, Kind
@@ -60,7 +60,7 @@ class Importer:
                     found = source.find(self.arch)
                 except Unreachable as error:
                     return self._as_it_was(name, error)
-                self._warn_of_arch(name, found)
+                self._check_arch(name, found)
                 stored = self._stored(name, source, found)
             self.store.name(str(name), self.arch, stored.record)
             return stored
@@ -73,15 +73,18 @@ class Importer:
             with self._source(name) as source:
                 self.progress.stage(f"looking for {name}")
                 found = source.find(self.arch)
-                self._warn_of_arch(name, found)
+                self._check_arch(name, found)
                 known = self.store.get(found.digest, self.compression)
                 if known:
                     copy(known.path, target)
                 sha256 = known.record.sha256 if known else self._make(name, source, found, target)
                 self.store.wrote(target, str(name), sha256)
 
-    def _warn_of_arch(self, name: ImageName, found: Found) -> None:
-        if found.config.arch not in ("", self.arch):
+    def _check_arch(self, name: ImageName, found: Found) -> None:
+        """What an index lists can be had by no other name, whatever the image says of itself."""
+        if not found.listed:
+            check_arch(found.config, self.arch, str(name))
+        elif found.config.arch not in ("", self.arch):
             self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
 
     def _as_it_was(self, name: ImageName, error: Unreachable) -> Stored:
@@ -120,7 +123,7 @@ class Importer:
         merged = merge(entries, folders=[metadata.workdir(found.config)])
         if merged.devices:
             self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
-        self.progress.stage("packing", sum(last.offset + last.size for each in entries for last in each[-1:]))
+        self.progress.stage("packing", stream_size(merged))
         chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
         with nameless(target) as handle:
             squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.containers.metadata import parse_environment, parse_workdir
+from dalsegno.containers.metadata import parse_environment, parse_program, parse_workdir
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Runner
@@ -17,7 +17,8 @@ class Inside:
 
     env: dict[str, str]
     workdir: str
-    rc: str
+    entrypoint: list[str]
+    cmd: list[str]
 
 
 def look_inside(path: Path, runner: Runner) -> Inside:
@@ -26,7 +27,7 @@ def look_inside(path: Path, runner: Runner) -> Inside:
     runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
     environment = runner.run([tool, "-cat", str(path), "etc/environment"]).stdout
     rc = runner.run([tool, "-cat", str(path), "etc/rc"]).stdout
-    return Inside(parse_environment(environment), parse_workdir(rc), rc)
+    return Inside(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
 
 
 def read_through(path: Path, runner: Runner) -> str:

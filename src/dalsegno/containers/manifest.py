@@ -143,6 +143,13 @@ def choose(index: Index, arch: str, what: str) -> Descriptor:
     raise NotThere(f"{what} has no image for {arch}", hint=hint)
 
 
+def check_arch(config: Config, arch: str, what: str) -> None:
+    """That an image which no index lists is for this architecture; one that does not say may be."""
+    made_for = _ARCHITECTURES.get(config.arch, config.arch)
+    if made_for not in ("", arch):
+        raise NotThere(f"{what} has no image for {arch}", hint=f"it is there for {made_for}: give `--arch {made_for}`")
+
+
 def tagged(index: Index, tag: str, what: str) -> Descriptor:
     """The image of this tag in a layout's list; without a tag the only one there is."""
     named = {each.ref_name: each for each in index.manifests}

@@ -22,6 +22,7 @@ from dalsegno.containers.tar_read import Entry, Type
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r'(["$`\\])')
 _CD = re.compile(r'^cd "((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_PROGRAM = re.compile(r'if \[ \$# -gt 0 \]; then\n\s+exec (.*)"\$@"\nelse\n\s+exec (.*)\nfi\s*\Z', re.DOTALL)
 _RC_LOCAL = "# Read by /etc/rc when the container starts; it may change the command.\n"
 
 
@@ -92,3 +93,13 @@ def parse_environment(text: str) -> dict[str, str]:
 def parse_workdir(rc: str) -> str:
     found = _CD.search(rc)
     return re.sub(r"\\(.)", r"\1", found[1]) if found else "/"
+
+
+def parse_program(rc: str) -> tuple[list[str], list[str]]:
+    """ENTRYPOINT and CMD; both empty if the script is of another form."""
+    found = _PROGRAM.search(rc)
+    try:
+        entrypoint, both = (shlex.split(each) for each in found.groups()) if found else ([], [])
+    except ValueError:
+        return [], []
+    return (entrypoint, both[len(entrypoint) :]) if both[: len(entrypoint)] == entrypoint else ([], [])

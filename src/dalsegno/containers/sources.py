@@ -39,6 +39,7 @@ class Found:
     digest: str
     layers: tuple[Descriptor, ...]
     config: Config
+    listed: bool = False  # an index has it for the architecture that was asked for
 
 
 class Source(Protocol):
@@ -67,12 +68,13 @@ class FromRegistry:
         data = self._registry.manifest(self._name.reference)
         if self._name.digest:
             check_digest(data, self._name.digest, "the manifest")
-        digest, manifest = _resolve(data, arch, str(self._name), self._manifest)
+        digest, manifest, listed = _resolve(data, arch, str(self._name), self._manifest)
         config = Blob(self._fetch(manifest.config, lambda _: None, threading.Event()))
         return Found(
             digest,
             manifest.layers,
             parse_config(check_digest(config.read(), manifest.config.digest, "the configuration")),
+            listed,
         )
 
     def here(self, layer: Descriptor) -> int:
@@ -114,8 +116,8 @@ class FromLayout:
             if named or self._name.tag
             else choose(index, arch, str(self._name))
         )
-        digest, manifest = _resolve(self._blob(top), arch, str(self._name), self._blob)
-        return Found(digest, manifest.layers, parse_config(self._blob(manifest.config)))
+        digest, manifest, listed = _resolve(self._blob(top), arch, str(self._name), self._blob)
+        return Found(digest, manifest.layers, parse_config(self._blob(manifest.config)), listed or top.arch == arch)
 
     def here(self, layer: Descriptor) -> int:
         return 0
@@ -134,11 +136,13 @@ class FromLayout:
         return path
 
 
-def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, Manifest]:
-    """From an index, through whatever indexes are in it, to the image for this architecture."""
+def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, Manifest, bool]:
+    """From an index, through those that are in it, to the image for this architecture; and whether they say so."""
+    listed = False
     for _ in range(_DEEPEST):
         found = parse_manifest(data)
         if isinstance(found, Manifest):
-            return digest_of(data), found
-        data = get(choose(found, arch, what))
+            return digest_of(data), found, listed
+        chosen = choose(found, arch, what)
+        data, listed = get(chosen), listed or chosen.arch == arch
     raise DamagedImage(f"{what} is an index in an index in an index")

@@ -43,6 +43,11 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
     yield END
 
 
+def stream_size(merged: Merged) -> int:
+    """How many bytes `tar_stream` reads of the layers: of each up to the end of the last file that is used."""
+    return sum(files[-1].entry.offset + files[-1].entry.size for files in merged.files if files)
+
+
 def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) -> None:
     """Have `sqfstar` write the stream into an open file."""
     tool = program("sqfstar")
