@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+from dalsegno.demo.survival import NOTES, OTHERS, beside
 from dalsegno.drill.page import render_page
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
+from dalsegno.drill.words import seconds
 
 STEPS = tuple(Step(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
 MARKS = (Mark(51.0, KNOWN, "n1", "silent"), Mark(51.5, DRAINED, "n1"), Mark(60.0, RETURNED, "n1"))
@@ -52,6 +54,14 @@ def test_it_shows_the_figures_the_curve_and_the_node_s_time_out():
     assert {"the run survived 1 fault; 0 of 100 steps were done again", "power-off", "1.0 s", "10.0 s"} <= set(words)
     assert page.count('class="curve"') == 2  # one for each generation
     assert page.count('class="gone"') == page.count('class="mending"') == 1
+
+
+def test_the_demo_s_own_page_says_what_others_take_and_that_the_hosts_are_virtual():
+    words = parsed(render_page(DRILL, "the demo", beside(DRILL))).words
+    ours = words[words.index("dalsegno run, with a spare (just now)") + 1 :]
+    assert {"Beside it", *(word for line in OTHERS for word in line), *NOTES} <= set(words)
+    assert any("virtual" in note for note in NOTES) and any("measured once" in note for note in NOTES)
+    assert ours[0] == seconds(DRILL.recoveries[0].resumed_s), "and it is what was measured, not what was hoped for"
 
 
 def test_names_are_only_text():

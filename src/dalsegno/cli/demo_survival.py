@@ -43,7 +43,7 @@ def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
     from dalsegno.cli.drill import write_page
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.cli.drill_view import View
-    from dalsegno.demo.survival import LOTS, SEED
+    from dalsegno.demo.survival import LOTS, SEED, beside
     from dalsegno.drill.page import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
@@ -55,7 +55,7 @@ def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
         runs += theatre.traces.runs
         raise
     _show(drill)
-    write_page(_page(report), render_page(drill, "Dal Segno: the demo"))
+    write_page(_page(report), render_page(drill, "Dal Segno: the demo", beside(drill)))
     out.data(f"\nall of it as a page, with a picture: {_page(report)}")
     if not drill.survived:
         raise SystemExit(1)
@@ -63,7 +63,7 @@ def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
 
 
 def _show(drill: Drill) -> None:
-    from dalsegno.demo.survival import NOTES, beside
+    from dalsegno.demo.survival import beside
     from dalsegno.drill.words import COLUMNS, rows, sentences
 
     out.heading("What it cost")
@@ -72,6 +72,7 @@ def _show(drill: Drill) -> None:
     for line in sentences(drill):
         out.data(line)
     out.heading("Beside it")
-    out.table(["A NODE LOSES ITS POWER", "TRAINING GOES ON AFTER"], beside(drill))
-    for note in NOTES:
+    compared = beside(drill)
+    out.table(compared.head, compared.lines)
+    for note in compared.notes:
         out.data(note)

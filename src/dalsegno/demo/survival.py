@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.page import Comparison
 from dalsegno.drill.story import Drill
 from dalsegno.drill.words import seconds
 from dalsegno.targets.faults import Options
@@ -24,8 +25,9 @@ NOTES = (
 )
 
 
-def beside(drill: Drill) -> list[list[str]]:
+def beside(drill: Drill) -> Comparison:
     """Our own time, as it was just measured, above what others take."""
     cut = next((each for each in drill.recoveries if each.blow.fault == "power-off"), None)
     ours = seconds(cut.resumed_s) if cut else "not played"
-    return [["dalsegno run, with a spare (just now)", ours], *map(list, OTHERS)]
+    lines = [("dalsegno run, with a spare (just now)", ours), *OTHERS]
+    return Comparison(("A NODE LOSES ITS POWER", "TRAINING GOES ON AFTER"), lines, NOTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from dalsegno.drill.picture import render_picture
@@ -35,7 +36,16 @@ LEGEND = (
 )
 
 
-def render_page(drill: Drill, title: str = "Drill") -> str:
+@dataclass(frozen=True)
+class Comparison:
+    """What others take for the same, and what such figures do not say."""
+
+    head: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def render_page(drill: Drill, title: str = "Drill", beside: Comparison | None = None) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(drill.started))
     parts = [
         "<!doctype html>",
@@ -43,12 +53,18 @@ def render_page(drill: Drill, title: str = "Drill") -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f'<h1>{escape(title)}</h1><p class="when">{when}, seed {drill.seed}</p>',
         "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in sentences(drill)) + "</ul>",
+        _beside(beside) if beside else "",
         f'<h2>Loss, and what each node went through</h2><div class="wide">{render_picture(drill)}</div>{LEGEND}',
         f"<h2>Every fault</h2>{_table(COLUMNS, rows(drill))}",
         f"<h2>Everything that was noted</h2>{_table(['AFTER', 'WHAT', 'NODE', ''], _events(drill))}",
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _beside(beside: Comparison) -> str:
+    notes = "".join(f'<p class="legend">{escape(note)}</p>' for note in beside.notes)
+    return f"<h2>Beside it</h2>{_table(beside.head, beside.lines)}{notes}"
 
 
 def _events(drill: Drill) -> list[list[str]]:
