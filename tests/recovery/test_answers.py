@@ -71,6 +71,20 @@ def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Store, ans
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 0}
 
 
+def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partitions_of_now(folder: Path, store: Store):
+    drained(store, "n1", time.time())
+    policy, partitions = Policy(can=frozenset({Remedy.REPLACE})), {"n1": ("train",)}
+    answers = Answers(folder / JOURNAL, lambda: None, lambda: policy, lambda node: partitions.get(node, ()))
+    why = "this cluster's machines cannot be rebooted from here"
+    told = answers.answer(STRANGER, {"node": "n1"})
+    assert told["ahead"] == {"how": "replace", "why": why, "held_back": ""}
+    answers.answer(0, {"automation": "pause"})
+    assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["held_back"] == Held.PAUSED.value
+    policy = Policy(can=frozenset())
+    assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["how"] == ""
+    answers.close()
+
+
 def test_events_come_in_order_and_from_where_one_left_off(store: Store, answers: Answers):
     drained(store, "n1", 100.0)
     store.turn(Turn("n1", Phase.GIVEN_UP, "nothing helps"), 101.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dalsegno.health import Remedy
 from dalsegno.launch.status import Status
+from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.slurm.job_info import JobInfo
@@ -30,6 +32,8 @@ from dalsegno.why import (
 from dalsegno.why.job import aftermath_s as job_aftermath_s
 from dalsegno.why.reasons import WAITS, why_it_waits
 from dalsegno.why.run import aftermath_s as run_aftermath_s
+
+REBOOT, REPLACE = Remedy.REBOOT, Remedy.REPLACE
 
 
 def job(state: JobState, **what: object) -> JobInfo:
@@ -124,20 +128,45 @@ def test_what_befell_nodes_after_the_end_belongs_to_what_failed_alone():
 
 def test_a_node_that_we_took_out_says_what_for_and_what_happens():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained) == Verdict(
+    assert explain_node(drained, Care(Phase.MENDING)) == Verdict(
         "gpu-3 is out of service by our own hand: xid 79 (GPU 0 has fallen off the bus); it is being booted anew",
         "dalsegno nodes show gpu-3",
     )
 
 
+SPENT = "it was rebooted for that 2 times within a day: no more reboots"
+
+
 @pytest.mark.parametrize(
-    ("phase", "does"),
-    [(Phase.DRAINED, "as soon as its jobs have left it, it is booted anew"), (Phase.MENDING, "it is being booted anew"),
-     (Phase.VALIDATING, "it is being validated")],
+    ("care", "does"),
+    [
+        (Care(Phase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have left it, it is booted anew"),
+        (Care(Phase.DOWN, ahead=Forecast(REPLACE, SPENT)),
+         f"as soon as its jobs have left it, another machine takes its place ({SPENT})"),
+        (Care(Phase.DRAINED, ahead=Forecast(None, SPENT)), f"nothing more is done for it: {SPENT}"),
+        (Care(Phase.DRAINED, ahead=Forecast(REBOOT, held=Held.OBSERVING)),
+         "as soon as its jobs have left it, it would be booted anew, but the controller only observes"),
+        (Care(Phase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
+         "it is only taken out of service: somebody has to look at it"),
+        (Care(Phase.MENDING), "it is being booted anew"),
+        (Care(Phase.MENDING, tried=REPLACE), "another machine takes its place"),
+        (Care(Phase.VALIDATING), "it is being validated"),
+        (Care(Phase.VALIDATING, "paused; would return it to service", Held.PAUSED),
+         "paused; would return it to service"),
+        (Care(), "no controller says what becomes of it"),
+    ],
 )  # fmt: skip
-def test_what_happens_to_it_is_what_happens_now(phase: Phase, does: str):
+def test_what_happens_to_it_is_what_happens_now_and_no_more_is_promised_than_is_let_be(care: Care, does: str):
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained, Care(phase)).sentence.endswith(f"; {does}")
+    assert explain_node(drained, care).sentence.endswith(f"; {does}")
+
+
+def test_a_node_for_which_nothing_is_done_while_paused_says_how_to_go_on():
+    drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
+    ahead = {"how": "reboot", "why": "", "held_back": "paused"}
+    found = explain_node(drained, read_care({"node": {"phase": "drained"}, "ahead": ahead}))
+    assert found.sentence.endswith("it would be booted anew, but automation is paused")
+    assert found.next == "dalsegno automation resume"
 
 
 def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
@@ -276,6 +305,16 @@ def test_what_checks_found_stands_in_the_timeline_of_a_node_beside_what_was_done
 def test_a_node_that_slurm_itself_drained_is_told_from_one_that_a_person_did():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     assert "was taken out of service by Slurm itself: Prolog error" in explain_node(drained).sentence
+    assert "validates and returns it" in explain_node(drained, Care(Phase.IN_SERVICE, "job 7 is over")).sentence
+
+
+def test_a_node_that_slurm_drained_and_we_may_not_take_over_says_why():
+    drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
+    stays = "Slurm has taken it out of service (Prolog error); stays so: 4 nodes of gpu were taken out within the hour"
+    found = explain_node(drained, Care(Phase.IN_SERVICE, stays, Held.HOUR))
+    assert found.sentence.endswith(f"; {stays}") and found.next == "dalsegno automation resume"
+    person = "Slurm has taken it out of service again, 3 times today (Prolog error): a person is needed"
+    assert explain_node(drained, Care(Phase.IN_SERVICE, person)).sentence.endswith(f"; {person}")
 
 
 def test_the_nodes_of_a_run_are_those_it_trained_on_the_last_first():

@@ -112,8 +112,8 @@ def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answ
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
-    is_plain = job.comment and not job.comment.startswith("dalsegno:")
-    run = None if is_plain else runs.get(job.name)  # jobs of a run have its name
+    somebodys = job.comment and not job.comment.startswith("dalsegno:")
+    run = None if somebodys else runs.get(job.name)  # jobs of a run have its name
     entries = list(journal.read(run.journal)) if run else []
     until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
     nodes = dict.fromkeys([*job.nodes, *nodes_given(entries, job.id)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.budget import taken_within_the_hour
+from dalsegno.recovery.forecast import forecast
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import write_reason
@@ -27,13 +28,21 @@ class Answers:
     """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
     `{"forgive": NODE-OR-GPU}`.
 
-    `changed` is called when someone has decided something. The journal is opened by the thread that first asks.
+    `changed` is called when someone has decided something; `partitions` are a node's. The journal is opened by the
+    thread that first asks.
     """
 
     WORDS = ("events", "automation", "nodes", "node", "forgive")
 
-    def __init__(self, journal: Path, changed: Callable[[], None], policy: Callable[[], Policy] = Policy) -> None:
+    def __init__(
+        self,
+        journal: Path,
+        changed: Callable[[], None],
+        policy: Callable[[], Policy] = Policy,
+        partitions: Callable[[str], Collection[str]] = lambda node: (),
+    ) -> None:
         self._journal, self._changed, self._policy, self._opened = journal, changed, policy, list[Store]()
+        self._partitions = partitions
 
     @property
     def store(self) -> Store:
@@ -94,11 +103,14 @@ class Answers:
         return {"forgiven": [asdict(each) for each in found]}
 
     def _node(self, name: str) -> Message:
-        own = self.store.look().nodes.get(name)
+        book = self.store.look()
+        own = book.nodes.get(name)
         if own is None:
             raise DalsegnoError(f"the controller knows no node {name!r:.80}", hint="`dalsegno nodes` lists them")
+        ahead = forecast(own, self._partitions(name), book, self._policy(), time.time())
         return {
             "node": tell_node(own),
+            "ahead": ahead.message() if ahead else None,
             "gpus": [asdict(each) for each in self.store.passports(name)],
             "events": [asdict(event) for event in self.store.last_events(name, LAST)],
             "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],

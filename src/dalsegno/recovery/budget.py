@@ -26,6 +26,13 @@ class Refusal:
     held: Held
 
 
+def restraint(book: Book, policy: Policy) -> Refusal | None:
+    """Why nothing at all is done just now, only said; None where things are done."""
+    if book.paused:
+        return Refusal("paused", Held.PAUSED)
+    return None if policy.mode == AUTO else Refusal("only observing", Held.OBSERVING)
+
+
 class Outs:
     """How many nodes of each partition are out by our hand, and may be, while one round is decided.
 

@@ -67,7 +67,12 @@ class Controller:
         self.folder, self.say, self.complaints = folder, say, Complaints(say)
         self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
         self.watch: Watch | None = None
-        self.answers = Answers(folder / JOURNAL, self.ring, lambda: self.watch.policy if self.watch else Policy())
+        self.answers = Answers(
+            folder / JOURNAL,
+            self.ring,
+            lambda: self.watch.policy if self.watch else Policy(),
+            lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
+        )
         self.door = Door(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
 

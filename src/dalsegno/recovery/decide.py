@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown, Turn
 from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
-from dalsegno.recovery.budget import Outs
+from dalsegno.recovery.budget import Outs, restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
 from dalsegno.recovery.judge import find_suspicion, is_over, is_steady, quick_failures, standing
 from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.policy import AUTO, OFF, Policy
+from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
 from dalsegno.recovery.repair import repair
 from dalsegno.recovery.sight import change_of_sight, is_blind, is_doubtful
-from dalsegno.recovery.slurms_own import CHECK, fault_of_drain, rule_of
+from dalsegno.recovery.slurms_own import CHECK, TAKEN_OUT, fault_of_drain, rule_of
 from dalsegno.recovery.spares import keep_spare, lend
 
 
@@ -56,10 +56,10 @@ def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]
 
 def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
     """Paused, or told only to observe: say once what would have been done."""
-    if not action.touches or (policy.mode == AUTO and not book.paused):
+    held = restraint(book, policy) if action.touches else None
+    if held is None:
         return action
-    why, held = ("paused", Held.PAUSED) if book.paused else ("only observing", Held.OBSERVING)
-    return _say(book.of(action.node), f"{why}; would {action.words}", getattr(action, "fault", None), held)
+    return _say(book.of(action.node), f"{held.why}; would {action.words}", getattr(action, "fault", None), held.held)
 
 
 def _say(own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO) -> Action | None:
@@ -170,11 +170,10 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     if fault is None:
         return _say(
             own,
-            f"Slurm has taken it out of service again, {times + 1} times today ({node.slurm.reason}): "
-            "a person is needed",
+            f"{TAKEN_OUT} again, {times + 1} times today ({node.slurm.reason}): a person is needed",
         )
     if refusal := this.outs.refusal(node):
-        said = f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal.why}"
+        said = f"{TAKEN_OUT} ({node.slurm.reason}); stays so: {refusal.why}"
         return _say(own, said, held=refusal.held)
     this.outs.take(node)
     return Drain(node.name, fault, node.held)

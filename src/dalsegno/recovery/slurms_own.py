@@ -15,6 +15,7 @@ from dalsegno.recovery.fault import Fault
 from dalsegno.slurm import NodeFlag, NodeInfo
 
 CHECK = "slurm"
+TAKEN_OUT = "Slurm has taken it out of service"  # how what is said of such a node begins
 DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 
 

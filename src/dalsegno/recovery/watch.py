@@ -47,6 +47,7 @@ class Watch:
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
         self._complaint = ""
         self.policy = Policy(mode=OFF)  # until it was read
+        self.partitions: Mapping[str, tuple[str, ...]] = {}  # of each node, as Slurm said last
 
     def start(self) -> None:
         self._thread.start()
@@ -117,6 +118,7 @@ class Watch:
             self._complain(f"Slurm does not answer; nodes are left as they are: {error.what}")
             return NOTHING
         self._complaint = ""
+        self.partitions = {node.name: node.partitions for node in nodes}
         wanted, runs = to_be_mended(nodes), self.runs()
         facts = gather(nodes, [with_hint(job, wanted, runs) for job in jobs], self.agents, at, underway)
         return look_at_power(facts, self.site.target)

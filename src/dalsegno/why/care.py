@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
+from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.why.answer import Moment
@@ -19,6 +21,8 @@ class Care:
     phase: Phase | None = None
     note: str = ""
     held: Held = Held.NO  # why that is all that was done
+    tried: Remedy | None = None  # last
+    ahead: Forecast | None = None  # what is to be done for it
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
 
@@ -27,7 +31,15 @@ def read_care(told: Mapping[str, Any]) -> Care:
     """From the controller's answer; a controller of another version may have words that are not known here."""
     own = told.get("node", {})
     phase = next((each for each in Phase if each.value == own.get("phase")), None)
-    return Care(phase, str(own.get("note", "")), Held.of(own.get("held_back")), tuple(_moments(told)), _failing(told))
+    return Care(
+        phase,
+        str(own.get("note", "")),
+        Held.of(own.get("held_back")),
+        next((each for each in Remedy if each.value in own.get("tried", ())[-1:]), None),
+        Forecast.read(told.get("ahead")),
+        tuple(_moments(told)),
+        _failing(told),
+    )
 
 
 def _moments(told: Mapping[str, Any]) -> Iterator[Moment]:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.forecast import Forecast
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import SLURM_USERS, read_reason
-from dalsegno.recovery.slurms_own import rule_of
+from dalsegno.recovery.slurms_own import TAKEN_OUT, rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.events import NodeEvent
@@ -19,16 +21,17 @@ from dalsegno.why.care import Care
 SAME_S = 2  # between slurmctld's time of a drain and the database's
 _UNKNOWN = Care()
 _WILL = {
-    Remedy.RESET: "its GPUs are reset",
-    Remedy.REBOOT: "it is booted anew",
-    Remedy.REPLACE: "another machine takes its place",
+    Remedy.RESET: ("its GPUs are reset", "its GPUs would be reset"),
+    Remedy.REBOOT: ("it is booted anew", "it would be booted anew"),
+    Remedy.REPLACE: ("another machine takes its place", "another machine would take its place"),
 }
 _DOES = {
-    Remedy.DRAIN: "it is only taken out of service: somebody has to look at it",
     Remedy.RESET: "its GPUs are being reset",
     Remedy.REBOOT: "it is being booted anew",
     Remedy.REPLACE: "another machine takes its place",
 }
+_BUT = {Held.PAUSED: "but automation is paused", Held.OBSERVING: "but the controller only observes"}
+_PERSON = "it is only taken out of service: somebody has to look at it"
 
 
 def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
@@ -37,21 +40,21 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
     if care.phase is Phase.GIVEN_UP and node.draining:
         return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
     if care.phase is Phase.SUSPECTED and node.in_service:
-        resume, look = "dalsegno automation resume", f"dalsegno health --node {node.name}"
-        command = resume if care.held.ends_with_resume else look
+        command = _next(care, f"dalsegno health --node {node.name}")
         return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
     if fault and (node.draining or node.down):
         return Verdict(
-            f"{node.name} is out of service by our own hand: {_fault(fault, care.phase)}",
-            f"dalsegno nodes show {node.name}",
+            f"{node.name} is out of service by our own hand: {_fault(fault, care)}",
+            _next(care, f"dalsegno nodes show {node.name}"),
         )
     if rule_of(node, SLURM_USERS):
+        tells = care.held is not Held.NO or care.note.startswith(TAKEN_OUT)
+        does = care.note if tells else "a controller of ours validates and returns it, unless it happens too often"
         return Verdict(
-            f"{node.name} was taken out of service by Slurm itself: {node.reason}; a controller of ours validates and"
-            " returns it, unless it happens again and again",
-            f"dalsegno events --node {node.name}",
+            f"{node.name} was taken out of service by Slurm itself: {node.reason}; {does}",
+            _next(care, f"dalsegno events --node {node.name}"),
         )
     if node.draining:
         return _drained_by_others(node, care)
@@ -78,18 +81,40 @@ def _drained_by_others(node: NodeInfo, care: Care) -> Verdict:
     return Verdict(drained, f"scontrol update nodename={node.name} state=resume")
 
 
-def _fault(fault: Fault, phase: Phase | None) -> str:
+def _fault(fault: Fault, care: Care) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
-    return f"{fault.check}{code}{said}; {_does(fault.remedy, phase)}"
+    return f"{fault.check}{code}{said}; {_does(fault.remedy, care)}"
 
 
-def _does(remedy: Remedy, phase: Phase | None) -> str:
-    if phase is Phase.VALIDATING:
-        return "it is being validated"
-    if phase in (Phase.DRAINED, Phase.DOWN) and remedy in _WILL:
-        return f"as soon as its jobs have left it, {_WILL[remedy]}"
-    return _DOES[remedy]
+def _does(remedy: Remedy, care: Care) -> str:
+    """What happens to it now, or will: only what the controller means to do, and is let do."""
+    if care.phase is None:
+        return "no controller says what becomes of it"
+    if care.phase is Phase.MENDING:
+        return _DOES.get(care.tried or remedy, "it is being mended")
+    if care.ahead:
+        return _will(care.ahead)
+    if care.held is not Held.NO:
+        return care.note
+    return "it is being validated" if care.phase is Phase.VALIDATING else "it is being seen to"
+
+
+def _will(ahead: Forecast) -> str:
+    if ahead.how is None:
+        return f"nothing more is done for it: {ahead.why}"
+    if ahead.how not in _WILL:
+        return _PERSON
+    is_so, would_be = _WILL[ahead.how]
+    heavier = f" ({ahead.why})" if ahead.why else ""
+    what = f"{would_be}{heavier}, {_BUT[ahead.held]}" if ahead.held in _BUT else f"{is_so}{heavier}"
+    return f"as soon as its jobs have left it, {what}"
+
+
+def _next(care: Care, look: str) -> str:
+    """The command that lets things go on, where one does; else one to look closer."""
+    held = care.ahead.held if care.ahead else care.held
+    return "dalsegno automation resume" if held.ends_with_resume else look
 
 
 def _by_state(node: NodeInfo) -> Verdict:

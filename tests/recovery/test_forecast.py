@@ -1,0 +1,121 @@
+"""What is foretold for a node that is out of service is what is done for it then, budgets and all."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.health import Remedy
+from dalsegno.recovery.actions import Mend, Turn
+from dalsegno.recovery.book import REBOOTED, REPLACED_BADLY, Mark
+from dalsegno.recovery.forecast import Forecast, forecast
+from dalsegno.recovery.held import Held
+from dalsegno.recovery.phase import Phase
+from tests.recovery.clinic import Clinic, MakeClinic
+
+
+def ahead(clinic: Clinic) -> Forecast | None:
+    book = clinic.store.book
+    return forecast(book.of("n2"), ("train",), book, clinic.policy, clinic.cluster.now)
+
+
+def drained_with_a_job(clinic: Clinic, needs: Remedy = Remedy.REBOOT) -> None:
+    clinic.cluster.start(1, "n2")
+    clinic.cluster.break_gpu("n2", needs, code="48")  # no job need leave for it
+    clinic.rounds(3)
+    assert clinic.phase("n2") is Phase.DRAINED
+
+
+def done_next(clinic: Clinic) -> Remedy | str:
+    """What comes when its job has left it: a remedy, or why none."""
+    clinic.cluster.end(1)
+    clinic.rounds(6)
+    for action in clinic.done:
+        if isinstance(action, Mend):
+            return action.how
+        if isinstance(action, Turn) and action.to is Phase.GIVEN_UP:
+            return action.why
+    return ""
+
+
+def marks(clinic: Clinic, kind: str, count: int, key: str = "xid[48]") -> None:
+    """So much was done for it before."""
+    at = clinic.cluster.now - clinic.policy.reboots_apart_s - 60
+    book = clinic.store.book
+    clinic.store.book = book.with_node(book.of("n2"), *[Mark(kind, "n2", at, key, ("train",))] * count)
+
+
+@pytest.mark.parametrize("needs", [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE])
+def test_with_nothing_in_the_way_the_remedy_comes(clinic_of: MakeClinic, needs: Remedy):
+    clinic = clinic_of()
+    drained_with_a_job(clinic, needs)
+    assert ahead(clinic) == Forecast(needs)
+    assert done_next(clinic) is needs
+
+
+def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    marks(clinic, REBOOTED, 2)
+    drained_with_a_job(clinic)
+    found = ahead(clinic)
+    assert found == Forecast(Remedy.REPLACE, "it was rebooted for that 2 times within a day: no more reboots")
+    assert done_next(clinic) is Remedy.REPLACE
+
+
+def test_where_the_breaker_has_tripped_nothing_is_promised(clinic_of: MakeClinic):
+    clinic = clinic_of(breaker=2)
+    drained_with_a_job(clinic, Remedy.REPLACE)
+    marks(clinic, REPLACED_BADLY, 2)
+    why = "2 replacements in train failed one after the other"
+    assert ahead(clinic) == Forecast(None, why)
+    told = done_next(clinic)
+    assert isinstance(told, str) and told.endswith(why)
+
+
+def test_what_only_a_person_can_mend_is_left_to_one(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    drained_with_a_job(clinic, Remedy.DRAIN)
+    assert ahead(clinic) == Forecast(Remedy.DRAIN)
+    assert done_next(clinic) == ""
+
+
+def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    drained_with_a_job(clinic)
+    clinic.store.pause(True, "ada", clinic.cluster.now)
+    assert ahead(clinic) == Forecast(Remedy.REBOOT, held=Held.PAUSED)
+    assert done_next(clinic) == ""
+    clinic.store.pause(False, "ada", clinic.cluster.now)
+    assert ahead(clinic) == Forecast(Remedy.REBOOT)
+    assert done_next(clinic) is Remedy.REBOOT
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("observe", Forecast(Remedy.REBOOT, held=Held.OBSERVING)),
+        ("off", Forecast(None, "the cluster file says that nodes are left alone")),
+    ],
+)
+def test_a_cluster_file_that_says_hands_off_is_obeyed(clinic_of: MakeClinic, mode: str, expected: Forecast):
+    clinic = clinic_of()
+    drained_with_a_job(clinic)
+    clinic.policy = clinic.healer.policy = type(clinic.policy)(mode=mode)
+    assert ahead(clinic) == expected
+    assert done_next(clinic) == ""
+
+
+def test_nothing_is_foretold_for_a_node_in_service_or_under_our_hands(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    assert ahead(clinic) is None
+    drained_with_a_job(clinic)
+    clinic.cluster.end(1)
+    while clinic.phase("n2") is Phase.DRAINED:
+        clinic.round()
+    assert clinic.phase("n2") is Phase.MENDING and ahead(clinic) is None
+
+
+def test_it_is_read_as_it_was_told_and_another_version_s_words_are_passed_over():
+    for one in (Forecast(Remedy.REBOOT, "why", Held.PAUSED), Forecast(None, "no more")):
+        assert Forecast.read(one.message()) == one
+    assert Forecast.read(None) is Forecast.read({}) is Forecast.read("reboot") is None
+    assert Forecast.read({"how": "anneal", "held_back": 7}) == Forecast(None)
