@@ -33,9 +33,9 @@ def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: M
 
 @pytest.mark.parametrize(
     ("said", "more"),
-    [(warned("16 of 47 segments"), "; before that, its network lost packets"), (passed("what is sent arrives"), "")],
+    [(warned("16 of 47 sent again"), "; before that, 16 of 47 sent again"), (passed("what is sent arrives"), "")],
 )
-def test_of_a_node_that_falls_silent_it_is_told_that_its_network_lost_packets(said: Result, more: str):
+def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said: Result, more: str):
     report = Report("n2", "boot-1", (Finding("network", said, 1.0),), ())
     slurm = NodeInfo("n2", NodeState.IDLE)
     silent = NodeFacts(slurm, agent=AgentView("n2", Presence.SILENT, report=report))

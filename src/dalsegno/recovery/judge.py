@@ -74,10 +74,10 @@ def is_steady(node: NodeFacts, now: float) -> bool:
 
 
 def _line(node: NodeFacts) -> str:
-    """What its last report said of the network."""
+    """What its last report said of the network: that, and not why, which may be the other end's doing."""
     findings = node.agent.report.findings if node.agent.report else ()
-    bad = any(each.check == NETWORK and each.result.verdict is Verdict.WARNED for each in findings)
-    return "; before that, its network lost packets" if bad else ""
+    bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
+    return "".join(f"; before that, {result.text}" for result in bad)
 
 
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, int]:
