@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dalsegno.launch.again.choice import LOOK_S, MOST, SETTLE_S, Again, Leave, Requeue, Seen, choose
+from dalsegno.errors import DalsegnoError
+from dalsegno.launch.again.choice import LOOK_S, MOST, SETTLE_S, Again, Choice, Leave, Requeue, Seen, choose
 from dalsegno.launch.again.failures import failures, unsettled
 from dalsegno.launch.again.notes import Step, read_notes
+from dalsegno.launch.again.watch import EVERY_S, GIVE_UP_S, wait_for_choice
 from dalsegno.launch.again.words import arguments, environment
 from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
@@ -75,6 +78,44 @@ def test_there_is_an_end_to_it():
     for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):
         left = choose(facts)
         assert isinstance(left, Leave) and f"{MOST} times" in left.why
+
+
+# How long it is looked at -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time passes in pauses alone."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def pause(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+    def until_known(self, look: Callable[[float], Seen]) -> tuple[Choice, float]:
+        choice = wait_for_choice(look, self.pause, lambda: self.now)
+        return choice, self.now - 100.0
+
+
+def test_where_nobody_sets_the_lost_node_down_the_step_starts_again_without_it_all_the_same():
+    choice, waited_s = Clock().until_known(lambda for_s: seen(unsettled=("n2",), for_s=for_s))
+    assert choice == Again(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
+
+
+def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_is_told_of():
+    def look(for_s: float, away_s: float) -> Seen:
+        if for_s < away_s:
+            raise DalsegnoError("slurmctld does not answer")
+        return seen(for_s=for_s)
+
+    assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == Again(JOB, without=("n2",))
+    left, waited_s = Clock().until_known(lambda for_s: look(for_s, math.inf))
+    assert left == Leave("Slurm does not answer, so the step ends here") and waited_s == GIVE_UP_S
+
+
+def test_whoever_is_asked_to_end_does_so_in_the_next_pause():
+    assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == Leave()
 
 
 # What has failed ----------------------------------------------------------------------------------------------

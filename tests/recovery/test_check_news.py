@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.health import Finding, Remedy, Result, failed, passed, unknown, warned
 from dalsegno.recovery.check_news import CALM_S, MOST, CheckNews
+from tests.recovery.clinic import MakeClinic
 
 
 def hear(news: CheckNews, result: Result, now: float) -> list[str]:
@@ -35,3 +36,16 @@ def test_a_check_that_cannot_make_up_its_mind_fills_no_disk_and_its_last_word_is
     told += hear(news, failed("no", Remedy.DRAIN), 2000.0) or hear(news, passed("yes"), 2000.0)
     told += hear(news, failed("no", Remedy.DRAIN), 2001.0)
     assert told[-1] == "n1 gpu-ecc failed: no"
+
+
+def test_a_controller_s_successor_knows_what_was_told(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.healer.note_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 0.0),))
+    clinic.store.close()
+    clinic.open()
+    clinic.healer.note_findings("n2", (Finding("xid", failed("Xid 48", Remedy.RESET, "48"), 1.0),))
+    clinic.healer.note_findings("n2", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 2.0),))
+    clinic.store.close()
+    clinic.open()
+    clinic.healer.note_findings("n2", (Finding("xid", passed("no Xid"), 3.0),))
+    assert [each.text for each in clinic.store.last_checks("n2", 10)] == ["Xid 48", "Xid 79", "no Xid"]

@@ -10,7 +10,7 @@ from dalsegno.health import Finding, Verdict
 MOST, CALM_S = 4, 120.0  # words about a check in so long: some cannot make up their mind
 _TOLD = (Verdict.PASSED, Verdict.WARNED, Verdict.FAILED)  # unknown is neither, and no news
 
-State = tuple[Verdict, str]  # and the code of what failed
+State = tuple[Verdict, "str | None"]  # and the code of what failed; None: nobody remembers it
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class CheckNews:
 
     _told: dict[tuple[str, str], tuple[State, tuple[float, ...]]] = field(default_factory=dict)
 
+    @classmethod
+    def after(cls, told: Iterable[tuple[str, str, Verdict]]) -> CheckNews:
+        """Node, check and verdict, as they were last written down by the controller before this one."""
+        return cls({(node, check): ((verdict, None), ()) for node, check, verdict in told})
+
     def hear(self, node: str, findings: Iterable[Finding], now: float) -> list[News]:
         return [news for each in findings if (news := self._one(node, each, now))]
 
@@ -37,6 +42,9 @@ class CheckNews:
         before, times = self._told.get(key, ((Verdict.PASSED, ""), ()))
         state = (result.verdict, result.code if result.verdict is Verdict.FAILED else "")
         lately = tuple(at for at in times if now - at < CALM_S)
+        if before[1] is None and before[0] is state[0]:
+            before = state  # as the controller before this one knew it, so far as it is remembered
+            self._told[key] = (state, times)
         if state == before or len(lately) >= MOST:
             return None
         self._told[key] = (state, (*lately, now))

@@ -44,7 +44,10 @@ class Healer:
     outcomes: queue.SimpleQueue[Outcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gpus: dict[str, tuple[Gpu, ...]] = field(default_factory=dict)
-    checks: CheckNews = field(default_factory=CheckNews)
+    checks: CheckNews = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.checks = CheckNews.after(self.store.last_verdicts())
 
     def round(self, facts: Facts) -> list[Action]:
         """Gives what was decided; none is left to do when nothing changes any more."""

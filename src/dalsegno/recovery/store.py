@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Gpu
+from dalsegno.health import Gpu, Verdict
 from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
 from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
 from dalsegno.recovery.change import begun, ended, sighted, turned
@@ -124,6 +124,12 @@ class Store:
             "SELECT at, node, name, verdict, text FROM checks WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
         )
         return [CheckEvent(*row) for row in rows][::-1]
+
+    def last_verdicts(self) -> list[tuple[str, str, Verdict]]:
+        """Node, check and verdict: the last that was written down of each."""
+        latest = "SELECT MAX(id) FROM checks GROUP BY node, name"
+        rows = self.db.execute(f"SELECT node, name, verdict FROM checks WHERE id IN ({latest})")
+        return [(node, name, Verdict(verdict)) for node, name, verdict in rows]
 
     def last_event(self) -> int:
         return int(self.db.execute("SELECT COALESCE(MAX(id), 0) FROM events").fetchone()[0])

@@ -18,6 +18,23 @@ from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import JobState
 
 EVERY_S = 1.0
+GIVE_UP_S = 2 * SETTLE_S  # Slurm has not answered once since it ought to have settled
+
+
+def wait_for_choice(
+    look: Callable[[float], Seen], pause: Callable[[float], bool], clock: Callable[[], float]
+) -> Choice:
+    """`look` is told how long it has been. Being asked to end, in a pause, is a choice too."""
+    began = clock()
+    while True:
+        for_s = clock() - began
+        with contextlib.suppress(DalsegnoError):  # slurmctld may be away for a moment
+            if (choice := choose(look(for_s))) is not None:
+                return choice
+        if for_s >= GIVE_UP_S:
+            return Leave("Slurm does not answer, so the step ends here")
+        if pause(EVERY_S):
+            return Leave()
 
 
 class Watch:
@@ -30,15 +47,10 @@ class Watch:
         self._hung_up = hung_up
 
     def until_known(self, step: Step, times: int) -> tuple[Choice, dict[str, str]]:
-        """The choice, and the step's nodes that have failed. Being asked to end is a choice too."""
-        began, failed = time.monotonic(), dict[str, str]()
-        while True:
-            with contextlib.suppress(DalsegnoError):  # slurmctld may be away for a moment
-                seen = self._look(step, failed, time.monotonic() - began, times)
-                if (choice := choose(seen)) is not None:
-                    return choice, failed
-            if self._pause(EVERY_S) or time.monotonic() - began > SETTLE_S:
-                return Leave(), failed
+        """The choice, and the step's nodes that have failed."""
+        failed = dict[str, str]()
+        choice = wait_for_choice(lambda for_s: self._look(step, failed, for_s, times), self._pause, time.monotonic)
+        return choice, failed
 
     def _look(self, step: Step, failed: dict[str, str], for_s: float, times: int) -> Seen:
         job = self._job(step.job)
