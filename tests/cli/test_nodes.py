@@ -19,9 +19,9 @@ def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
     others = taken_by_others([
         node("gpu-1", "new RAM"),
         node("gpu-2", "dalsegno:drain:disk full"),
-        node("gpu-3", "Prolog error", "root"),
+        node("gpu-3", "Prolog error", "ada"),
         NodeInfo("gpu-4", NodeState.IDLE),
-    ])  # fmt: skip
+    ], {"ada"})  # fmt: skip
     assert others == {"gpu-1": "drained by bob: new RAM"}
     shown = as_it_is(told("gpu-1", "in service", "xid GPU 0 is off the bus"), others)
     assert (shown["phase"], shown["reason"]) == ("left alone", "drained by bob: new RAM; xid GPU 0 is off the bus")

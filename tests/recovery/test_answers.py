@@ -219,3 +219,11 @@ def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Pat
         for thread in threads:
             thread.join()
         assert wrong == []
+
+
+def test_under_whom_slurm_writes_is_told_with_the_nodes(folder: Path, store: Store):
+    drained(store, "n1", time.time())
+    answers = Answers(folder / JOURNAL, lambda: None, lambda: Policy(slurm_users=frozenset({"root", "ada"})))
+    for request in ({"nodes": True}, {"node": "n1"}):
+        assert answers.answer(STRANGER, request)["slurm_users"] == ["ada", "root"]
+    answers.close()

@@ -7,7 +7,7 @@ from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.reason import Owner, owner, read_reason, write_reason
+from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, read_reason, write_reason
 from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo, NodeState
 from dalsegno.spec.facts import CheckSetting, Health
 
@@ -39,20 +39,24 @@ def test_a_reason_of_ours_can_be_read_back():
     assert len(write_reason(Fault("disk", Remedy.DRAIN, "x" * 1000))) == 200
 
 
+def owned(node: NodeInfo) -> Owner:
+    return owner(node, SLURM_USERS)
+
+
 def test_whose_a_node_is():
     def node(state: NodeState = NodeState.IDLE, flags: frozenset[NodeFlag] = frozenset(), reason: str = "") -> NodeInfo:
         return NodeInfo("n1", state, flags, reason=reason)
 
-    assert owner(node()) is Owner.NOBODY
-    assert owner(node(flags=DRAIN, reason="dalsegno:reset:ecc two bits")) is Owner.US
-    assert owner(node(flags=DRAIN, reason=SPARE_REASON)) is Owner.SPARE
-    assert owner(node(flags=DRAIN, reason="mine")) is Owner.SOMEONE
-    assert owner(node(flags=DRAIN)) is Owner.SOMEONE
-    assert owner(node(NodeState.DOWN, reason="mine")) is Owner.SOMEONE
-    assert owner(node(NodeState.DOWN, reason="Not responding")) is Owner.NOBODY, "that is Slurm's own word"
-    assert owner(node(NodeState.DOWN, DRAIN, "Not responding")) is Owner.SOMEONE
-    assert owner(node(flags=DRAIN, reason="dalsegno:remove")) is Owner.SOMEONE, "an `up` is about to take it away"
-    assert owner(node(NodeState.DOWN, reason="dalsegno:boot")) is Owner.SOMEONE, "an `up` is about to boot it"
-    assert owner(node(flags=frozenset({NodeFlag.MAINTENANCE}))) is Owner.SOMEONE
-    assert owner(node(flags=frozenset({NodeFlag.POWERED_DOWN, NodeFlag.NOT_RESPONDING}))) is Owner.SOMEONE
-    assert owner(node(flags=frozenset({NodeFlag.NOT_RESPONDING}))) is Owner.NOBODY
+    assert owned(node()) is Owner.NOBODY
+    assert owned(node(flags=DRAIN, reason="dalsegno:reset:ecc two bits")) is Owner.US
+    assert owned(node(flags=DRAIN, reason=SPARE_REASON)) is Owner.SPARE
+    assert owned(node(flags=DRAIN, reason="mine")) is Owner.SOMEONE
+    assert owned(node(flags=DRAIN)) is Owner.SOMEONE
+    assert owned(node(NodeState.DOWN, reason="mine")) is Owner.SOMEONE
+    assert owned(node(NodeState.DOWN, reason="Not responding")) is Owner.NOBODY, "that is Slurm's own word"
+    assert owned(node(NodeState.DOWN, DRAIN, "Not responding")) is Owner.SOMEONE
+    assert owned(node(flags=DRAIN, reason="dalsegno:remove")) is Owner.SOMEONE, "an `up` is about to take it away"
+    assert owned(node(NodeState.DOWN, reason="dalsegno:boot")) is Owner.SOMEONE, "an `up` is about to boot it"
+    assert owned(node(flags=frozenset({NodeFlag.MAINTENANCE}))) is Owner.SOMEONE
+    assert owned(node(flags=frozenset({NodeFlag.POWERED_DOWN, NodeFlag.NOT_RESPONDING}))) is Owner.SOMEONE
+    assert owned(node(flags=frozenset({NodeFlag.NOT_RESPONDING}))) is Owner.NOBODY

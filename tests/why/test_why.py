@@ -308,6 +308,13 @@ def test_a_node_that_slurm_itself_drained_is_told_from_one_that_a_person_did():
     assert "validates and returns it" in explain_node(drained, Care(Phase.IN_SERVICE, "job 7 is over")).sentence
 
 
+def test_without_root_slurm_drains_under_its_owner_s_name_and_the_controller_says_so():
+    drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="ada")
+    assert "was drained by ada" in explain_node(drained).sentence
+    told = explain_node(drained, read_care({"slurm_users": ["ada", "root"]}))
+    assert "was taken out of service by Slurm itself: Prolog error" in told.sentence
+
+
 def test_a_node_that_slurm_drained_and_we_may_not_take_over_says_why():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     stays = "Slurm has taken it out of service (Prolog error); stays so: 4 nodes of gpu were taken out within the hour"

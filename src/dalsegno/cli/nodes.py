@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,11 +32,13 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     PHASE  in service, suspected, drained, down, mending, validating, given up; spare, lent
            left alone: somebody else keeps it out of service
     """
+    from dalsegno.recovery.reason import slurm_users_of
+
     if context.invoked_subcommand:
         return
-    told = ask_controller(controller_of(name), {"nodes": True})["nodes"]
-    others = taken_by_others(_seen_by_slurm(name)) if told else {}
-    nodes = [as_it_is(node, others) for node in told]
+    told = ask_controller(controller_of(name), {"nodes": True})
+    others = taken_by_others(_seen_by_slurm(name), slurm_users_of(told)) if told["nodes"] else {}
+    nodes = [as_it_is(node, others) for node in told["nodes"]]
     if json_:
         out.as_json(nodes)
         return
@@ -57,11 +59,11 @@ def _seen_by_slurm(name: str | None) -> list[NodeInfo]:
         return []
 
 
-def taken_by_others(nodes: Iterable[NodeInfo]) -> dict[str, str]:
+def taken_by_others(nodes: Iterable[NodeInfo], slurm_users: Collection[str]) -> dict[str, str]:
     """Nodes that neither we nor Slurm itself took out of service: who did, and what for."""
     from dalsegno.recovery.reason import Owner, owner
 
-    return {node.name: _by_whom(node) for node in nodes if owner(node) is Owner.SOMEONE}
+    return {node.name: _by_whom(node) for node in nodes if owner(node, slurm_users) is Owner.SOMEONE}
 
 
 def _by_whom(node: NodeInfo) -> str:
@@ -97,8 +99,10 @@ def _row(node: dict[str, Any]) -> list[str]:
 @json_option
 def show(node: str, name: str | None, json_: bool) -> None:
     """Its phase, its GPUs with those that were sent away, and its history."""
+    from dalsegno.recovery.reason import slurm_users_of
+
     told = ask_controller(controller_of(name), {"node": node})
-    told["node"] = as_it_is(told["node"], taken_by_others(_seen_by_slurm(name)))
+    told["node"] = as_it_is(told["node"], taken_by_others(_seen_by_slurm(name), slurm_users_of(told)))
     if json_:
         out.as_json(told)
         return

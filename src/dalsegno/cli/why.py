@@ -139,7 +139,7 @@ def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
     """What the controller did for this job, on whatever node: a spare that was released, say."""
     from dalsegno.why import Moment
 
-    told = _ask(slurm, {"events": -LAST}).get("events", [])
+    told = (_ask(slurm, {"events": -LAST}) or {}).get("events", [])
     named = re.compile(rf"\bjob {job.id}\b")
     return [
         Moment(float(each["at"]), "controller", f"{each['node']}: {each['text']}")
@@ -149,9 +149,9 @@ def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
 
 
 def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, explain_node, in_order, moments_of_node
+    from dalsegno.why import Answer, Care, explain_node, in_order, moments_of_node
 
-    node, care = slurm.client.node(name), _care(name, slurm)
+    node, care = slurm.client.node(name), _care(name, slurm) or Care()
     slurms = moments_of_node(node, _events(name, slurm))
     return Answer(f"node {name}", explain_node(node, care), in_order(_injected(name, slurm), slurms, care.moments))
 
@@ -177,23 +177,28 @@ def _told_of(nodes: Iterable[str], slurm: SlurmHere, since: float, until: float 
     """What checks and controller noted of these nodes in that time."""
     from dalsegno.why import Moment, within
 
-    told = [
-        Moment(moment.at, moment.who, f"{node}: {moment.text}")
-        for node in list(nodes)[:MOST_NODES]
-        for moment in _care(node, slurm).moments
-    ]
+    told = list[Moment]()
+    for node in list(nodes)[:MOST_NODES]:
+        care = _care(node, slurm)
+        if care is None:
+            break  # each further question would be waited for as long
+        told += [Moment(moment.at, moment.who, f"{node}: {moment.text}") for moment in care.moments]
     return within(told, since, until)
 
 
-def _care(node: str, slurm: SlurmHere) -> Care:
-    """None where there is no controller, or it knows nothing of the node."""
+def _care(node: str, slurm: SlurmHere) -> Care | None:
+    """None where the controller does not answer."""
     from dalsegno.why import read_care
 
-    return read_care(_ask(slurm, {"node": node}))
+    told = _ask(slurm, {"node": node})
+    if told is None:
+        out.talk("the controller does not answer, so what it knows is missing here; `dalsegno status` says more")
+        return None
+    return read_care(told)
 
 
-def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any]:
-    """Nothing where there is no controller, or it does not answer."""
+def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Nothing where there is no controller; None where it does not answer."""
     from dalsegno.recovery.client import ask
 
     if slurm.controller is None:
@@ -201,4 +206,4 @@ def _ask(slurm: SlurmHere, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return ask(slurm.controller, request, CONTROLLER_S)
     except DalsegnoError:
-        return {}
+        return None

@@ -134,8 +134,7 @@ def _reset(node: str, hands: Hands) -> None:
 
 def _release(action: Release, hands: Hands) -> str:
     """The job gets this node, and goes before all others: they would take it first."""
-    if owner(hands.slurm.nodes(action.node)[0], hands.slurm_users) is Owner.SOMEONE:
-        raise DalsegnoError(f"someone else keeps {action.node} out of service", hint="`sinfo -R` shows the reason")
+    _ours_or_nobodys(hands, action.node)
     if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
         hands.slurm.resume(action.node)
         return f"is given back to job {action.job}: Slurm had drained it again"

@@ -60,7 +60,7 @@ class Answers:
         if set(request) == {"automation"}:
             return self._automation(uid, request["automation"])
         if set(request) == {"nodes"} and request["nodes"] is True:
-            return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()]}
+            return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()], **self._slurm_users()}
         if set(request) == {"node"} and isinstance(request["node"], str):
             return self._node(request["node"])
         if set(request) == {"forgive"} and isinstance(request["forgive"], str):
@@ -109,12 +109,16 @@ class Answers:
             raise DalsegnoError(f"the controller knows no node {name!r:.80}", hint="`dalsegno nodes` lists them")
         ahead = forecast(own, self._partitions(name), book, self._policy(), time.time())
         return {
+            **self._slurm_users(),
             "node": tell_node(own),
             "ahead": ahead.message() if ahead else None,
             "gpus": [asdict(each) for each in self.store.passports(name)],
             "events": [asdict(event) for event in self.store.last_events(name, LAST)],
             "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],
         }
+
+    def _slurm_users(self) -> Message:
+        return {"slurm_users": sorted(self._policy().slurm_users)}
 
 
 def _check_owner(uid: int) -> None:

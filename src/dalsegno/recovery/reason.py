@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
+from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
@@ -42,7 +43,12 @@ def read_reason(reason: str) -> Fault | None:
     return Fault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
 
 
-def owner(node: NodeInfo, slurm_users: Collection[str] = SLURM_USERS) -> Owner:
+def slurm_users_of(told: Mapping[str, Any]) -> frozenset[str]:
+    """Under whom Slurm itself writes, by a controller's answer; without root it is whoever runs the cluster."""
+    return frozenset(map(str, told.get("slurm_users", SLURM_USERS)))
+
+
+def owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
     if read_reason(node.reason):
         return Owner.US if node.draining or node.down else Owner.NOBODY
     if node.reason == SPARE_REASON:

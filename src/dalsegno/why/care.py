@@ -11,6 +11,7 @@ from dalsegno.health import Verdict as CheckVerdict
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.reason import SLURM_USERS, slurm_users_of
 from dalsegno.why.answer import Moment
 
 
@@ -25,6 +26,7 @@ class Care:
     ahead: Forecast | None = None  # what is to be done for it
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
+    slurm_users: frozenset[str] = SLURM_USERS
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
@@ -39,6 +41,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
         Forecast.read(told.get("ahead")),
         tuple(_moments(told)),
         _failing(told),
+        slurm_users_of(told),
     )
 
 

@@ -9,7 +9,7 @@ from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.reason import SLURM_USERS, read_reason
+from dalsegno.recovery.reason import read_reason
 from dalsegno.recovery.slurms_own import TAKEN_OUT, rule_of
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
@@ -49,7 +49,7 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
             f"{node.name} is out of service by our own hand: {_fault(fault, care)}",
             _next(care, f"dalsegno nodes show {node.name}"),
         )
-    if rule_of(node, SLURM_USERS):
+    if rule_of(node, care.slurm_users):
         tells = care.held is not Held.NO or care.note.startswith(TAKEN_OUT)
         does = care.note if tells else "a controller of ours validates and returns it, unless it happens too often"
         return Verdict(
