@@ -71,6 +71,21 @@ def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
     assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
 
 
+def test_slurm_without_a_slurm_conf_is_told_as_it_is(tmp_path: Path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(
+        "#!/bin/sh\necho 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1\n"
+    )
+    for name in ("scontrol", "sinfo"):
+        (tmp_path / "bin" / name).write_bytes((tmp_path / "bin/scontrol").read_bytes())
+        (tmp_path / "bin" / name).chmod(0o755)
+    here = {**env(tmp_path / "home"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    here.pop("SLURM_CONF", None)
+    told = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=20, check=False)
+    assert told.returncode == 1 and "error: Slurm's commands are here, but no slurm.conf" in told.stderr
+    assert "SLURM_CONF names it" in told.stderr and "containers check FILE" in told.stderr
+
+
 def test_a_bad_option_of_sshs_is_told_once_for_all_hosts(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     told = check(tmp_path, str(tmp_path / "far.yaml"), "-o", "Nonsense=1")

@@ -214,6 +214,9 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
         first = far.check("--repair", user="ada")
     assert first.code == 1 and "train-2: could not be asked: ssh: " in first.out, first
     assert "Connection refused" in first.out and "is sshd running there?" in first.out
+    assert (
+        "warning: train-2 could not be asked: where it reads a plugstack.conf that others read too, no job" in first.err
+    )
     assert far.read("train-1", 'stat -c "%U %a" "$1"/ours/*/dalsegno_container.so') == ["root 755"]
     assert batch(far, far.ada, "train-1") == IN_IMAGE
     far.start_sshd("train-2")
@@ -240,6 +243,33 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
         f"dalsegno run --framework=plain -N2 --container-image={far.cluster.image} echo within", timeout_s=120
     )
     assert run.code == 0 and run.out.count("within") == 2, run
+
+
+def test_a_plugstack_that_hosts_share_gets_its_line_when_all_of_them_have_the_files(far: Far):
+    """One file for all; where our plugin goes is each host's own disk, and train-2's cannot take it at first."""
+    shared = far.home / "tmp/shared.conf"
+    shared.write_text("# all of us\n")
+    far.lay({})
+    for host in HOSTS:
+        far.read(host, f'ln -s {shared} "$1/own etc/plugstack.conf"')
+    far.read("train-2", 'touch "$1/ours"')
+    held = far.check("--repair")
+    assert held.code == 1 and "train-2 could not be mended: ssh: " in held.err, held
+    assert (
+        "train-2 reads the same plugstack.conf as others, and has no " in held.err and "no line is written" in held.err
+    )
+    assert shared.read_text() == "# all of us\n"
+    assert len(far.ada.lines("srun -N2 hostname")) == 2, "every node starts jobs as it did"
+    far.read("train-2", 'rm "$1/ours"')
+    planned = json.loads(far.check("--dry-run", "--json").out)["planned"]
+    mended = far.check("--repair", "--json")
+    assert mended.code == 0, mended
+    done = json.loads(mended.out)["repaired"]
+    assert [each["done"] for each in done] == [each["does"] for each in planned], "the plan was all of it"
+    assert [len(each["done"]) for each in done] == [2, 1, 1], "files for each, and one line"
+    assert shared.read_text().count("\nrequired ") == 1
+    for node in HOSTS[1:]:
+        assert batch(far, far.ada, node) == IN_IMAGE
 
 
 def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: Far):

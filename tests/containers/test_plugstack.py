@@ -6,15 +6,17 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dalsegno.containers.plugstack.asking import ask_host, question, script
 from dalsegno.containers.plugstack.facts import Closed, HostFacts, StackLine, parse_answer
-from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, judge
+from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, SETTINGS, judge
 from dalsegno.containers.plugstack.mending import mend, steps
 from dalsegno.containers.plugstack.repairs import Repair, decide_repairs, in_vain
+from dalsegno.containers.plugstack.sharing import readers, shares
 from dalsegno.containers.plugstack.ways import by_srun, by_ssh
 from dalsegno.system.processes import Completed, FakeRunner
 
@@ -248,6 +250,72 @@ def test_our_command_is_named_only_if_nobody_else_can_write_what_it_leads_to(tmp
     assert ask_in(tmp_path, slurm).dalsegno == str(link)
     os.chown(program, 65534, 65534)
     assert ask_in(tmp_path, slurm).dalsegno == ""
+    os.chown(program, 0, 0)
+    for open_, mode in (
+        (program, 0o757),
+        (tmp_path / "bin", 0o757),
+        (tmp_path / "far", 0o777),
+        (tmp_path / "far", 0o2775),
+    ):
+        (tmp_path / "far").mkdir(exist_ok=True)
+        (tmp_path / "far/link").unlink(missing_ok=True)
+        (tmp_path / "far/link").symlink_to("../program")
+        link.unlink()
+        link.symlink_to("../far/link")  # whose folder counts too
+        before = open_.stat().st_mode & 0o7777
+        os.chown(tmp_path / "far", 0, 65534)
+        open_.chmod(mode)
+        facts = ask_in(tmp_path, slurm)
+        assert facts.dalsegno == "" and os.path.samefile(facts.open, open_), facts
+        open_.chmod(before)
+    (tmp_path / "far").chmod(0o1777)  # like /tmp: what is root's stays
+    assert ask_in(tmp_path, slurm).dalsegno == str(link)
+
+
+def test_a_line_without_our_command_says_why(tmp_path: Path):
+    (repair,) = repairs(host("login", plugins=(), open="/usr/local/bin"))
+    assert "import=" not in repair.add
+    assert "others can write to /usr/local/bin" in " ".join(repair.sentences())
+
+
+def test_slurm_without_a_slurm_conf_is_told_from_no_slurm(tmp_path: Path):
+    """As Slurm's commands are without one: they do not even say their version."""
+    path = tmp_path / "bin"
+    path.mkdir()
+    for name in ("srun", "sbatch", "scontrol"):
+        (path / name).write_text(
+            f"#!/bin/sh\necho '{name}: fatal: Could not establish a configuration source' >&2; exit 1\n"
+        )
+        (path / name).chmod(0o755)
+    env = {"PATH": f"{path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    bare = ask_in(tmp_path, env)
+    assert (bare.commands, bare.slurm, bare.conf) == (True, "", "")
+    other = host("login", plugins=(), slurm="23.11.4")
+    _, found = judge([other, bare])
+    assert "Slurm's commands are there, but no slurm.conf" in found.what
+    assert found.fix == SETTINGS and repairs(other, bare)[0].host == "login"
+    (tmp_path / "slurm.conf").write_text("nonsense\n")
+    _, found = judge([other, ask_in(tmp_path, {**env, "SLURM_CONF": f"{tmp_path}/slurm.conf"})])
+    assert f"give up over {tmp_path}/slurm.conf: Could not establish a configuration source" in found.what
+    assert found.fix == f"`scontrol --version` must work there first, with {tmp_path}/slurm.conf"
+
+
+def test_hosts_that_have_one_plugstack_are_known_by_it(tmp_path: Path, slurm: dict[str, str]):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "slurm.conf").write_text(f"PlugStackConfig={tmp_path}/etc/plugstack.conf\n")
+    (tmp_path / "other.conf").write_text(f"PlugStackConfig={tmp_path}/other/plugstack.conf\n")
+    (tmp_path / "other").symlink_to("etc")
+    other = {**slurm, "SLURM_CONF": f"{tmp_path}/other.conf"}
+    for _ in range(2):  # it need not be there yet
+        first, second = ask_in(tmp_path, slurm), ask_in(tmp_path, other)
+        assert first.place == second.place != "" and first.file_system == second.file_system != ""
+        (tmp_path / "etc/plugstack.conf").touch()
+    hosts = [replace(first, host="a", file_system="xfs"), replace(second, host="b", file_system="xfs")]
+    assert [shares(each, hosts) for each in hosts] == [True, True]
+    apart = [hosts[0], replace(hosts[1], place="another")]
+    assert [shares(each, apart) for each in apart] == [False, False]
+    assert [shares(replace(each, file_system="nfs"), apart) for each in apart] == [True, True]
+    assert readers(apart[0], [*apart, host("c", conf="/run/slurm/conf/slurm.conf")])[-1].host == "c"
 
 
 def test_half_an_answer_is_none():

@@ -149,7 +149,7 @@ def parcel(tmp_path: Path) -> Parcel:
 
 
 def install(parcel: Parcel, target: Path) -> subprocess.CompletedProcess[str]:
-    argv = ["sh", "-c", script("install.sh"), "sh", parcel.sha256, str(target), str(target.parent / "kept")]
+    argv = ["sh", "-c", script("trust.sh", "install.sh"), "sh", parcel.sha256, str(target), str(target.parent / "kept")]
     return subprocess.run(argv, input=parcel.data, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -175,7 +175,7 @@ def test_what_was_cut_off_on_its_way_changes_nothing(tmp_path: Path, parcel: Par
 
 def test_one_that_is_killed_while_files_come_is_followed_by_one_that_has_them_whole(tmp_path: Path, parcel: Parcel):
     target = tmp_path / "to/b1"
-    argv = ["sh", "-c", script("install.sh"), "sh", parcel.sha256, str(target)]
+    argv = ["sh", "-c", script("trust.sh", "install.sh"), "sh", parcel.sha256, str(target)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) as running:
         assert running.stdin
         running.stdin.write(parcel.data[: len(parcel.data) // 2])
@@ -203,3 +203,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, parcel: Pa
     (tmp_path / "open").chmod(0o777)
     done = install(parcel, tmp_path / "open/b1")
     assert done.returncode == 1 and "open is not" in done.stderr and "alone" in done.stderr
+    (tmp_path / "open/inner").mkdir(mode=0o755)  # and a folder in it is no better
+    done = install(parcel, tmp_path / "open/inner/b1")
+    assert done.returncode == 1 and f"{tmp_path}/open is not" in done.stderr
+    assert list((tmp_path / "open/inner/b1").iterdir()) == []

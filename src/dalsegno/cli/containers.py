@@ -70,7 +70,7 @@ def check(
                 error.exit_code = UsageError.exit_code  # 1 says that hosts were asked
             raise
         hosts = _ask(site)
-        planned = _decide(site, hosts, folder)[0] if dry_run else []
+        planned = _plan(site, hosts, folder) if dry_run else []
         done = mend_in_rounds(_Hands(site, folder), hosts) if repair and not dry_run else []
         hosts = _ask(site) if done else hosts
     found = judge(hosts, site.own)
@@ -79,6 +79,8 @@ def check(
     else:
         _show(site, hosts, found)
         _show_plan(planned)
+        if planned:
+            out.talk("\nthat is all of it if each step helps; what shows only then is decided then")
         if found and not repair and not dry_run:
             out.talk("\n`--repair` mends what it can; `--dry-run` tells what that is")
     raise SystemExit(1 if found else 0)
@@ -132,6 +134,7 @@ class _Hands:
     site: Site
     folder: str
     parcels: dict[str, Parcel] = field(default_factory=dict)  # our plugin, once for each version of Slurm
+    told: list[str] = field(default_factory=list)
 
     def ask(self) -> list[HostFacts]:
         return _ask(self.site)
@@ -142,6 +145,7 @@ class _Hands:
     def mend(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> list[Repair]:
         from dalsegno.containers.plugstack.choice import slurm_version
 
+        self.tell_of_absent(hosts, repairs)
         if not any(each.install for each in repairs):
             return _mend_some(self.site, repairs, None)
         version = slurm_version(hosts)
@@ -152,12 +156,66 @@ class _Hands:
     def hand_out(self) -> None:
         _hand_out(self.site)
 
+    def tell_of_absent(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> None:
+        """Before anything is done, for which no host is asked again."""
+        from dalsegno.cli import containers_words
+
+        install = next((each.install for each in repairs if each.install), "")
+        silent = [host.host for host in hosts if host.silent]
+        for text in containers_words.absent(silent, self.site.asleep, install) if install else ():
+            if text not in self.told:
+                self.told.append(text)
+                out.warn(text)
+
+    def hold_back(self, lacking: Sequence[HostFacts], plugin: str) -> None:
+        names = compress([host.host for host in lacking])
+        out.error(
+            f"{names} reads the same plugstack.conf as others, and has no {plugin}: no line is written, for with one "
+            "that requires it no job would start there",
+            hint="mend that one, and run the same again: what is done stays done",
+        )
+
     def leave_nodes(self, unmended: Sequence[HostFacts], vain: bool) -> None:
         names, spite = compress([host.host for host in unmended]), " in spite of its repair" * vain
         out.error(
-            f"{names} does not know --container-image{spite}: the nodes are left as they are",
+            f"{names} does not know --container-image{spite}: no node gets a line",
             hint=f"what was before is kept: {unmended[0].kept}" if vain else "mend that one, and run the same again",
         )
+
+
+@dataclass(frozen=True)
+class _Plan(_Hands):
+    """The same, imagined: hosts answer what they would if all that was done helped."""
+
+    hosts: list[HostFacts] = field(default_factory=list)
+    planned: list[Repair] = field(default_factory=list)
+
+    def ask(self) -> list[HostFacts]:
+        return list(self.hosts)
+
+    def mend(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> list[Repair]:
+        from dalsegno.containers.plugstack.imagined import imagine
+
+        self.tell_of_absent(hosts, repairs)
+        self.planned.extend(repairs)
+        self.hosts[:] = imagine(self.hosts, repairs)
+        return list(repairs)
+
+    def hand_out(self) -> None:
+        from dalsegno.containers.plugstack import Repair
+        from dalsegno.containers.plugstack.imagined import imagine_handed_out
+
+        self.planned.append(Repair(self.site.logins[0], hand_out=True))
+        self.hosts[:] = imagine_handed_out(self.hosts)
+
+
+def _plan(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
+    """All that `--repair` would do, in its order."""
+    from dalsegno.containers.plugstack.rounds import mend_in_rounds
+
+    plan = _Plan(site, folder, hosts=list(hosts))
+    mend_in_rounds(plan, hosts)
+    return plan.planned
 
 
 def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> list[Repair]:

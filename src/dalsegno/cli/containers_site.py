@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dalsegno.cli.silence import meaning_of
-from dalsegno.errors import CommandFailed, UsageError
+from dalsegno.errors import CommandFailed, NotThere, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.containers.plugstack import Way
@@ -39,7 +39,7 @@ def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
     try:
         nodes = slurm.client.nodes()
     except CommandFailed as fault:
-        raise meaning_of(fault) from None
+        raise _no_settings() if isinstance(meaning_of(fault), NotThere) else fault from None
     asleep = tuple(node.name for node in nodes if node.powered_down)
     closed = {node.name: why for node in nodes if (why := _closed(node))}
     partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
@@ -76,6 +76,14 @@ def site_of(file: str, ssh_options: Sequence[str]) -> Site:
 def others(nodes: Sequence[NodeInfo], this: str) -> tuple[str, ...]:
     """The nodes to ask; this host, which is asked itself, may be one of them."""
     return tuple(node.name for node in nodes if not node.powered_down and node.name != this)
+
+
+def _no_settings() -> NotThere:
+    return NotThere(
+        "Slurm's commands are here, but no slurm.conf that they could read: this host is of no cluster",
+        hint="on a login or head node there is one, or SLURM_CONF names it; with a cluster file of `target: ssh`, "
+        "`dalsegno containers check FILE` asks its hosts from anywhere",
+    )
 
 
 def _closed(node: NodeInfo) -> str:

@@ -49,6 +49,25 @@ def _grouped(said: Iterable[tuple[str, Words]]) -> list[tuple[Words, str]]:
     return [(words, compress(names)) for words, names in groups.items()]
 
 
+def _of_each(repairs: Sequence[Repair]) -> dict[str, list[str]]:
+    """Host by host, all that is done to it in its order."""
+    return {
+        each.host: [text for other in repairs if other.host == each.host for text in other.sentences()]
+        for each in repairs
+    }
+
+
+def absent(silent: Sequence[str], asleep: Sequence[str], install: str) -> list[str]:
+    """What becomes of hosts that our plugin could not be brought to, when others get its line; and what to do."""
+    told = "where it reads a plugstack.conf that others read too, no job starts there until it has our plugin"
+    again = "run the same again when it answers, and let no job go there before (`scontrol update state=drain`)"
+    image = f"have {install} in what it boots from, or wake it and run the same again before a job goes there"
+    return [
+        *([f"{compress(silent)} could not be asked: {told}; {again}"] if silent else []),
+        *([f"{compress(asleep)} is powered down: {told}; {image}"] if asleep else []),
+    ]
+
+
 def as_json(
     not_asked: Sequence[str],
     hosts: Sequence[HostFacts],
@@ -67,6 +86,6 @@ def as_json(
         ],
         "not_asked": list(not_asked),
         "findings": [{"host": each.host, "what": each.what, "fix": each.fix} for each in found],
-        "repaired": [{"host": each.host, "done": each.sentences()} for each in done],
-        "planned": [{"host": each.host, "does": each.sentences()} for each in planned],
+        "repaired": [{"host": name, "done": does} for name, does in _of_each(done).items()],
+        "planned": [{"host": name, "does": does} for name, does in _of_each(planned).items()],
     }  # fmt: skip

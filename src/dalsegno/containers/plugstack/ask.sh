@@ -14,7 +14,10 @@ if [ -z "$settings" ] && [ -z "${SLURM_CONF:-}" ]; then
     if [ -n "$SLURM_CONF" ]; then export SLURM_CONF; else unset SLURM_CONF; fi
     settings=$(soon scontrol show config 2>/dev/null)
 fi
-say slurm "$(soon scontrol --version 2>/dev/null | sed -n 's/^slurm[^0-9]*//p')"
+if command -v scontrol >/dev/null; then say commands yes; fi
+version=$(soon scontrol --version 2>&1) # without a slurm.conf they say no version either, but why
+say slurm "$(printf '%s\n' "$version" | sed -n 's/^slurm[^0-9]*//p')"
+printf '%s\n' "$version" | sed -n 's/^[a-z]*: fatal: /ds:fatal /p'
 setting() { printf '%s\n' "$settings" | sed -n "s/^$1 *= *//p" | head -n 1; }
 
 # As Slurm's own commands look for it.
@@ -29,6 +32,13 @@ stack=$(sed -n 's/^ *[Pp][Ll][Uu][Gg][Ss][Tt][Aa][Cc][Kk][Cc][Oo][Nn][Ff][Ii][Gg
     sed 's/^"\([^"]*\)".*/\1/; s/[[:space:]]*#.*//; s/[[:space:]]*$//')
 [ -z "$conf" ] || stack=${stack:-${conf%/*}/plugstack.conf}
 say stack "$stack"
+# Which file that is: what one host writes, others that have the same file read.
+there=$stack
+while [ -n "$there" ] && [ ! -e "$there" ]; do there=$(dirname "$there"); done
+if [ -n "$there" ]; then
+    say place "$(stat -L -c '%i %z' "$there" 2>/dev/null)"
+    say fs "$(stat -f -c %T "$there" 2>/dev/null)"
+fi
 
 # Each line of the stack, with those of the files that it includes. A body in ( ) keeps its variables to itself.
 read_stack() (
@@ -96,6 +106,9 @@ if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
     [ "$(cat /proc/sys/kernel/unprivileged_userns_clone 2>/dev/null || echo 1)" != 0 ]; then
     say has namespaces
 fi
-# Our own command, if it is this user's or root's: who else could write it would have others run it.
-ours=$(command -v dalsegno) && case $(stat -L -c %u "$ours" 2>/dev/null) in "$me" | 0) say dalsegno "$ours" ;; esac
+# Our own command, if only this user and root can write it: who else could would have others run it.
+if ours=$(command -v dalsegno); then
+    open=$(open_part "$ours")
+    if [ -z "$open" ]; then say dalsegno "$ours"; else say open "$open"; fi
+fi
 say end "$(uname -n)"

@@ -45,8 +45,10 @@ def ask_host(runner: Runner, name: str, ways: Sequence[Way], plugins: Sequence[s
 
 
 def question(plugins: Sequence[str]) -> list[str]:
-    return ["sh", "-c", script("ask.sh"), "dalsegno", *plugins]
+    return ["sh", "-c", script("trust.sh", "ask.sh"), "dalsegno", *plugins]
 
 
-def script(name: str) -> str:
-    return resources.files("dalsegno.containers.plugstack").joinpath(name).read_text()
+def script(*names: str) -> str:
+    """One behind the other."""
+    folder = resources.files("dalsegno.containers.plugstack")
+    return "".join(folder.joinpath(name).read_text() for name in names)

@@ -59,9 +59,13 @@ class HostFacts:
     login: bool = False  # here, where jobs are handed in; else a node
     silent: str = ""
     uid: int = -1
+    commands: bool = False  # Slurm's are there
     slurm: str = ""  # its version
+    fatal: str = ""  # why Slurm's commands give up
     conf: str = ""  # slurm.conf
     stack: str = ""  # where plugstack.conf is, or would be
+    place: str = ""  # which file that is: the same where hosts share it
+    file_system: str = ""  # that it is on
     files: tuple[str, ...] = ()  # that one and what it includes, as far as they are there
     lines: tuple[StackLine, ...] = ()
     plugins: tuple[str, ...] = ()  # files that are there
@@ -71,6 +75,7 @@ class HostFacts:
     closed: tuple[Closed, ...] = ()
     has: frozenset[str] = frozenset()  # squashfs, overlay, namespaces, unsquashfs, …
     dalsegno: str = ""  # our command, which imports images by name
+    open: str = ""  # what others could write to, on the way to our command
 
     @property
     def registered(self) -> tuple[StackLine, ...]:
@@ -128,9 +133,13 @@ def parse_answer(host: str, text: str) -> HostFacts | None:
     return HostFacts(
         host,
         uid=_number(_first(said, "uid")),
+        commands="commands" in said,
         slurm=_first(said, "slurm"),
+        fatal=_first(said, "fatal"),
         conf=_first(said, "conf"),
         stack=_first(said, "stack"),
+        place=_first(said, "place"),
+        file_system=_first(said, "fs"),
         files=tuple(said.get("file", ())),
         lines=tuple(_line(each) for each in said.get("line", ())),
         plugins=tuple(dict.fromkeys(said.get("plugin", ()))),
@@ -140,6 +149,7 @@ def parse_answer(host: str, text: str) -> HostFacts | None:
         closed=tuple(closed for each in said.get("closed", ()) if (closed := _closed(each))),
         has=frozenset(said.get("has", ())),
         dalsegno=_first(said, "dalsegno"),
+        open=_first(said, "open"),
     )
 
 

@@ -4,12 +4,11 @@ set -eu
 umask 022
 sum=$1 target=$2 && shift 2
 mkdir -p "$target" "$@"
-for each in "$target" "$(dirname "$target")"; do # root loads what lies there
-    if [ ! -O "$each" ] || [ -n "$(find "$each" -maxdepth 0 -perm /022)" ]; then
-        echo "$each is not $(id -un)'s alone" >&2
-        exit 1
-    fi
-done
+open=$(open_part "$target") # root loads what lies there
+if [ -n "$open" ]; then
+    echo "$open is not $(id -un)'s alone" >&2
+    exit 1
+fi
 new=$(mktemp -d "$target/.new.XXXXXX")
 trap 'rm -rf "$new"' EXIT
 trap 'exit 1' HUP INT TERM

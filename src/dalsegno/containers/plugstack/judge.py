@@ -10,6 +10,7 @@ from dalsegno.containers.plugstack.facts import HostFacts, Kind
 
 ENABLE = "`containers: {enabled: true}` in the cluster file, then `dalsegno up`"
 INSTALL = "`dalsegno containers check --repair`, as root, installs Dal Segno's own plugin"
+SETTINGS = "put the cluster's slurm.conf at /etc/slurm/slurm.conf there, or have SLURM_CONF name it in users' profile"
 AGAIN = "it is off, or not to be reached from here; when it is back, run the same again: what is done stays done"
 SSH_SAYS = {  # what ssh says last -> what to do about it
     "Host key verification failed": (
@@ -92,10 +93,12 @@ def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
 
 
 def _reason(host: HostFacts) -> str:
-    if not host.slurm:
+    if not host.slurm and not host.commands:
         return "Slurm's own commands are not found there, nor by a log-in shell"
     if not host.conf:
-        return "there is no slurm.conf to be found"
+        return "Slurm's commands are there, but no slurm.conf that they could read"
+    if not host.slurm:
+        return f"Slurm's commands give up over {host.conf}: {host.fatal or 'they do not say why'}"
     if not host.files:
         return f"there is no {host.stack}"
     if host.missing:
@@ -109,7 +112,11 @@ def _reason(host: HostFacts) -> str:
 
 def _registering(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
     kind, line = choose(hosts), line_for(host, hosts)
-    if host.configless:
+    if host.commands and not host.conf:
+        return SETTINGS
+    if host.commands and not host.slurm:
+        return f"`scontrol --version` must work there first, with {host.conf}"
+    if host.configless and not any(each.kind is Kind.OURS for each in host.missing):
         return "its files come from slurmctld: mend plugstack.conf there, then `scontrol reconfigure`"
     wrong = wrong_lines(host, hosts)
     away = [f"take `{each.text}` out of {each.file}" for each in wrong]

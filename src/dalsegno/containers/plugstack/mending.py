@@ -64,7 +64,10 @@ def steps(repair: Repair, parcel: Parcel | None) -> Iterator[Step]:
         if parcel is None:  # its line alone, which requires what is not there, would keep every job from starting
             raise ValueError(f"{repair.host} shall get a plugin that was not compiled")
         kept = [f"{repair.install.rpartition('/')[0]}/{name}" for name in ("kept", "unpacked")]
-        yield ["sh", "-c", script("install.sh"), "dalsegno", parcel.sha256, repair.install, *kept], parcel.data
+        yield (
+            ["sh", "-c", script("trust.sh", "install.sh"), "dalsegno", parcel.sha256, repair.install, *kept],
+            parcel.data,
+        )
     for file in dict.fromkeys([*(line.file for line in repair.drop), *([repair.file] if repair.add else [])]):
         out_of_use = [line.text for line in repair.drop if line.file == file]
         added = repair.add if file == repair.file else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from posixpath import basename
 
 from dalsegno.containers.plugstack.choice import choose, line_for, slurm_version, wrong_lines
 from dalsegno.containers.plugstack.facts import HostFacts, Kind, StackLine
+from dalsegno.containers.plugstack.sharing import shares
 
 FOLDER = "/var/lib/dalsegno/containers"  # of our plugin and what it keeps, on hosts that are not ours
 
@@ -23,14 +24,31 @@ class Repair:
     install: str = ""  # the folder that our plugin's files come to
     folders: tuple[str, ...] = ()
     restart: bool = False  # Pyxis makes folders of its own when slurmd starts
+    hand_out: bool = False  # has slurmctld give its files to the nodes anew
+    open: str = ""  # why images cannot be imported by their names there: others can write to this
+
+    @property
+    def plugin(self) -> str:
+        """Ours, where its files come to."""
+        return f"{self.install}/{Kind.OURS.value}" if self.install else ""
+
+    def files(self) -> Repair:
+        """Its first half: files, which nobody uses yet."""
+        return Repair(self.host, install=self.install)
+
+    def lines(self) -> Repair:
+        """The other half, when all who read the line have the files."""
+        return replace(self, install="")
 
     def sentences(self) -> list[str]:
         done = [
             (self.install, f"installs Dal Segno's plugin in {self.install}"),
             (self.add, f"adds `{self.add}` to {self.file}"),
+            (self.open, f"names no `dalsegno` in it, so that images are files there: others can write to {self.open}"),
             *((line, f"puts `{line.text}` in {line.file} out of use") for line in self.drop),
             *((folder, f"opens {folder} to users") for folder in self.folders),
             (self.restart, "restarts slurmd, where systemd keeps it; jobs go on"),
+            (self.hand_out, "has slurmctld hand its files out (scontrol reconfigure)"),
         ]
         return [text for condition, text in done if condition]
 
@@ -41,7 +59,22 @@ def decide_repairs(
     """What can be done, and whether slurmctld must hand its files out anew. `built`: the name of our plugin's build."""
     repairs = [repair for host in hosts if (repair := _repair(host, hosts, own, built, folder))]
     handed_out = any(host.configless and "srun" not in host.knows for host in hosts)
-    return repairs, handed_out
+    return [*repairs, *([] if own else _files_for_readers(hosts, repairs, f"{folder}/{built}"))], handed_out
+
+
+def _files_for_readers(hosts: Sequence[HostFacts], repairs: Sequence[Repair], target: str) -> list[Repair]:
+    """Our plugin's files for hosts that have, or will have, its line from others; it loads in the same Slurm only."""
+    plugin = f"{target}/{Kind.OURS.value}"
+    named = [each.add.split()[1] for each in repairs if each.add] + [
+        line.plugin for h in hosts for line in h.registered
+    ]
+    served = {each.host for each in repairs if each.install}
+    return [
+        Repair(host.host, install=target)
+        for host in hosts
+        if choose(hosts) is not Kind.PYXIS and plugin in named and host.host not in served and not host.is_there(plugin)
+        and not host.silent and host.slurm == slurm_version(hosts) and shares(host, hosts)
+    ]  # fmt: skip
 
 
 def in_vain(hosts: Sequence[HostFacts], mended: Sequence[Repair]) -> list[HostFacts]:
@@ -69,7 +102,11 @@ def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, 
         return Repair(host.host, host.stack, "", others)  # with these, no plugin shows whether it works
     if choose(hosts) is Kind.PYXIS or own or host.slurm != slurm_version(hosts):
         return None  # to be installed there; or to be had from the cluster file; or ours would not load there
-    return Repair(host.host, host.stack, our_line(host, target, folder), host.registered, install=target)
+    if right := [each for each in host.registered if each.plugin == f"{target}/{Kind.OURS.value}"]:
+        wrong = tuple(each for each in host.registered if each not in right)
+        return Repair(host.host, host.stack, "", wrong, install=target)  # the line is there, and its files are not
+    line = our_line(host, target, folder)
+    return Repair(host.host, host.stack, line, host.registered, install=target, open=host.open)
 
 
 def our_line(host: HostFacts, target: str, folder: str) -> str:
