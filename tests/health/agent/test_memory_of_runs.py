@@ -43,6 +43,14 @@ def test_what_nobody_uses_is_freed_after_a_time_of_grace(tmp_path: Path, run: st
     assert os.listdir(tmp_path) == ["other"]
 
 
+def test_one_who_is_not_root_leaves_alone_what_is_not_his(tmp_path: Path, run: str):
+    leave(tmp_path, f"dalsegno.{UID}.{run}.safe", "dalsegno.4711.theirs.safe")
+    memory = MemoryOfRuns(tmp_path, uid=4711)
+    memory.tidy(0.0)
+    assert memory.tidy(UNUSED_S) == [(4711, "theirs")]
+    assert os.listdir(tmp_path) == [f"dalsegno.{UID}.{run}.safe"]
+
+
 def test_not_while_something_of_the_run_lives_or_has_lived_within_that_time(
     tmp_path: Path, run: str, agent: subprocess.Popen[bytes]
 ):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from dalsegno.health.agent.worker import FIRST_LEAVE_S, Watch
+from dalsegno.health.agent.worker import FIRST_LEAVE_S, GPUS, Watch
 from dalsegno.health.report import Finding, Gpu
 from dalsegno.health.result import Verdict, passed
 from dalsegno.train.frames import Message
@@ -42,6 +42,8 @@ class Played:
         yield Finding("bad", passed("fine"), time.time())
 
     def gpus(self) -> Iterable[Gpu] | None:
+        if self.settings.get("gpus") == "hang":
+            time.sleep(1000)
         return [Gpu(0, "GPU-1")]
 
 
@@ -123,6 +125,18 @@ def test_a_check_that_hangs_or_dies_is_unknown_and_left_out_while_the_others_go_
         one.hangs_in("bad")
     one.until(lambda: len(one.texts("bad")) == 2)
     assert "in 120 s" in one.texts("bad")[1], "longer each time"
+
+
+def test_where_the_gpus_do_not_say_who_they_are_the_checks_go_on_without(watching: Callable[..., Watching]):
+    one = watching(gpus="hang")
+    one.hangs_in(GPUS)
+    one.until(lambda: one.looks)
+    assert one.looks == [(["good", "bad"], None)]
+    assert one.texts(GPUS) == [f"the check gave no answer after 600 s; it is tried again in {FIRST_LEAVE_S:.0f} s"]
+    one.ahead += FIRST_LEAVE_S
+    one.hangs_in(GPUS)
+    one.until(lambda: len(one.texts(GPUS)) == 2)
+    assert one.texts(GPUS)[-1].endswith(f"in {2 * FIRST_LEAVE_S:.0f} s")
 
 
 def test_everybody_who_tells_it_to_rest_hears_when_nothing_holds_the_gpus_any_more(watching: Callable[..., Watching]):

@@ -24,8 +24,11 @@ Run = tuple[int, str]  # whose, and its id
 
 
 class MemoryOfRuns:
-    def __init__(self, folder: Path = FOLDER) -> None:
+    """Of every user's, where we are root; else of our own."""
+
+    def __init__(self, folder: Path = FOLDER, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
+        self._uid = os.geteuid() if uid is None else uid
         self._unused: dict[Run, float] = {}  # since when nothing of them was seen to run here
 
     def tidy(self, now: float) -> list[Run]:
@@ -33,7 +36,8 @@ class MemoryOfRuns:
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
-        old = [run for run, at in last_written(self._folder).items() if at < fresh and not run[1].startswith(ALONE)]
+        written = {run: at for run, at in last_written(self._folder).items() if self._uid in (0, run[0])}
+        old = [run for run, at in written.items() if at < fresh and not run[1].startswith(ALONE)]
         unused = set(old) - running(old)
         self._unused = {run: self._unused.get(run, now) for run in unused}
         gone = sorted(run for run, since in self._unused.items() if now - since >= UNUSED_S and not is_mapped(run))

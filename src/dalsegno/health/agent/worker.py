@@ -22,6 +22,7 @@ from dalsegno.train.frames import BadFrame, Message, Reader, pack
 LOOK_S = 1.0  # from one look to the next; each check has a rhythm of its own beside
 CHECK_S = 8.0  # how long one check may take; its questions have time-outs of their own, which are shorter
 FIRST_LEAVE_S, MOST_LEAVE_S = 60.0, 900.0  # how long one that hung is left out
+GPUS = "gpu-list"  # what to call the question which GPUs are here, should it hang
 MOST_STUCK = 8  # killed processes that hang in the kernel; then no new ones are started
 
 
@@ -149,14 +150,14 @@ class Watch:
 
     def _take(self, message: Message, now: float) -> None:
         self._since = now
+        self._leaves.pop(self._now_asked, None)  # it has come past that
         if "begin" in message:
             self._now_asked = str(message["begin"])
         elif "found" in message:
-            self._leaves.pop(self._now_asked, None)
             for finding in parse_report(message["found"]).findings:
                 self._found(finding)
         elif "done" in message:
-            self._busy = False
+            self._busy, self._now_asked = False, ""
             gpus = None if message["gpus"] is None else list(parse_report(message["gpus"]).gpus)
             self._heard([*message["done"]], gpus)
 
@@ -195,7 +196,10 @@ def serve(sock: socket.socket, looks: Looks) -> None:
 def _look(sock: socket.socket, looks: Looks, without: frozenset[str]) -> None:
     for each in looks.look(without):
         sock.sendall(pack(_message(each)))
-    gpus = looks.gpus()
+    gpus = None
+    if GPUS not in without:
+        sock.sendall(pack({"begin": GPUS}))
+        gpus = looks.gpus()
     known = None if gpus is None else report_message(Report("", "", (), tuple(map(clean_gpu, gpus))))
     sock.sendall(pack({"done": list(looks.names()), "gpus": known}))
 

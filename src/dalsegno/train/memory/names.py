@@ -75,7 +75,7 @@ def left_by(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[Pat
 
 
 def sweep(run: str, folder: Path = FOLDER, uid: int | None = None) -> int:
-    """Remove what the run left; how many files that were. What is gone already is fine."""
+    """Remove what the run left; how many files went. What is gone already, or is somebody else's, is fine."""
     return _remove(left_by(run, folder, uid))
 
 
@@ -103,10 +103,12 @@ def last_written(folder: Path = FOLDER) -> dict[tuple[int, str], float]:
 
 
 def _remove(paths: list[Path]) -> int:
+    gone = 0
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             path.unlink()
-    return len(paths)
+            gone += 1
+    return gone
 
 
 def _listed(folder: Path) -> list[str]:
