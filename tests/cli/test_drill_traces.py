@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_its_own_faults_are_undone_and_those_of_others_are_not():
         traces.strike(Kind("xid", Options(code=79)), "n1")
         traces.strike(Kind("agent-dead"), "n2")
     assert bench.injected() == list(others) and said == []
+
+
+def test_the_runs_of_a_drill_that_went_well_can_be_removed_and_other_runs_stay(tmp_path: Path):
+    run, others = make_run(tmp_path), make_run(tmp_path, "train-x")
+    gone = make_run(tmp_path, "drill-gone")
+    traces = Traces(Bench(), runs=[run, gone])
+    shutil.rmtree(gone.root)  # somebody was quicker
+    traces.discard(tmp_path)
+    assert not run.root.exists() and others.root.is_dir()
 
 
 def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(tmp_path: Path):

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,17 +43,26 @@ sys.modules["dalsegno.cli.work"] = types.SimpleNamespace(command=command)
 sys.argv, main.COMMANDS["work"] = ["dalsegno", "work"], ""
 main.main()
 """
-Start = Callable[[str], "subprocess.Popen[str]"]
+IN_TERMINAL = """
+import fcntl, os, signal, sys, termios
+os.setsid()
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
 
-    def begin(how: str) -> subprocess.Popen[str]:
+    def begin(
+        how: str, before: Sequence[str] = (sys.executable,), stdin: int | None = None, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-c", WORKS, how], env={**os.environ, "PYTHONPATH": str(SOURCE)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*before, "-c", WORKS, how], env={**os.environ, "PYTHONPATH": str(SOURCE)}, text=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
         children.append(child)
         return child
@@ -69,7 +78,12 @@ def hear(child: subprocess.Popen[str], line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "told to end")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "told to end"),
+        (signal.SIGHUP, 129, "its terminal is gone"),
+    ],
 )
 def test_it_tidies_and_says_by_its_code_what_ended_it(start: Start, number: int, code: int, word: str):
     child = start("works")
@@ -86,6 +100,37 @@ def test_a_second_ctrl_c_ends_it_at_once(start: Start):
     hear(child, "tidies")
     child.send_signal(signal.SIGINT)
     assert child.wait(PATIENCE_S) == -signal.SIGINT
+
+
+def test_a_terminal_that_is_closed_does_not_keep_it_from_tidying(start: Start):
+    ours, theirs = os.openpty()
+    child = start("works", before=[sys.executable, "-c", IN_TERMINAL], stdin=theirs, stderr=theirs)
+    os.close(theirs)
+    hear(child, "works")
+    os.close(ours)
+    out, _ = child.communicate(timeout=PATIENCE_S)
+    assert (out, child.returncode) == ("tidies\ntidy\n", 129)
+
+
+def test_under_nohup_a_lost_terminal_is_nothing_to_it(start: Start):
+    child = start("works", before=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable])
+    hear(child, "works")
+    child.send_signal(signal.SIGHUP)
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=PATIENCE_S)[0] == "tidies\ntidy\n"
+    assert child.returncode == 143
+
+
+def test_a_second_word_of_a_lost_terminal_does_not_cut_the_tidying_short(start: Start):
+    child = start("slow")
+    hear(child, "works")
+    child.send_signal(signal.SIGHUP)
+    hear(child, "tidies")
+    child.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.3)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
 def test_ctrl_c_while_it_tidies_after_its_work_leaves_nothing_half_done(start: Start):

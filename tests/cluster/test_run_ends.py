@@ -218,20 +218,22 @@ def test_who_cancels_a_run_leaves_nothing_of_it_on_any_node(tiers: Cli, work: Pa
     assert in_slurms_books(tiers, run.journal("granted")[0]["job"])[0] == "JobState=CANCELLED"
 
 
-def test_a_drill_that_is_told_to_end_ends_its_run_and_leaves_no_folder(tiers: Cli):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_drill_that_is_told_to_end_ends_its_run_and_leaves_no_folder(tiers: Cli, number: int, code: int):
     pytest.importorskip("torch")
     before, runs = footprint(tiers), tiers.home / "runs"
+    known = set(runs.glob("drill-*"))
     drill = tiers.start("drill", "--no-compare", "-N", "1", "--spares", "0", "--report", "/dev/null")
     try:
-        root = eventually(lambda: list(runs.glob("drill-*")))[0]
+        (root,) = eventually(lambda: set(runs.glob("drill-*")) - known)
         run = Run(tiers, tiers.home, RunFolder(root), before)
         run.wait_for(lambda: run.journal("granted"))
-        drill.terminate()
+        drill.send_signal(number)
         said, _ = drill.communicate(timeout=100)
     finally:
         drill.kill()
         drill.communicate()
-    assert drill.returncode == 143 and f"the drill is cut short: run {run.id} is cancelled" in said
+    assert drill.returncode == code and f"the drill is cut short: run {run.id} is cancelled" in said
     assert facts(run)["state"] == "cancelled" and list(runs.glob(".*drill*")) == []
     run.no_trace()
 

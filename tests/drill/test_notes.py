@@ -16,3 +16,9 @@ def test_lines_are_read_once_and_only_whole(tmp_path: Path):
     notes.path.write_text("step 1.5 0 3.25 1\nstep 2.0 1 3.0 1\nweights abc\n")
     assert notes.read() == [Step(2.0, 1, 3.0, 1)]
     assert (notes.read(), notes.weights, notes.last) == ([], "abc", Step(2.0, 1, 3.0, 1))
+
+
+def test_a_step_that_a_lost_node_notes_late_is_not_the_newest(tmp_path: Path):
+    notes = Notes(tmp_path / "notes")
+    notes.path.write_text("step 1.0 39 3.0 1\nstep 2.0 35 3.0 2\nstep 2.1 40 3.0 1\n")
+    assert len(notes.read()) == 3 and notes.last == Step(2.0, 35, 3.0, 2)

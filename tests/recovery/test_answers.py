@@ -63,7 +63,7 @@ def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Store, ans
     begun = time.time()
     for node in ("n1", "n2"):
         store.begin(Drain(node, XID), begun, ("train",))
-    store.turn(Turn("n3", Phase.SUSPECTED, "stays in service", XID, held=Held.HOUR), begun)
+    store.turn(Turn("n3", Phase.SUSPECTED, "stays in service", XID, held_back=Held.HOUR), begun)
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 2}
     held = {node["node"]: node["held_back"] for node in answers.answer(STRANGER, {"nodes": True})["nodes"]}
     assert held == {"n1": "", "n2": "", "n3": Held.HOUR.value}

@@ -1,11 +1,15 @@
 """Evidence is whole or not there."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.evidence import MOST_KEPT, save_evidence
+from dalsegno.recovery.act import Hands, do
+from dalsegno.recovery.actions import TakeEvidence
+from dalsegno.recovery.evidence import INCOMPLETE, MOST_KEPT, save_evidence
+from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm
 
 
 def test_a_bundle_is_a_folder_of_files_that_only_root_reads(tmp_path: Path):
@@ -26,6 +30,52 @@ def test_the_same_second_again_and_what_a_crash_has_left_are_fine(tmp_path: Path
         path = save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0)
     assert (path / "a").read_text() == "second"
     assert [each.name for each in (tmp_path / "gpu-1").iterdir()] == [path.name]
+
+
+class Silent:
+    """A target that can do nothing for a node."""
+
+
+class Asked(Silent):
+    def __init__(self, *found: Mapping[str, str] | Exception) -> None:
+        self.found = list(found)
+
+    def last_words(self, node: str) -> Mapping[str, str]:
+        found = self.found.pop()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+AGENT = "its agent: its agent is not connected\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "gaps", "files"),
+    [
+        (Silent(), f"{AGENT}its machine: nobody here can tell of one that does not speak itself\n", set()),
+        (Asked({}), f"{AGENT}its machine: nothing is known of it\n", set()),
+        (Asked(DalsegnoError("no disk", hint="-")), f"{AGENT}its machine: no disk\n", set()),
+        (Asked({"console.log": "panic"}), AGENT, {"console.log"}),
+    ],
+)
+def test_of_a_node_that_cannot_speak_the_bundle_says_who_could_tell_nothing_and_why(
+    tmp_path: Path, target: object, gaps: str, files: set[str]
+):
+    cluster = FakeCluster.of(2)
+    cluster.power_off("n1")
+    hands = Hands(FakeSlurm(cluster), FakeAgents(cluster), target, tmp_path)
+    do(TakeEvidence("n1"), "id", 0.0, hands)
+    bundle = tmp_path / "n1/19700101T000000Z"
+    assert (bundle / INCOMPLETE).read_text() == gaps
+    assert {each.name for each in bundle.iterdir()} == {INCOMPLETE, "report.json", "slurm.txt", "jobs.txt", *files}
+
+
+def test_of_a_node_that_tells_all_nothing_is_said_to_be_missing(tmp_path: Path):
+    cluster = FakeCluster.of(2)
+    do(TakeEvidence("n1"), "id", 0.0, Hands(FakeSlurm(cluster), FakeAgents(cluster), Silent(), tmp_path))
+    names = {each.name for each in (tmp_path / "n1/19700101T000000Z").iterdir()}
+    assert names == {"dmesg.txt", "report.json", "slurm.txt", "jobs.txt"}
 
 
 def test_old_bundles_go(tmp_path: Path):

@@ -20,6 +20,7 @@ from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.health.words import Reply, reply_message
 from dalsegno.recovery.agent_orders import Answer, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
+from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.node_link import NodeLink
 from dalsegno.recovery.pairing import prove
 from dalsegno.recovery.policy import Policy
@@ -309,7 +310,8 @@ def test_evidence_is_waited_for_beside_the_loop(linked: Linked):
 
 def test_a_node_that_cannot_speak_gives_no_evidence_at_once(linked: Linked):
     began = time.monotonic()
-    assert linked.beside(lambda: linked.link.evidence("gpu-1")) == {} and time.monotonic() - began < 60
+    found = linked.beside(lambda: linked.link.evidence("gpu-1"))
+    assert found == {INCOMPLETE: "its agent: its agent is not connected"} and time.monotonic() - began < 60
     with pytest.raises(RuntimeError):
         linked.link.evidence("gpu-1")
 

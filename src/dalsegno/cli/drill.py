@@ -14,6 +14,7 @@ from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.cli.drill_traces import Traces
     from dalsegno.drill.story import Drill
 
 SAY_EVERY_S = 10.0
@@ -46,6 +47,7 @@ def command(
     """Train a small model on the cluster, break things, and report what each fault cost.
 
     Exit code 0: the run survived, nothing is left behind, and its weights are those of an undisturbed run, bit for bit.
+    Then its runs are removed, and the report is what stays; else they are kept.
 
     \b
     dalsegno drill --faults 10 --seed 7
@@ -73,7 +75,19 @@ def command(
         _show(found)
     write_page(path, render_page(found, f"Drill on {theatre.place.name}"))
     out.talk(f"the report: {path}")
+    _part(theatre.traces, found.survived)
     raise SystemExit(0 if found.survived else 1)
+
+
+def _part(traces: Traces, survived: bool) -> None:
+    """Of a drill that went well the report is all; what went wrong can be looked into."""
+    from dalsegno.cluster import runs_home
+
+    if survived:
+        traces.discard(runs_home())
+        return
+    named = " and ".join(f"`dalsegno why {run.run}`" for run in reversed(traces.runs))
+    out.talk(f"its runs are kept: {named}")
 
 
 def check_page(path: Path) -> None:

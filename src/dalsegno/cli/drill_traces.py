@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from dalsegno.cli.interrupts import to_the_end
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dalsegno.cli.drill_ears import Ears
     from dalsegno.drill.lots import Kind
     from dalsegno.launch.folder import RunFolder
@@ -57,6 +60,14 @@ class Traces:
         for run in self.runs:
             self._end(run)
         self._undo()
+
+    def discard(self, home: Path) -> None:
+        """Its runs, when all of them that anybody will ask for stands in the report."""
+        from dalsegno.jobs import discard_run
+
+        for run in self.runs:
+            with contextlib.suppress(OSError):
+                discard_run(run, home)
 
     def _end(self, run: RunFolder) -> None:
         from dalsegno.cli.cancel import end_run

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.launch.status import RUNNING, Status
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training
-    from dalsegno.drill.story import Blow, Mark
+    from dalsegno.drill.story import Blow, Mark, Step
 
 DRAW_EVERY_S = 0.2
 
@@ -43,7 +44,7 @@ class View:
         if training.over() or time.monotonic() - self._said < pause_s:
             return
         self._said = time.monotonic()
-        line = f"{self._clock()}  {_now(training)}"
+        line = f"{self._clock()}  {now(training.newest(), training.status())}"
         if self._live:
             out.replace_line(f"  {line}")
             self._drawn = True
@@ -59,9 +60,13 @@ class View:
         return f"{time.monotonic() - self._began:5.1f} s"
 
 
-def _now(training: Training) -> str:
-    step = training.newest()
+def now(step: Step | None, status: Status) -> str:
+    """Where training is. The last step may be of a generation that is over, and the next has none yet."""
     if step is None:
-        return f"the run is {training.status().phase}"
-    nodes = ", ".join(training.members()) or "none at the moment"
+        return f"the run is {status.phase}"
+    if status.phase != RUNNING:
+        return f"step {step.step} was the last so far; the run is {status.phase}"
+    nodes = ", ".join(node.name for node in status.nodes if node.state == "member") or "none at the moment"
+    if step.generation < status.generation:
+        return f"step {step.step} was the last so far; generation {status.generation} begins on {nodes}"
     return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}; trains on {nodes}"

@@ -1,23 +1,26 @@
-"""Ctrl-C: while nothing is under way it simply ends us; while work is done, the work is told."""
+"""Ctrl-C and its kin: while nothing is under way it simply ends us; while work is done, the work is told."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # 128 and SIGINT, as a shell tells it
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WORDS = {signal.SIGINT: "interrupted", signal.SIGHUP: "its terminal is gone"}
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody wants us to end: by Ctrl-C, or as `kill` and `timeout` ask for it."""
+    """Somebody wants us to end: by Ctrl-C, as `kill` and `timeout` ask for it, or by closing the terminal."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.exit_code = 128 + number
-        self.word = "interrupted" if number == signal.SIGINT else "told to end"
+        self.word = _WORDS.get(signal.Signals(number), "told to end")
 
 
 def end_at_once() -> None:
@@ -37,9 +40,10 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise `Stopped` here, so that what was begun is tidied away; a second of them ends us at
-    once."""
-    before = {number: signal.signal(number, _stop) for number in STOPS}
+    """Ctrl-C, SIGTERM and a lost terminal raise `Stopped` here, so that what was begun is tidied away; a second Ctrl-C
+    or SIGTERM ends us at once. Under `nohup` a lost terminal is nothing to us."""
+    numbers = [each for each in STOPS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
     finally:
@@ -48,9 +52,22 @@ def stoppable() -> Iterator[None]:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    for each in STOPS:
+    for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # a terminal that goes tells us twice: kernel and shell
+    _let_go_of_lost_terminal()
     raise Stopped(number)
+
+
+def _let_go_of_lost_terminal() -> None:
+    """What is said to one that is gone fails, and would keep us from tidying up."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        poll = select.poll()
+        poll.register(stream, 0)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def to_the_end(tidy: Callable[[], None]) -> None:

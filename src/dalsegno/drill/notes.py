@@ -13,12 +13,9 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.steps: list[Step] = []
+        self.last: Step | None = None  # of the newest generation: a lost node may still note one of the one before
         self.weights = ""  # their digest, at the end
         self._read_to = 0
-
-    @property
-    def last(self) -> Step | None:
-        return self.steps[-1] if self.steps else None
 
     def read(self) -> list[Step]:
         """What is new. A line that is not whole yet is left for later, one cut off by a crash passed over."""
@@ -36,6 +33,8 @@ class Notes:
 
     def _take(self, words: list[str]) -> None:
         if len(words) == 5 and words[0] == "step":
-            self.steps.append(Step(float(words[1]), int(words[2]), float(words[3]), int(words[4])))
+            step = Step(float(words[1]), int(words[2]), float(words[3]), int(words[4]))
+            self.steps.append(step)
+            self.last = step if self.last is None or step.generation >= self.last.generation else self.last
         elif len(words) == 2 and words[0] == "weights":
             self.weights = words[1]

@@ -22,7 +22,7 @@ from dalsegno.recovery.actions import (
     TakeEvidence,
     Validate,
 )
-from dalsegno.recovery.evidence import save_evidence
+from dalsegno.recovery.evidence import INCOMPLETE, put_together, save_evidence, says_nothing
 from dalsegno.recovery.hands import Agents, Slurm
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm import SPARE_REASON, JobState, NodeInfo
@@ -159,13 +159,16 @@ def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
         "slurm.txt": hands.slurm.scontrol("show", "node", node),
         "jobs.txt": "".join(lines),
     }
-    told = hands.agents.evidence(node) or _last_words(node, hands)
-    return str(save_evidence(hands.evidence, node, {**told, **own}, at))
+    told = hands.agents.evidence(node)
+    instead = _last_words(node, hands) if says_nothing(told) else {}
+    return str(save_evidence(hands.evidence, node, put_together(told, instead, own), at))
 
 
 def _last_words(node: str, hands: Hands) -> Mapping[str, str]:
     """Of one that cannot speak any more, from whoever keeps its machine. Better less evidence than none."""
+    if not isinstance(hands.target, CanTell):
+        return {INCOMPLETE: "its machine: nobody here can tell of one that does not speak itself"}
     try:
-        return hands.target.last_words(node) if isinstance(hands.target, CanTell) else {}
+        return hands.target.last_words(node) or {INCOMPLETE: "its machine: nothing is known of it"}
     except (DalsegnoError, OSError) as error:
-        return {"incomplete.txt": f"{error}\n"}
+        return {INCOMPLETE: f"its machine: {error}"}

@@ -179,7 +179,7 @@ class Turn(Action):
     excuses: tuple[str, ...] = ()  # faults that someone has decided to live with
     failed: bool = False  # what was tried last has not helped
     boot: str = ""  # a later one may have mended it
-    held: Held = Held.NO
+    held_back: Held = Held.NO
     touches: ClassVar[bool] = False
 
     @property
@@ -193,7 +193,7 @@ class Note(Action):
 
     text: str
     settles: tuple[int, ...] = ()  # jobs of which all is said now
-    held: Held = Held.NO  # what it tells of is not done
+    held_back: Held = Held.NO  # what it tells of is not done
     excuses: tuple[str, ...] | None = None  # faults that are left to someone else from now on; None: as before
     touches: ClassVar[bool] = False
 

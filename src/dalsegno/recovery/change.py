@@ -148,7 +148,7 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
         excuses = old.excuses if action.excuses is None else action.excuses
-        told = replace(old, said=action.text, held_back=action.held, excuses=excuses)
+        told = replace(old, said=action.text, held_back=action.held_back, excuses=excuses)
         return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
@@ -156,7 +156,7 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     if action.to in (Phase.IN_SERVICE, Phase.SPARE):
         return book.with_node(replace(fresh(old, action.to, now), excuses=action.excuses), *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
-    told = replace(new, said=action.why, held_back=action.held, boot=action.boot or old.boot)
+    told = replace(new, said=action.why, held_back=action.held_back, boot=action.boot or old.boot)
     return book.with_node(told, *marks)
 
 

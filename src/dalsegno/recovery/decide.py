@@ -64,8 +64,8 @@ def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
 
 def _say(own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO) -> Action | None:
     if own.phase is Phase.IN_SERVICE and fault:
-        return Turn(own.node, Phase.SUSPECTED, text, fault, held=held)
-    return Note(own.node, text, held=held) if own.said != text else None
+        return Turn(own.node, Phase.SUSPECTED, text, fault, held_back=held)
+    return Note(own.node, text, held_back=held) if own.said != text else None
 
 
 def _for_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:

@@ -12,6 +12,18 @@ from pathlib import Path
 from dalsegno.system.files import explain, make_folder
 
 MOST_KEPT = 20  # bundles of one node; the oldest go
+INCOMPLETE = "incomplete.txt"  # in a bundle: who could not tell all, and why
+
+
+def put_together(*sources: Mapping[str, str]) -> dict[str, str]:
+    """The files of several sources as one bundle. Of what each could not tell, all is kept."""
+    files = {name: text for source in sources for name, text in source.items()}
+    gaps = [source[INCOMPLETE].strip() for source in sources if INCOMPLETE in source]
+    return {**files, INCOMPLETE: "\n".join([*gaps, ""])} if gaps else files
+
+
+def says_nothing(source: Mapping[str, str]) -> bool:
+    return not set(source) - {INCOMPLETE}
 
 
 def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed, unknown
 from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 
@@ -291,7 +292,8 @@ class FakeAgents:
 
     def evidence(self, node: str) -> Mapping[str, str]:
         self.cluster.nodes[node].effects.append("evidence")
-        return {"dmesg.txt": "NVRM: Xid"} if self.cluster.nodes[node].machine.on else {}
+        on = self.cluster.nodes[node].machine.on
+        return {"dmesg.txt": "NVRM: Xid"} if on else {INCOMPLETE: "its agent: its agent is not connected"}
 
 
 class FakeTarget:

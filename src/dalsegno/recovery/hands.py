@@ -53,5 +53,6 @@ class Agents(Protocol):
         ...
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """What a node can tell of its last hours, as files; none if it cannot speak any more. This one may wait."""
+        """What a node can tell of its last hours, as files; of one that cannot speak any more, only why. This one may
+        wait."""
         ...

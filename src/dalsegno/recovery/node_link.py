@@ -21,6 +21,7 @@ from dalsegno.health.result import Result, unknown
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import Agents, Say
+from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Validation
 from dalsegno.recovery.pairing import prove
 from dalsegno.recovery.roster import Roster
@@ -121,9 +122,10 @@ class NodeLink:
         self._ask(node, "rest", REST_S, seconds=str(seconds))
 
     def evidence(self, node: str) -> Mapping[str, str]:
-        """What a node can still tell, as files. Waits for it: not for the loop itself."""
+        """What a node can still tell, as files; one of them says why it is not all. Waits for it: not for the loop."""
         answer = self._ask(node, "evidence", EVIDENCE_S)
-        return {**answer.files, "incomplete.txt": answer.error} if answer.files and answer.error else answer.files
+        why = answer.error or ("" if answer.files else "it told nothing")
+        return {**answer.files, INCOMPLETE: f"its agent: {why}"} if why else answer.files
 
     def _ask(self, node: str, do: str, timeout_s: float, **arguments: str) -> Answer:
         if threading.get_ident() == self._loop:

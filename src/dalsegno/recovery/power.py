@@ -7,7 +7,7 @@ from dataclasses import replace
 from dalsegno.recovery.facts import Facts
 from dalsegno.targets.base import CanSeePower
 
-JUST_S = 10.0  # a node that was heard so lately: of others it does not matter any more
+JUST_S = 10.0  # a node that was heard so lately is looked at closely: of others it does not matter any more
 
 
 def look_at_power(facts: Facts, target: object) -> Facts:

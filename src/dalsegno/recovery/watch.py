@@ -17,7 +17,7 @@ from dalsegno.recovery.hands import Agents
 from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import OFF, Policy
-from dalsegno.recovery.power import look_at_power
+from dalsegno.recovery.power import JUST_S, look_at_power
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
 from dalsegno.recovery.site import Site
@@ -28,7 +28,6 @@ LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and 
 QUICK_S, LARGE_QUICK_S = 0.3, 2.0  # while a node is under our hands
 MISSED_S, LARGE_MISSED_S = 0.1, 0.5  # while one is missed, and a word of another must show that we hear
 CALM_S, LARGE_CALM_S = 3.0, 10.0  # else: agents ring at once when something happens
-JUST_S = 10.0  # a node that fell silent so lately may be missed for sure in a moment
 AFTER_SILENCE_S = 2.0  # Slurm did not answer
 AT_ONCE = 20  # rounds without a pause while each brings something
 HANDS = 8  # slow things at a time
