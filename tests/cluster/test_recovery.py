@@ -178,8 +178,18 @@ def test_a_node_that_slurm_drains_for_its_prolog_is_validated_and_returned(clust
 
 def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(cluster: Cli):
     def let_jobs_fail() -> None:
-        for number in range(3):
-            words = ("sbatch", "-w", "train-2", "-J", f"fails-{number}", "-o", "/dev/null", "--wrap", "exit 1")
+        for node in ("train-1", "train-2", "train-2", "train-2"):
+            words = (
+                "sbatch",
+                "-w",
+                node,
+                "-J",
+                "fails",
+                "-o",
+                "/dev/null",
+                "--wrap",
+                '[ "$SLURMD_NODENAME" != train-2 ]',
+            )
             cluster.ok("shell", "--", *words)
 
     before = last_event(cluster)

@@ -39,7 +39,7 @@ def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said
     report = Report("n2", "boot-1", (Finding("network", said, 1.0),), ())
     slurm = NodeInfo("n2", NodeState.IDLE)
     silent = NodeFacts(slurm, agent=AgentView("n2", Presence.SILENT, report=report))
-    assert find_suspicion(silent, SEEN) == f"its agent is silent{more}"
+    assert find_suspicion(silent, SEEN, Policy()) == f"its agent is silent{more}"
     gone = NodeFacts(slurm, agent=AgentView("n2", Presence.GONE, report=report))
     fault = find_fault(gone, SEEN, Policy())
     assert fault is not None and fault.text == f"neither its agent nor slurmd answers{more}"

@@ -105,8 +105,8 @@ def test_jobs_that_are_over_do_not_hold_a_node_whose_slurmd_is_dead(clinic_of: M
 
 def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of: MakeClinic):
     clinic = clinic_of()
-    for job in (1, 2, 3):
-        clinic.cluster.start(job, "n2")
+    for job, user in ((1, "ada"), (2, "ada"), (3, "bob")):
+        clinic.cluster.start(job, "n2", user=user)
         clinic.cluster.end(job, JobState.FAILED)
     clinic.round()
     assert clinic.reason("n2") == "dalsegno:drain:black-hole 3 jobs failed here as soon as they had started"
@@ -124,13 +124,26 @@ def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic
     assert clinic.done == []
 
 
-def test_one_job_that_fails_again_and_again_where_slurm_puts_it_makes_no_node_suspect(clinic_of: MakeClinic):
+def test_one_user_s_slips_cost_no_node_where_slurm_puts_them_each_time_but_are_told_of(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    for job, name in enumerate(("echo", "touch", "sh", "bad-image")):
+        clinic.cluster.start(job, "n1", name=name)
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.rounds(20)
+    assert clinic.effects("n1") == []
+    said = "4 jobs failed here as soon as they had started, all of one user's"
+    assert clinic.told("n1") == [f"suspected: {said}"]
+    clinic.rounds(int(clinic.policy.quick_window_s))
+    assert clinic.told("n1")[1:] == ["in service: nothing is wrong with it any more"]
+
+
+def test_jobs_whose_like_does_well_elsewhere_prove_that_it_is_the_node(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):
         clinic.cluster.start(job, "n1", name="bad-image")
         clinic.cluster.end(job, JobState.FAILED)
     clinic.rounds(20)
-    assert clinic.done == []
+    assert clinic.effects("n1") == []
 
     clinic.cluster.start(9, "n2", name="bad-image")  # elsewhere it does well: so it is the node
     clinic.cluster.end(9)
@@ -146,8 +159,8 @@ def test_jobs_whose_container_is_not_to_be_had_make_no_node_suspect_and_hide_non
     clinic.rounds(20)
     assert clinic.done == []
 
-    for job in (11, 12, 13):
-        clinic.cluster.start(job, "n1")
+    for job, user in ((11, "ada"), (12, "ada"), (13, "bob")):
+        clinic.cluster.start(job, "n1", user=user)
         clinic.cluster.end(job, JobState.FAILED, exit_code=1)
         clinic.cluster.end(job - 10, JobState.FAILED, exit_code=NO_CONTAINER)
     clinic.round()

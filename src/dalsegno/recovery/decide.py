@@ -13,7 +13,7 @@ from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
-from dalsegno.recovery.judge import find_suspicion, is_over, is_steady, quick_failures, standing
+from dalsegno.recovery.judge import NONE, Quick, find_suspicion, is_over, is_steady, quick_failures, standing
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
@@ -32,7 +32,7 @@ class Round:
     policy: Policy
     now: float
     outs: Outs
-    quick: dict[str, int]
+    quick: dict[str, Quick]
 
 
 def decide(facts: Facts, book: Book, policy: Policy, now: float) -> list[Action]:
@@ -115,7 +115,8 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if whose is Owner.US:
         fault = read_reason(node.slurm.reason)
         return Turn(node.name, Phase.DOWN if node.slurm.down else Phase.DRAINED, "found taken out by us", fault)
-    faults = standing(node, own, this.policy, this.quick.get(node.name, 0))
+    quick = this.quick.get(node.name, NONE)
+    faults = standing(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults):
         return Note(node.name, "what was excused is over", excuses=())
     if whose is Owner.SOMEONE:
@@ -124,7 +125,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         return _take_out(this, node, own, fault)
     if whose is Owner.SLURM and node.connected:
         return _take_over(this, node, own)
-    if suspicion := find_suspicion(node, own):
+    if suspicion := find_suspicion(node, own, this.policy, quick):
         if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
             return _say(own, suspicion)
         return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None

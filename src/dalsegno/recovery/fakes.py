@@ -116,11 +116,13 @@ class FakeCluster:
     def power_off(self, node: str) -> None:
         self.nodes[node].machine.on = False
 
-    def start(self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True) -> None:
+    def start(
+        self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True, user: str = "ada"
+    ) -> None:
         """Without nodes it waits for some."""
         state = JobState.RUNNING if nodes else JobState.PENDING
         self.queue[job] = JobInfo(
-            job, name or f"job{job}", "ada", state, partition="train", nodes=nodes, comment=comment,
+            job, name or f"job{job}", user, state, partition="train", nodes=nodes, comment=comment,
             reason="" if nodes else "Resources", batch_host=nodes[0] if nodes else "", started_at=int(self.now),
             qos="" if requeue else _NO_REQUEUE,
         )  # fmt: skip

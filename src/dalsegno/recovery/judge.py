@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
@@ -19,16 +19,30 @@ NETWORK = "network"  # the check of that name
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
-def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> Fault | None:
+@dataclass(frozen=True)
+class Quick:
+    """Jobs that failed on a node as soon as they had started. Proven: it is the node, and not whoever wrote them."""
+
+    count: int = 0
+    proven: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{self.count} jobs failed here as soon as they had started"
+
+
+NONE = Quick()
+
+
+def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> Fault | None:
     """The heaviest fault for which something may be done; None if there is none, or only what somebody excused."""
     return heaviest(fault for fault in standing(node, own, policy, quick) if fault.key not in own.excuses)
 
 
-def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: int = 0) -> list[Fault]:
+def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[Fault]:
     """All that is wrong for which something may be done, excused or not.
 
     A node whose agent was never heard of is left alone: nobody could tell when it is well again.
-    `quick` is how many jobs have failed on it as soon as they started.
     """
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
@@ -41,15 +55,15 @@ def is_over(node: NodeFacts, own: NodeBook, faults: Collection[Fault]) -> bool:
     return bool(findings) and not unknown and not faults
 
 
-def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: int) -> Iterator[Fault]:
+def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick) -> Iterator[Fault]:
     if node.gone and own.seen and own.last_boot:
         yield Fault(GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_line(node)}", gone=True)
         return
     if not node.connected:  # what was said by one who is silent now may be long mended
         return
     yield from found(node, policy)
-    if quick >= policy.quick_failures:
-        yield Fault(BLACK_HOLE, Remedy.DRAIN, f"{quick} jobs failed here as soon as they had started")
+    if quick.proven and quick.count >= policy.quick_failures:
+        yield Fault(BLACK_HOLE, Remedy.DRAIN, quick.words)
 
 
 def found(node: NodeFacts, policy: Policy) -> list[Fault]:
@@ -59,13 +73,13 @@ def found(node: NodeFacts, policy: Policy) -> list[Fault]:
     return [replace(fault, remedy=policy.remedy(fault)) for fault in faults]
 
 
-def find_suspicion(node: NodeFacts, own: NodeBook) -> str:
+def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> str:
     """What is odd, and no reason to do anything: one witness is none."""
     if node.agent.presence is Presence.SILENT and own.seen:
         return f"its agent is silent{_line(node)}"
     if node.agent.presence is Presence.AGENT_DEAD:
         return f"its agent is dead, the node itself answers: its health is not known{_line(node)}"
-    return ""
+    return f"{quick.words}, all of one user's" if quick.count >= policy.quick_failures else ""
 
 
 def is_steady(node: NodeFacts, now: float) -> bool:
@@ -80,11 +94,11 @@ def _line(node: NodeFacts) -> str:
     return "".join(f"; before that, {result.text}" for result in bad)
 
 
-def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, int]:
-    """By node, jobs that failed as soon as they had started, since it was last validated or a job did well there.
+def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, Quick]:
+    """By node, since it was last validated or a job did well there.
 
-    A job that fails everywhere says nothing of a node. Nor does one that fails again and again where Slurm puts it
-    each time, such as a slip on somebody's command line: its like must do well elsewhere, or others fail there too.
+    A job that fails everywhere says nothing of a node. Slips on somebody's command line come one after the other where
+    Slurm puts them each time: they prove nothing, unless their like does well elsewhere, or others fail there too.
     """
     jobs = list(jobs)
     well = _last_well(jobs, policy)
@@ -99,7 +113,11 @@ def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: flo
     for kind, nodes in where.items():
         if len(set(nodes)) == 1:
             failed.setdefault(nodes[0], []).extend([kind] * len(nodes))
-    return {node: len(kinds) for node, kinds in failed.items() if len(set(kinds)) > 1 or fine & set(kinds)}
+    return {node: Quick(len(kinds), _proves(kinds, fine)) for node, kinds in failed.items()}
+
+
+def _proves(kinds: Collection[tuple[str, str]], fine: Collection[tuple[str, str]]) -> bool:
+    return len({user for user, _ in kinds}) > 1 or not set(fine).isdisjoint(kinds)
 
 
 def _failed_quickly(job: JobInfo, policy: Policy) -> bool:
