@@ -496,8 +496,15 @@ def test_a_run_lives_in_a_container_and_goes_on_after_a_crash(someone: Contained
 def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
     _, work = run_words(cluster)
     answer = cluster.sh(f"cd {work}; dalsegno run --nodes=2 --container-image=/nowhere.sqsh train.py")
-    assert answer.code == 1
-    assert "live on none of its nodes (image /nowhere.sqsh: No such file or directory)" in answer.err
+    assert answer.code == NO_CONTAINER
+    told = "its container is to be had on none of its nodes: image /nowhere.sqsh: No such file or directory"
+    assert answer.err.count("/nowhere.sqsh") == 1 and told in answer.err, answer
+    assert "goes on without" not in answer.err and "more node" not in answer.err
+    plain = cluster.sh("dalsegno run --framework=plain -N2 --container-image=/nowhere.sqsh true")
+    assert plain.code == NO_CONTAINER
+    assert "its container is not to be had: image /nowhere.sqsh: No such file or directory" in plain.err, plain
+    own = cluster.sh(f"dalsegno run --framework=plain --container-image={cluster.image} sh -c 'exit {NO_CONTAINER}'")
+    assert own.code == NO_CONTAINER and "the program ended with exit code 125" in own.err, own
     eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"])
 
 

@@ -10,8 +10,10 @@ from typing import cast
 
 import pytest
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.launch.events import Event, Leaving
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.giving_up import MOST_TRIES
 from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.launch.slurm_job import JOIN, MAIN, Job
 from dalsegno.launch.slurm_staff import SlurmStaff
@@ -57,13 +59,20 @@ class PlayedBoss:
     ready: frozenset[str] = frozenset()
     begun: list[Awaitable[None]] = field(default_factory=list)
     heard: list[Event] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+    ends: list[tuple[int, str]] = field(default_factory=list)
 
     def apply(self, event: Event) -> None:
         self.heard.append(event)
 
     def keep(self) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+    def stop(self, code: int, why: str) -> None:
+        self.ends.append((code, why))
+        self.closing = True
 
     def journal(self, event: str, **what: object) -> None: ...
 
@@ -126,3 +135,42 @@ def test_a_run_leaves_its_nodes_for_its_own_job_alone(staffed: tuple[SlurmStaff,
     assert boss.heard == [Leaving()]
     for work in boss.begun:
         work.close()  # type: ignore[attr-defined]
+
+
+REFUSED = "dalsegno: {}: container: image /fsx/a.sqsh: No such file or directory\n"
+
+
+def tried_too_often(staff: SlurmStaff, boss: PlayedBoss, *refused: str) -> PlayedBoss:
+    """A run of two nodes on which no agent comes up; of these it is known that they refused the container."""
+    boss.generation = 0
+    staff.site.folder.agents_log.parent.mkdir(parents=True)
+    staff.site.folder.agents_log.write_text("".join(REFUSED.format(node) for node in refused))
+    staff._jobs.jobs.append(Job(MAIN, 1, 7, nodes=("n1", "n2")))
+    for _ in range(MOST_TRIES + 1):
+        for node in ("n1", "n2"):
+            staff._may_staff(node)
+    for work in boss.begun:
+        work.close()  # type: ignore[attr-defined]
+    return boss
+
+
+def test_an_image_that_no_node_has_ends_the_run_at_once_and_is_told_once(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    staff, _, boss = staffed
+    assert tried_too_often(staff, boss, "n1", "n2").noted == []
+    why = "its container is to be had on none of its nodes: image /fsx/a.sqsh: No such file or directory"
+    assert boss.ends == [(NO_CONTAINER, why)]
+
+
+def test_an_image_that_one_node_lacks_is_that_nodes_fault(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+    staff, _, boss = staffed
+    tried_too_often(staff, boss, "n1")
+    assert boss.noted[0].startswith("agents on n1 do not live (image /fsx/a.sqsh: No such file")
+    assert [code for code, _ in boss.ends] == [1], "for nothing is known of the other"
+
+
+def test_an_image_that_was_had_before_is_not_to_blame(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
+    staff, _, boss = staffed
+    staff.agent_came("n1")
+    assert len(tried_too_often(staff, boss, "n1", "n2").noted) == 2 and boss.ends == []

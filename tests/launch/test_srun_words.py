@@ -1,6 +1,12 @@
 """What srun says of nodes on which it could not start anything."""
 
-from dalsegno.launch.srun_words import first_exit_code, launch_failures, started_outside, why_not_started
+from dalsegno.launch.srun_words import (
+    first_exit_code,
+    launch_failures,
+    refused_containers,
+    started_outside,
+    why_not_started,
+)
 
 SAID = """srun: cluster configuration lacks support for cpu binding
 srun: error: Task launch for StepId=59.0 failed on node train-1: Communication connection failure
@@ -65,6 +71,11 @@ srun: error: train-1: task 0: Exited with exit code 1
 slurmstepd-train-2: error: execve(): python3: No such file or directory
 srun: error: train-2: task 1: Exited with exit code 2
 """
+
+
+def test_nodes_that_refused_a_container_are_told_with_what_they_said_last():
+    later = REFUSED.replace("No such file or directory", "Permission denied", 1)
+    assert refused_containers(REFUSED + later) == {"train-1": "image /fsx/a.sqsh: Permission denied"}
 
 
 def test_what_kept_a_task_from_starting_is_told_of_its_own_node():

@@ -17,7 +17,7 @@ from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
-from dalsegno.launch.srun_words import launch_failures, started_outside, why_not_started
+from dalsegno.launch.srun_words import launch_failures, refused_containers, started_outside, why_not_started
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, adopt, start
@@ -134,6 +134,12 @@ class SlurmJobs:
             return ", for it starts no container (`dalsegno containers check` says why)"
         why = why_not_started(said, node)
         return f" ({why})" if why else ""
+
+    def container_faults(self) -> list[str]:
+        """Why agents have their container on none of all nodes; empty if some node has not refused it."""
+        refused = refused_containers(_said_since(self.site.folder.agents_log, 0))
+        nodes = [node for job in self.jobs for node in job.nodes]
+        return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and set(nodes) <= set(refused) else []
 
     def agent_left(self, node: str) -> None:
         for job in self.jobs:

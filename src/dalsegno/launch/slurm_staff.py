@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Collection, Sequence
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.events import Cancelled, Leaving, Moved
 from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
@@ -178,10 +179,13 @@ class SlurmStaff:
             await self._let_go()
 
     def _may_staff(self, node: str) -> bool:
-        if node in self.excluded:
+        if node in self.excluded or self.boss.closing:
             return False
         if self._tries.once_more(node):
             return True
+        if faults := [] if self._some_lived else self._jobs.container_faults():
+            self.boss.stop(NO_CONTAINER, f"its container is to be had on none of its nodes: {'; '.join(faults)}")
+            return False
         why = self._jobs.why_they_end(node)
         self._give_up(node, f"agents on {node} do not live{why}")
         if self._none_lives:
@@ -194,11 +198,19 @@ class SlurmStaff:
     def _none_lives(self) -> bool:
         """Nor ever did: then the fault is not the nodes'."""
         nodes = {node for job in self._jobs.jobs for node in job.nodes}
-        return not (self._some_came or self.boss.generation) and nodes <= set(self.silent)
+        return not self._some_lived and nodes <= set(self.silent)
+
+    @property
+    def _some_lived(self) -> bool:
+        return self._some_came or bool(self.boss.generation)
 
     def _ask_for_missing(self, present: frozenset[str]) -> None:
         """Not before the run's own allocation is there: until then nothing is missing."""
-        if not self.has_nodes or any(job.role != JOIN and not job.nodes for job in self._jobs.jobs):
+        if (
+            self.boss.closing
+            or not self.has_nodes
+            or any(job.role != JOIN and not job.nodes for job in self._jobs.jobs)
+        ):
             return
         there = self._there(present)
         may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())

@@ -40,9 +40,14 @@ def started_outside(text: str, node: str) -> bool:
     return any(node in _expand(each["nodes"]) for each in _OUTSIDE.finditer(text))
 
 
+def refused_containers(text: str) -> dict[str, str]:
+    """Node → why no task had its container there, the last time, as our own plugin tells it."""
+    return {each["node"]: each["why"].strip() for each in _REFUSED.finditer(text)}
+
+
 def why_not_started(text: str, node: str) -> str:
     """What kept a task on this node from starting, the last time; "" where it is not known."""
-    refused = [each["why"] for each in _REFUSED.finditer(text) if each["node"] == node]
+    refused = [why for name, why in refused_containers(text).items() if name == node]
     missing = [f"`{each['program']}`: {each['why']}" for each in _NO_PROGRAM.finditer(text) if each["node"] == node]
     return (refused or missing or [""])[-1].strip()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import replace
 
+from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.coming_back import find_saved
@@ -20,7 +21,7 @@ from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
-from dalsegno.launch.srun_words import first_exit_code
+from dalsegno.launch.srun_words import first_exit_code, refused_containers
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
 from dalsegno.slurm.states import JobState
 from dalsegno.system.files import read_text
@@ -118,10 +119,18 @@ class TaskRun:
         while job in self.jobs.jobs and not self._over.is_set():
             if await self.jobs.runs_on(job):
                 code = first_exit_code(read_text(self.folder.agents_log) or "") or code
-                self._end(code, f"the program ended with exit code {code}")
+                self._end(code, self._no_container(code) or f"the program ended with exit code {code}")
                 return
             await self.jobs.check()
             await asyncio.sleep(CHECK_S)
+
+    def _no_container(self, code: int) -> str:
+        """That the program has not even begun, as its tasks say; they begin with it."""
+        if code != NO_CONTAINER:
+            return ""
+        said = [read_text(path) or "" for path in sorted(self.folder.generation(1).glob("*"))]
+        faults = dict.fromkeys(why for text in said for why in refused_containers(text).values())
+        return f"its container is not to be had: {'; '.join(faults)}" if faults else ""
 
     def soon(self, work: Awaitable[None]) -> None:
         self._errands.soon(work)
