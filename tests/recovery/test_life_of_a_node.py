@@ -250,6 +250,20 @@ def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over
     assert clinic.effects("n2") == ["drain", "validate", "resume"]
 
 
+def test_what_a_validation_failed_for_and_a_person_has_mended_is_validated_again(clinic_of: MakeClinic):
+    """As after a cable that was out and in: gone, back, and its port has gone down too often."""
+    clinic = clinic_of(gone_s=60.0)
+    clinic.cluster.power_off("n2")
+    clinic.rounds(10)
+    clinic.cluster.nodes["n2"].machine.on = True
+    clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="flaps")
+    clinic.rounds(200)
+    assert clinic.phase("n2") is Phase.DRAINED and clinic.effects("n2") == ["down", "validate"]
+    clinic.cluster.nodes["n2"].machine.cured_by = None
+    clinic.settle()
+    assert clinic.effects("n2") == ["down", "validate", "validate", "resume"]
+
+
 def test_what_is_over_before_anything_was_done_is_only_validated_and_mended_the_second_time_in_a_day(
     clinic_of: MakeClinic,
 ):

@@ -147,7 +147,7 @@ SPENT = "it was rebooted for that 2 times within a day: no more reboots"
         (Care(Phase.DRAINED, ahead=Forecast(REBOOT, held=Held.OBSERVING)),
          "as soon as its jobs have left it, it would be booted anew, but the controller only observes"),
         (Care(Phase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
-         "it is only taken out of service: somebody has to look at it"),
+         "it stays out until that passes again: somebody has to look at it"),
         (Care(Phase.MENDING), "it is being booted anew"),
         (Care(Phase.MENDING, tried=REPLACE), "another machine takes its place"),
         (Care(Phase.VALIDATING), "it is being validated"),
@@ -159,6 +159,16 @@ SPENT = "it was rebooted for that 2 times within a day: no more reboots"
 def test_what_happens_to_it_is_what_happens_now_and_no_more_is_promised_than_is_let_be(care: Care, does: str):
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
     assert explain_node(drained, care).sentence.endswith(f"; {does}")
+
+
+def test_what_it_is_out_for_by_now_is_the_controller_s_to_say_and_how_to_see_whether_it_passes():
+    down = node(state=NodeState.DOWN, reason="dalsegno:replace:gone neither its agent nor slurmd answers")
+    flaps = {"phase": "drained", "reason": "dalsegno:drain:fabric-flaps efa0 went down 3 times within 6 h"}
+    assert explain_node(down, read_care({"node": flaps, "ahead": {"how": "drain"}})) == Verdict(
+        "gpu-3 is out of service by our own hand: fabric-flaps (efa0 went down 3 times within 6 h); "
+        "it stays out until that passes again: somebody has to look at it",
+        "dalsegno health --node gpu-3",
+    )
 
 
 def test_a_node_for_which_nothing_is_done_while_paused_says_how_to_go_on():

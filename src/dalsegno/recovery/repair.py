@@ -16,6 +16,7 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.presence import NEW_S
 
+AGAIN_S = 60.0  # from a validation that failed for what only a person can mend to the next, at the least
 MOST_ASKS = 3  # an order that got lost, with its agent or with us, is given again
 
 
@@ -107,6 +108,8 @@ def _wait_for_a_person(case: Case) -> Action | None:
         return _too_long(case, case.policy.person_s, "its agent does not answer")
     still = any(fault.check == case.fault.check for fault in found(case.node, case.policy))
     if not still and not case.own.asked:
+        return _validate(case)
+    if case.in_phase_s >= AGAIN_S and _passes_now(case):  # what failed its validation does not any more
         return _validate(case)
     return _too_long(case, case.policy.person_s, f"needs a person: {case.fault.words}")
 

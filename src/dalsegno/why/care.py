@@ -8,10 +8,11 @@ from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
+from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.reason import SLURM_USERS, slurm_users_of
+from dalsegno.recovery.reason import SLURM_USERS, read_reason, slurm_users_of
 from dalsegno.why.answer import Moment
 
 
@@ -27,6 +28,7 @@ class Care:
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
     slurm_users: frozenset[str] = SLURM_USERS
+    fault: Fault | None = None  # for which it is out now; Slurm's reason tells what it was taken out for
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
@@ -42,6 +44,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
         tuple(_moments(told)),
         _failing(told),
         slurm_users_of(told),
+        read_reason(str(own.get("reason", ""))),
     )
 
 

@@ -31,7 +31,7 @@ _DOES = {
     Remedy.REPLACE: "another machine takes its place",
 }
 _BUT = {Held.PAUSED: "but automation is paused", Held.OBSERVING: "but the controller only observes"}
-_PERSON = "it is only taken out of service: somebody has to look at it"
+_PERSON = "it stays out until that passes again: somebody has to look at it"
 
 
 def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
@@ -46,8 +46,8 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
     if fault and (node.draining or node.down):
         return Verdict(
-            f"{node.name} is out of service by our own hand: {_fault(fault, care)}",
-            _next(care, f"dalsegno nodes show {node.name}"),
+            f"{node.name} is out of service by our own hand: {_fault(care.fault or fault, care)}",
+            _next(care, _look(node.name, care)),
         )
     if rule_of(node, care.slurm_users):
         tells = care.held is not Held.NO or care.note.startswith(TAKEN_OUT)
@@ -115,6 +115,11 @@ def _next(care: Care, look: str) -> str:
     """The command that lets things go on, where one does; else one to look closer."""
     held = care.ahead.held if care.ahead else care.held
     return "dalsegno automation resume" if held.ends_with_resume else look
+
+
+def _look(name: str, care: Care) -> str:
+    waits = care.ahead and care.ahead.how is Remedy.DRAIN
+    return f"dalsegno health --node {name}" if waits else f"dalsegno nodes show {name}"
 
 
 def _by_state(node: NodeInfo) -> Verdict:
