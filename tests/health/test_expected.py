@@ -60,3 +60,8 @@ def test_nothing_is_expected_where_nothing_is_said(text: str) -> None:
     assert expected_of("gpu-1", text).gpus in (None, 0)
     assert expected_of("gpu-1", "").munge is None
     assert expected_of("gpu-1", "AuthType=auth/slurm\nNodeName=gpu-1").munge is None
+
+
+def test_slurmd_s_own_folder_is_known_by_the_node_s_name():
+    assert expected_of("gpu-1", "SlurmdSpoolDir=/scratch/%n/spool\nNodeName=gpu-1\n").spool == "/scratch/gpu-1/spool"
+    assert expected_of("gpu-1", "NodeName=gpu-1\n").spool == "/var/spool/slurmd"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dalsegno.hostlist import HostlistError, expand
 
@@ -24,6 +24,7 @@ class Expected:
     slurmd: tuple[str, int] | None = None  # where it answers
     munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
     controllers: tuple[str, ...] = ()
+    spool: str = "/var/spool/slurmd"  # where slurmd keeps what it must not lose
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:
@@ -36,6 +37,7 @@ def expected_of(node: str, slurm_conf: str) -> Expected:
         node,
         munge=(socket[1] if socket else "") if munge else None,
         controllers=tuple(re.sub(r"\(.*", "", pairs["slurmctldhost"]) for pairs in lines if "slurmctldhost" in pairs),
+        spool=re.sub("%[nh]", node, everyone.get("slurmdspooldir", Expected.spool)),
     )
     default_port = everyone.get("slurmdport", "6818")
     defaults: dict[str, str] = {}
@@ -73,15 +75,13 @@ def _with_node(common: Expected, pairs: dict[str, str], at: int, default_port: s
     gpus, gpu_type = _gpus(pairs.get("gres", ""))
     address = _nth(pairs.get("nodeaddr") or pairs.get("nodehostname") or common.node, at)
     port = _nth(pairs.get("port") or default_port, at)
-    return Expected(
-        common.node,
+    return replace(
+        common,
         named=True,
         gpus=gpus,
         gpu_type=gpu_type,
         memory_mib=int(pairs["realmemory"]) if pairs.get("realmemory", "").isdigit() else None,
         slurmd=(address, int(port)) if port.isdigit() else None,
-        munge=common.munge,
-        controllers=common.controllers,
     )
 
 

@@ -16,7 +16,25 @@ from dalsegno.system.apart import NoAnswer
 NOBODY_KEEPS_S = 16.0  # the kernel's word for a clock that no daemon looks after
 # Named one by one: a dead file server would hold whoever asks for all, and images that are mounted are always full.
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "bcachefs")
-DF = ("df", "--output=target,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
+DF = ("df", "--output=target,fstype,pcent,ipcent", *(word for kind in _LOCAL for word in ("-t", kind)))
+
+
+# What lies in memory belongs to a job, or to whoever mounted it, but for these, which the system itself needs.
+_IN_MEMORY = ("/", "/run", "/tmp", "/var", "/var/tmp", "/var/log", "/var/spool")
+
+
+@dataclass(frozen=True)
+class Disks:
+    df: str
+    spool: str  # slurmd's
+
+    def column(self, number: int) -> list[tuple[str, int]]:
+        """Mounts with a share; `-` where a file system has no inodes to count."""
+        rows = [line.rsplit(None, 3) for line in self.df.splitlines()[1:] if line.strip()]
+        if not rows:
+            raise ValueError("df shows no file system")
+        needed = [row for row in rows if row[1] != "tmpfs" or row[0] in (*_IN_MEMORY, self.spool)]
+        return [(row[0], int(row[number].rstrip("%"))) for row in needed if row[number] != "-"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +54,8 @@ class Clock:
 # Questions --------------------------------------------------------------------------------------------------------
 
 
-def ask_disks(world: World) -> str:
-    return world.run(DF).stdout
+def ask_disks(world: World) -> Disks:
+    return Disks(world.run(DF).stdout, world.expected.spool)
 
 
 def ask_memory(world: World) -> Memory:
@@ -70,30 +88,22 @@ def ask_nvme(world: World) -> dict[str, str]:
 # Judges -------------------------------------------------------------------------------------------------------------
 
 
-def judge_disk(df: str, *, warn_percent: float = 85, fail_percent: float = 95) -> Result:
-    mount, used = max(_column(df, 1), key=lambda each: each[1])
+def judge_disk(disks: Disks, *, warn_percent: float = 85, fail_percent: float = 95) -> Result:
+    mount, used = max(disks.column(2), key=lambda each: each[1])
     text = f"{mount} is {used} % full"
     if used >= fail_percent:
         return failed(text, Remedy.DRAIN)
     return warned(text) if used >= warn_percent else passed(f"the fullest disk, {mount}, is {used} % full")
 
 
-def judge_inodes(df: str, *, fail_percent: float = 95) -> Result:
-    counted = _column(df, 2)
+def judge_inodes(disks: Disks, *, fail_percent: float = 95) -> Result:
+    counted = disks.column(3)
     if not counted:
         return passed("no file system here runs out of inodes")
     mount, used = max(counted, key=lambda each: each[1])
     if used >= fail_percent:
         return failed(f"{mount} has used {used} % of its inodes", Remedy.DRAIN)
     return passed(f"at most {used} % of inodes are used")
-
-
-def _column(df: str, number: int) -> list[tuple[str, int]]:
-    """Mounts with a share from `df`; `-` where a file system has no inodes to count."""
-    rows = [line.rsplit(None, 2) for line in df.splitlines()[1:] if line.strip()]
-    if not rows:
-        raise ValueError("df shows no file system")
-    return [(row[0], int(row[number].rstrip("%"))) for row in rows if row[number] != "-"]
 
 
 def judge_memory(memory: Memory, *, warn_share: float = 0.9, fail_share: float = 0.5) -> Result:
