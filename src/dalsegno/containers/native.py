@@ -20,7 +20,18 @@ NO_CONTAINER = 125  # what a task ends with that cannot enter its container: `en
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
 PARTS = {
-    PLUGIN: ("-fPIC", "-shared", "spank.c", "start.c", "later.c", "enter.c", "owners.c", "resume.c", "options.c"),
+    PLUGIN: (
+        "-fPIC",
+        "-shared",
+        "spank.c",
+        "start.c",
+        "later.c",
+        "enter.c",
+        "owners.c",
+        "resume.c",
+        "options.c",
+        "message.c",
+    ),
     HELPER: (
         "-fPIE",
         "-pie",
@@ -33,6 +44,7 @@ PARTS = {
         "places.c",
         "spaces.c",
         "options.c",
+        "message.c",
     ),
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")

@@ -18,13 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "build.h"
 #include "kernel.h"
+#include "message.h"
 
 #define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
 
@@ -34,33 +34,8 @@ bool privileged;
 /* ---- answers */
 
 void send_answer(int to, const char *text, const int *fds, int count) {
-    char space[CMSG_SPACE(sizeof(int) * 4)] = {0};
-    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text) + 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (count > 0) {
-        message.msg_control = space;
-        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
-        rights->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
-        memcpy(CMSG_DATA(rights), fds, sizeof(int) * (size_t)count);
-    }
-    if (sendmsg(to, &message, MSG_NOSIGNAL) < 0)
+    if (!send_message(to, text, fds, count))
         _exit(1);
-}
-
-int receive_answer(int from, char *text, size_t size, int *fds, int count) {
-    char space[CMSG_SPACE(sizeof(int) * 4)];
-    struct iovec part = {.iov_base = text, .iov_len = size - 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
-    ssize_t got = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
-    if (got <= 0)
-        return -1;
-    text[got] = '\0';
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    int sent = rights && rights->cmsg_type == SCM_RIGHTS ? (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int)) : 0;
-    memcpy(fds, rights ? CMSG_DATA(rights) : (void *)space, sizeof(int) * (size_t)(sent < count ? sent : count));
-    return sent;
 }
 
 _Noreturn void fail(const char *format, ...) {

@@ -37,7 +37,6 @@ void become_user(void);
 void write_text(int folder, const char *path, const char *text);
 int run_program(const char *const argv[], int folder);
 void send_answer(int to, const char *text, const int *fds, int count);
-int receive_answer(int from, char *text, size_t size, int *fds, int count);
 
 /* import.c: an image that is a name becomes one that is a path */
 void import_image(void);

@@ -15,6 +15,7 @@
 
 #include "build.h"
 #include "kernel.h"
+#include "message.h"
 
 static const char *const squashfuse[] = {"/usr/bin/squashfuse_ll", "/usr/local/bin/squashfuse_ll"};
 
@@ -116,7 +117,7 @@ static bool start_fuse_server(struct image *image) {
     char text[8], file[64], device[64];
     int fuse;
     close(pair[0]);
-    if (receive_answer(pair[1], text, sizeof text, &fuse, 1) != 1)
+    if (receive_message(pair[1], text, sizeof text, &fuse, 1) != 1)
         _exit(1);
     int null = open("/dev/null", O_RDWR);
     for (int stream = 0; stream < 3; stream++)

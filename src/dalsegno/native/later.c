@@ -15,6 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "message.h"
+
 enum { SLOW_MS = 2000, KILLED_MS = 1000 };
 
 static struct {
@@ -26,21 +28,6 @@ static struct {
     struct container *container;
 } later = {.tasks = {-1, -1}};
 
-static bool send_copy(const char *text, int *fds, int count) {
-    char space[CMSG_SPACE(sizeof(int) * 3)] = {0};
-    struct iovec part = {.iov_base = (void *)text, .iov_len = strlen(text)};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (count > 0) {
-        message.msg_control = space;
-        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
-        struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-        rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
-        rights->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
-        memcpy(CMSG_DATA(rights), fds, sizeof(int) * (size_t)count);
-    }
-    return sendmsg(later.tasks[1], &message, MSG_NOSIGNAL) >= 0;
-}
-
 /* One message for each task: whoever reads, takes one whole. */
 static void *hand_on(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
@@ -51,7 +38,7 @@ static void *hand_on(void *nothing) {
     keep_detached();
     if (count < 0) /* who killed the helper, is about to kill the tasks: they shall not end of an error before */
         poll(&(struct pollfd){.fd = later.tasks[1]}, 1, KILLED_MS);
-    for (uint32_t i = 0; i < later.task_count && send_copy(text, fds, count); i++)
+    for (uint32_t i = 0; i < later.task_count && send_message(later.tasks[1], text, fds, count); i++)
         ;
     return nothing;
 }

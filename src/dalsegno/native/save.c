@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "build.h"
+#include "message.h"
 
 enum { WORDS_MAX = 512 };
 
@@ -40,7 +41,7 @@ static int root_of(int user, int mounts, int list) {
     if (child == 0)
         look_from_inside(user, mounts, list, pair[1]);
     close(pair[1]);
-    if (receive_answer(pair[0], text, sizeof text, &root, 1) != 1)
+    if (receive_message(pair[0], text, sizeof text, &root, 1) != 1)
         fail("--container-save: the container cannot be entered");
     waitpid(child, NULL, 0);
     return root;

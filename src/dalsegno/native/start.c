@@ -18,6 +18,7 @@
 
 #include "descriptors.h"
 #include "later.h"
+#include "message.h"
 
 enum { WORDS_MAX = 64 };
 
@@ -165,24 +166,10 @@ struct helper begin_helper(const char *path, char *const words[], int user, int 
 }
 
 int take_message(int from, char *text, size_t size, int *fds, int count) {
-    char space[CMSG_SPACE(sizeof(int) * 4)];
-    struct iovec part = {.iov_base = text, .iov_len = size - 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
-    int sent = 0;
-    ssize_t got;
-    while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
-        ;
-    if (got <= 0) {
+    int came = receive_message(from, text, size, fds, count);
+    if (came < 0)
         snprintf(text, size, "!the container's helper did not answer");
-        return -1;
-    }
-    text[got] = '\0';
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    if (rights && rights->cmsg_type == SCM_RIGHTS) {
-        sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        memcpy(fds, CMSG_DATA(rights), sizeof(int) * (size_t)(sent < count ? sent : count));
-    }
-    return sent < count ? sent : count;
+    return came;
 }
 
 void end_helper(struct helper *helper) {

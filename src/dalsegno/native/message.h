@@ -1,0 +1,13 @@
+/* A line of text with descriptors beside it, on a socket that keeps messages apart (SOCK_SEQPACKET). */
+#ifndef DALSEGNO_MESSAGE_H
+#define DALSEGNO_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { DESCRIPTORS_MAX = 4 };
+
+bool send_message(int to, const char *text, const int *fds, int count);
+int receive_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors; -1: nobody is there */
+
+#endif
