@@ -121,6 +121,18 @@ def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_agai
     assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
 
 
+def test_an_agent_that_was_cut_off_does_not_take_part_again_where_slurm_has_set_its_node_down_since(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    """The controller mends that node next, whoever is on it."""
+    staff, slurm, boss = staffed
+    staff.agent_lost("n1", silent=True)
+    assert not looks(staff, slurm, boss, DOWN)
+    assert not staff.agent_came("n1", again=True) and "n1" in staff.silent
+    assert staff.agent_came("n1", again=False), "a new one was started there since: Slurm has it back"
+    assert looks(staff, slurm, boss, IDLE) and staff.agent_came("n1", again=True)
+
+
 def test_a_run_leaves_its_nodes_for_its_own_job_alone(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     """An agent that was cut off is ended by Slurm when it is back: that is no word about the others."""
     staff, slurm, boss = staffed
@@ -172,5 +184,5 @@ def test_an_image_that_one_node_lacks_is_that_nodes_fault(staffed: tuple[SlurmSt
 
 def test_an_image_that_was_had_before_is_not_to_blame(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     staff, _, boss = staffed
-    staff.agent_came("n1")
+    staff.agent_came("n1", again=False)
     assert len(tried_too_often(staff, boss, "n1", "n2").noted) == 2 and boss.ends == []

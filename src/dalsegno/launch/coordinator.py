@@ -116,7 +116,9 @@ class Coordinator:
             self.memory.used.discard(peer.name)
             peer.send({"finish": self.end.code})
             return
-        self.staff.agent_came(peer.name)
+        if not self.staff.agent_came(peer.name, again=bool(peer.hello.generation) and peer.name not in self.run.ready):
+            self.go_on_without(peer.name, "it was lost, and Slurm has set it down")
+            return
         keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
         self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
         peer.send({"setup": self.site.setup()})

@@ -226,9 +226,14 @@ class SlurmStaff:
     def _not_to_join(self) -> set[str]:
         return {*self._suspects, *self._there(self.boss.present)}
 
-    def agent_came(self, node: str) -> None:
+    def agent_came(self, node: str, again: bool) -> bool:
+        """Not where Slurm has taken its node from the job since: that is mended now, or another's."""
         self._some_came = True
+        if again and node in self._down:
+            self.leave_to_be_mended(node)
+            return False
         self.silent.pop(node, None)
+        return True
 
     def agent_ready(self, node: str) -> None:
         self._tries.forget(node)

@@ -100,7 +100,9 @@ class Staff(Protocol):
         """Slurm has it out of service, and it is no use to the run: not taken again before it is in service again."""
         ...
 
-    def agent_came(self, node: str) -> None: ...
+    def agent_came(self, node: str, again: bool) -> bool:
+        """Whether it may take part. Again: it has served before, and was given up since."""
+        ...
 
     def agent_ready(self, node: str) -> None: ...
 
@@ -172,7 +174,8 @@ class NoStaff:
     def leave_to_be_mended(self, node: str) -> None:
         self.excluded.append(node)
 
-    def agent_came(self, node: str) -> None: ...
+    def agent_came(self, node: str, again: bool) -> bool:
+        return True
 
     def agent_ready(self, node: str) -> None: ...
 
