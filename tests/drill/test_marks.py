@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dalsegno.drill.marks import marks_of_controller, marks_of_run, troubles_of
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark
+from dalsegno.recovery.held import LEFT
 
 
 def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
@@ -40,7 +41,7 @@ def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_d
 
 def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_note():
     events = [
-        {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": "slurmd: no slurmd runs; stays in service: 4 nodes"},
+        {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": f"slurmd: no slurmd runs{LEFT}4 nodes"},
         {"id": 2, "at": 2.0, "node": "n1", "kind": "note", "text": "job 5 is over"},
         {"id": 3, "at": 3.0, "node": "n1", "kind": "note", "text": "what was excused is over"},
         {"id": 4, "at": 4.0, "node": "n1", "kind": "note", "text": "paused; would return it"},

@@ -15,7 +15,7 @@ def test_at_most_a_quarter_of_a_partition_is_out_at_a_time(clinic_of: MakeClinic
     clinic.settle()
     out = [name for name in clinic.cluster.nodes if clinic.effects(name)]
     assert len(out) == 2
-    assert "stays in service: 2 of 8 nodes of train are out already" in clinic.told("n8")[0]
+    assert "left as it is: 2 of 8 nodes of train are out already" in clinic.told("n8")[0]
 
 
 def test_at_most_four_nodes_of_a_partition_are_taken_in_an_hour(clinic_of: MakeClinic):
@@ -56,7 +56,7 @@ def test_observing_it_does_not_say_that_nodes_are_out_when_they_only_would_be(cl
     clinic.rounds(20)
     assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
     (told,) = clinic.told("n3")
-    assert told.endswith("; stays in service: 1 of 4 nodes of train would be out already")
+    assert told.endswith("; left as it is: 1 of 4 nodes of train would be out already")
     assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [Held.NO, *[Held.OBSERVING] * 2]
 
 

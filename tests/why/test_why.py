@@ -180,7 +180,7 @@ def test_a_node_for_which_nothing_is_done_while_paused_says_how_to_go_on():
 
 
 def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
-    spent = "gpu-count 7 of 8 GPUs; stays in service: 4 nodes were taken out; `dalsegno automation resume` allows more"
+    spent = "gpu-count 7 of 8 GPUs; left as it is: 4 nodes were taken out; `dalsegno automation resume` allows more"
     assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.HOUR)) == Verdict(
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )

@@ -46,4 +46,4 @@ def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[Mark]:
 
 def _tells_of_a_fault(kind: str, text: str) -> bool:
     """Of a node that is suspected already, and that the budget holds back, the next fault is but a note."""
-    return (kind == "turn" and text.startswith("suspected")) or (kind == "note" and "; stays in service: " in text)
+    return (kind == "turn" and text.startswith("suspected")) or (kind == "note" and "; left as it is: " in text)

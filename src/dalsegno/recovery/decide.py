@@ -11,7 +11,7 @@ from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
 from dalsegno.recovery.budget import Outs, restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
-from dalsegno.recovery.held import Held
+from dalsegno.recovery.held import LEFT, Held
 from dalsegno.recovery.job_care import care_for_jobs
 from dalsegno.recovery.judge import NONE, Quick, find_suspicion, is_over, is_steady, quick_failures, standing
 from dalsegno.recovery.phase import Phase
@@ -153,7 +153,7 @@ def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Actio
 
 def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
     if refusal := this.outs.refusal(node):
-        return _say(own, f"{fault.words}; stays in service: {refusal.why}", fault, refusal.held)
+        return _say(own, f"{fault.words}{LEFT}{refusal.why}", fault, refusal.held)
     this.outs.take(node)
     if fault.gone:
         return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)), node.held)
