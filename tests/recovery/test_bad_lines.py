@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Finding, Report, Result, passed, warned
+from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.judge import STEADY_S, find_fault, find_suspicion
+from dalsegno.recovery.judge import find_fault, find_suspicion, is_told
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import NodeInfo, NodeState
-from tests.recovery.clinic import STEP_S, MakeClinic
+from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 
 SEEN = NodeBook("n2", seen=True, last_boot="boot-1")
 
@@ -26,9 +27,60 @@ def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: M
         node.quiet = False
         clinic.rounds(3)
     assert clinic.told("n2") == ["suspected: its agent is silent"]
-    clinic.rounds(int(STEADY_S / STEP_S))
+    clinic.rounds(int(clinic.policy.steady_s[0] / STEP_S))
     assert clinic.phase("n2") is Phase.IN_SERVICE
     assert clinic.told("n2")[1:] == ["in service: nothing is wrong with it any more"]
+
+
+def silences(clinic: Clinic, count: int, well_s: float) -> None:
+    """It falls silent so often, and is well for so long in between."""
+    for _ in range(count):
+        clinic.cluster.nodes["n2"].quiet = True
+        clinic.rounds(2)
+        clinic.cluster.nodes["n2"].quiet = False
+        clinic.rounds(int(well_s / STEP_S))
+
+
+def test_the_oftener_a_node_relapses_the_longer_it_must_be_well_before_that_is_said(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    silences(clinic, 100, well_s=12)  # more than twenty minutes on a bad line
+    assert clinic.told("n2") == [
+        "suspected: its agent is silent",
+        "in service: nothing is wrong with it any more",
+        "suspected: its agent is silent",
+    ]
+    clinic.rounds(int(clinic.policy.steady_s[1] / STEP_S))
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+    for steady_s in (*clinic.policy.steady_s[2:], clinic.policy.steady_s[-1]):
+        silences(clinic, 1, well_s=steady_s - 2 * STEP_S)
+        assert clinic.phase("n2") is Phase.SUSPECTED, f"not before {steady_s} s"
+        clinic.rounds(5)
+        assert clinic.phase("n2") is Phase.IN_SERVICE, f"after {steady_s} s"
+
+
+def test_a_node_that_was_well_for_long_starts_with_a_clean_slate(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    silences(clinic, 2, well_s=clinic.policy.steady_s[1] + 5)
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+    clinic.wait(clinic.policy.relapse_s)
+    silences(clinic, 1, well_s=clinic.policy.steady_s[0] + 2)
+    assert clinic.phase("n2") is Phase.IN_SERVICE
+
+
+def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    silences(clinic, 5, well_s=8)
+    assert clinic.phase("n2") is Phase.SUSPECTED
+    clinic.cluster.power_off("n2")
+    assert any(isinstance(action, SetDown) for action in clinic.round())
+
+
+def test_how_many_packets_were_lost_this_time_is_no_news():
+    told = NodeBook("n2", said="its agent is silent; before that, 16 of 47 sent again")
+    assert is_told("its agent is silent; before that, 20 of 50 sent again", told)
+    assert is_told("its agent is silent", told)
+    assert not is_told("its agent is dead; before that, 20 of 50 sent again", told)
+    assert not is_told("its agent is silent; before that, x", NodeBook("n2", said="its agent is silent")), "it is why"
 
 
 @pytest.mark.parametrize(

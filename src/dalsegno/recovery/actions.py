@@ -180,6 +180,7 @@ class Turn(Action):
     failed: bool = False  # what was tried last has not helped
     boot: str = ""  # a later one may have mended it
     held_back: Held = Held.NO
+    relapses: int = 0  # how often it was suspected in a row
     touches: ClassVar[bool] = False
 
     @property

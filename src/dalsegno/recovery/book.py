@@ -57,6 +57,7 @@ class NodeBook:
     said: str = ""  # so that it is said once
     held_back: Held = Held.NO  # why that is all
     excuses: tuple[str, ...] = ()  # keys of faults that someone has decided to live with, until all of it is over
+    relapses: int = 0  # suspicions in a row, without a long time in service in between
     failures: int = 0  # of actions, in a row
     retry_at: float = 0.0
     held: tuple[int, ...] = ()  # jobs that it had when it was taken out

@@ -154,9 +154,11 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
         marks.append(Mark(REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (Phase.IN_SERVICE, Phase.SPARE):
-        return book.with_node(replace(fresh(old, action.to, now), excuses=action.excuses), *marks)
+        well = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
+        return book.with_node(well, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
-    told = replace(new, said=action.why, held_back=action.held_back, boot=action.boot or old.boot)
+    boot, relapses = action.boot or old.boot, action.relapses or old.relapses
+    told = replace(new, said=action.why, held_back=action.held_back, boot=boot, relapses=relapses)
     return book.with_node(told, *marks)
 
 

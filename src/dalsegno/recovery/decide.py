@@ -13,7 +13,17 @@ from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
 from dalsegno.recovery.held import LEFT, Held
 from dalsegno.recovery.job_care import care_for_jobs
-from dalsegno.recovery.judge import NONE, Quick, find_suspicion, is_over, is_steady, quick_failures, standing
+from dalsegno.recovery.judge import (
+    NONE,
+    Quick,
+    count_relapse,
+    find_suspicion,
+    is_over,
+    is_steady,
+    is_told,
+    quick_failures,
+    standing,
+)
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
@@ -126,13 +136,15 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if whose is Owner.SLURM and node.connected:
         return _take_over(this, node, own)
     if suspicion := find_suspicion(node, own, this.policy, quick):
+        if is_told(suspicion, own):
+            return None
         if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
             return _say(own, suspicion)
-        return Turn(node.name, Phase.SUSPECTED, suspicion) if own.said != suspicion else None
-    if own.phase is Phase.SUSPECTED and is_steady(node, this.now):
+        return Turn(node.name, Phase.SUSPECTED, suspicion, relapses=count_relapse(own, this.policy, this.now))
+    if own.phase is Phase.SUSPECTED and is_steady(node, own, this.policy, this.now):
         why = "nothing is wrong with it any more"
         why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
-        return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses)
+        return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
     return None
 
 

@@ -11,11 +11,12 @@ from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import NodeFacts, is_plain
 from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm import JobInfo, JobState
 
-STEADY_S = 5.0
 NETWORK = "network"  # the check of that name
+BEFORE = "; before that, "
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
@@ -82,16 +83,31 @@ def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick 
     return f"{quick.words}, all of one user's" if quick.count >= policy.quick_failures else ""
 
 
-def is_steady(node: NodeFacts, now: float) -> bool:
-    """Not only just heard again: on a line that loses packets agents fall silent every few seconds."""
-    return not node.connected or now - node.agent.since >= STEADY_S
+def is_told(suspicion: str, own: NodeBook) -> bool:
+    """How many packets were lost this time is no news."""
+    kind, known = suspicion.partition(BEFORE), own.said.partition(BEFORE)
+    return suspicion == own.said or (kind[0] == known[0] and bool(known[1]))
+
+
+def count_relapse(own: NodeBook, policy: Policy, now: float) -> int:
+    """Which suspicion in a row this is, for a node of which something is odd now."""
+    if own.phase is not Phase.IN_SERVICE:
+        return own.relapses
+    return own.relapses + 1 if own.relapses and now - own.entered < policy.relapse_s else 1
+
+
+def is_steady(node: NodeFacts, own: NodeBook, policy: Policy, now: float) -> bool:
+    """Not only just heard again: on a line that loses packets agents fall silent every few seconds. The oftener it has
+    relapsed, the longer it must be well."""
+    steady_s = policy.steady_s[min(max(own.relapses, 1), len(policy.steady_s)) - 1]
+    return not node.connected or now - node.agent.since >= steady_s
 
 
 def _line(node: NodeFacts) -> str:
     """What its last report said of the network: that, and not why, which may be the other end's doing."""
     findings = node.agent.report.findings if node.agent.report else ()
     bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
-    return "".join(f"; before that, {result.text}" for result in bad)
+    return "".join(f"{BEFORE}{result.text}" for result in bad)
 
 
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, Quick]:

@@ -39,6 +39,8 @@ class Policy:
     removal_s: float = 600.0  # for Slurm to take a node out of its jobs
     person_s: float = 600.0  # for what only a person can mend to be mended, before we say so
     burn_in_s: float = 86400.0  # a spare is validated again so often
+    steady_s: tuple[float, ...] = (5.0, 20.0, 80.0, 300.0)  # well again so long, at the first suspicion, the second ...
+    relapse_s: float = 600.0  # ... if it was in service for less than this in between
     retry_s: float = 2.0  # after an action that failed; doubled each time
     capacity_s: float = 600.0  # after a replacement that was refused
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job goes on on such a node
