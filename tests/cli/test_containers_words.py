@@ -40,7 +40,7 @@ def test_what_is_done_to_a_host_in_two_steps_is_one_entry_of_json():
 def test_hosts_that_the_files_did_not_come_to_are_told_what_becomes_of_them():
     silent, asleep = absent(["n1", "n2"], ["n3"], "/p/b1")
     assert silent.startswith("n[1-2] could not be asked: ") and "no job starts there until" in silent
-    assert "run the same again when it answers" in silent and "state=drain" in silent
+    assert "run the same again when it answers" in silent and "nodename=n[1-2] state=drain" in silent
     assert asleep.startswith("n3 is powered down: ") and "have /p/b1 in what it boots from" in asleep
     assert absent([], [], "/p/b1") == []
 

@@ -75,10 +75,13 @@ def check(
         hosts = _ask(site) if done else hosts
     found = judge(hosts, site.own)
     if json_:
-        out.as_json(containers_words.as_json(site.asleep, hosts, found, done, planned))
+        out.as_json(
+            containers_words.as_json(site.asleep, hosts, found, done, [each for them in planned for each in them])
+        )
     else:
         _show(site, hosts, found)
-        _show_plan(planned)
+        for together in planned:
+            _show_plan(together)
         if planned:
             out.talk("\nthat is all of it if each step helps; what shows only then is decided then")
         if found and not repair and not dry_run:
@@ -188,7 +191,7 @@ class _Plan(_Hands):
     """The same, imagined: hosts answer what they would if all that was done helped."""
 
     hosts: list[HostFacts] = field(default_factory=list)
-    planned: list[Repair] = field(default_factory=list)
+    planned: list[Sequence[Repair]] = field(default_factory=list)  # what is done at once, one after the other
 
     def ask(self) -> list[HostFacts]:
         return list(self.hosts)
@@ -197,7 +200,7 @@ class _Plan(_Hands):
         from dalsegno.containers.plugstack.imagined import imagine
 
         self.tell_of_absent(hosts, repairs)
-        self.planned.extend(repairs)
+        self.planned.append(repairs)
         self.hosts[:] = imagine(self.hosts, repairs)
         return list(repairs)
 
@@ -205,11 +208,11 @@ class _Plan(_Hands):
         from dalsegno.containers.plugstack import Repair
         from dalsegno.containers.plugstack.imagined import imagine_handed_out
 
-        self.planned.append(Repair(self.site.logins[0], hand_out=True))
+        self.planned.append([Repair(self.site.logins[0], hand_out=True)])
         self.hosts[:] = imagine_handed_out(self.hosts)
 
 
-def _plan(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Repair]:
+def _plan(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Sequence[Repair]]:
     """All that `--repair` would do, in its order."""
     from dalsegno.containers.plugstack.rounds import mend_in_rounds
 

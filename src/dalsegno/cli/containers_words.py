@@ -60,7 +60,8 @@ def _of_each(repairs: Sequence[Repair]) -> dict[str, list[str]]:
 def absent(silent: Sequence[str], asleep: Sequence[str], install: str) -> list[str]:
     """What becomes of hosts that our plugin could not be brought to, when others get its line; and what to do."""
     told = "where it reads a plugstack.conf that others read too, no job starts there until it has our plugin"
-    again = "run the same again when it answers, and let no job go there before (`scontrol update state=drain`)"
+    drain = f"`scontrol update nodename={compress(silent)} state=drain reason=plugin`"
+    again = f"run the same again when it answers, and let no job go there before: {drain}"
     image = f"have {install} in what it boots from, or wake it and run the same again before a job goes there"
     return [
         *([f"{compress(silent)} could not be asked: {told}; {again}"] if silent else []),
