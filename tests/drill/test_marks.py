@@ -43,7 +43,7 @@ def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_
     events = [
         {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": f"slurmd: no slurmd runs{LEFT}4 nodes"},
         {"id": 2, "at": 2.0, "node": "n1", "kind": "note", "text": "job 5 is over"},
-        {"id": 3, "at": 3.0, "node": "n1", "kind": "note", "text": "what was excused is over"},
+        {"id": 3, "at": 3.0, "node": "n1", "kind": "note", "text": "what was wrong with it is over"},
         {"id": 4, "at": 4.0, "node": "n1", "kind": "note", "text": "paused; would return it"},
     ]
     assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note", "note", "note"]

@@ -66,7 +66,7 @@ def test_all_that_is_wrong_when_someone_returns_a_node_is_left_to_them(clinic_of
     assert clinic.effects("n2") == ["drain"], "a controller that was started again knows it too"
     machine.cured_by = None
     clinic.rounds(2)
-    assert clinic.told("n2")[-1] == "what was excused is over"
+    assert clinic.told("n2")[-1] == "in service: what was wrong with it is over"
     clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="hot")
     clinic.round()
     assert clinic.effects("n2") == ["drain", "drain"], "once more is another matter"

@@ -171,6 +171,14 @@ def test_what_it_is_out_for_by_now_is_the_controller_s_to_say_and_how_to_see_whe
     )
 
 
+def test_a_node_that_somebody_returned_in_spite_of_its_fault_says_so():
+    care = read_care({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
+    assert explain_node(node(), care) == Verdict(
+        "gpu-3 is in service in spite of gpu-temperature: that is left to whoever has returned it",
+        "dalsegno health --node gpu-3",
+    )
+
+
 def test_a_node_for_which_nothing_is_done_while_paused_says_how_to_go_on():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
     ahead = {"how": "reboot", "why": "", "held_back": "paused"}

@@ -88,8 +88,13 @@ def _by_name(node: dict[str, Any]) -> tuple[str, int]:
     return stem, int(node["node"][len(stem) :] or 0)
 
 
+def _excused(node: dict[str, Any]) -> str:
+    excused = ", ".join(node.get("excused", ()))
+    return f"{excused}: left to whoever has returned it" if excused else ""
+
+
 def _row(node: dict[str, Any]) -> list[str]:
-    reason = node["reason"] or node["note"]
+    reason = node["reason"] or _excused(node) or node["note"]
     return [node["node"], node["phase"], when(node["since"]), when(node["validated_at"]), reason]
 
 

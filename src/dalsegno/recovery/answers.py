@@ -136,6 +136,7 @@ def tell_node(own: NodeBook) -> Message:
         "tried": [step.value for step in own.steps],
         "note": own.said,
         "held_back": own.held_back.value,
+        "excused": list(own.excuses),
         "validated_at": own.validated_at or None,
         "boot": own.last_boot,
     }

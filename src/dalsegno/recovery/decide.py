@@ -128,7 +128,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     quick = this.quick.get(node.name, NONE)
     faults = standing(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults):
-        return Note(node.name, "what was excused is over", excuses=())
+        return _forget_excuses(own)
     if whose is Owner.SOMEONE:
         return _leave_to_them(node, own, faults)
     if fault := heaviest(each for each in faults if each.key not in own.excuses):
@@ -146,6 +146,13 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
         why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
         return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
     return None
+
+
+def _forget_excuses(own: NodeBook) -> Action:
+    why = "what was wrong with it is over"
+    if own.phase is Phase.IN_SERVICE:
+        return Turn(own.node, Phase.IN_SERVICE, why)
+    return Note(own.node, why, excuses=())
 
 
 def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Action | None:

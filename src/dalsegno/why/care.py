@@ -28,6 +28,7 @@ class Care:
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
     slurm_users: frozenset[str] = SLURM_USERS
+    excused: tuple[str, ...] = ()  # what is wrong with it and left to whoever has returned it
     fault: Fault | None = None  # for which it is out now; Slurm's reason tells what it was taken out for
 
 
@@ -44,6 +45,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
         tuple(_moments(told)),
         _failing(told),
         slurm_users_of(told),
+        tuple(map(str, own.get("excused", ()))),
         read_reason(str(own.get("reason", ""))),
     )
 

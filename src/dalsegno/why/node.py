@@ -58,6 +58,10 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
         )
     if node.draining:
         return _drained_by_others(node, care)
+    if care.excused and node.in_service:
+        wrong = ", ".join(care.excused)
+        text = f"{node.name} is in service in spite of {wrong}: that is left to whoever has returned it"
+        return Verdict(text, f"dalsegno health --node {node.name}")
     return _by_state(node)
 
 
