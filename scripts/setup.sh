@@ -222,9 +222,14 @@ lock() { # lock FD: waits its turn; the lock ends with the process that holds it
 }
 
 quietly() { # runs a command; shows the end of what it said only if it failed
-    local said rc=0
-    said=$("$@" 2>&1 </dev/null) || rc=$?
-    [ $rc -eq 0 ] || tail -n 20 <<<"$said" >&2
+    # Into a file without a name: what the command leaves running keeps nobody waiting, and nothing is left behind.
+    local file said rc=0
+    file=$(mktemp) || { "$@" </dev/null; return; }
+    exec {said}<>"$file"
+    rm -f -- "$file"
+    "$@" >&"$said" 2>&1 </dev/null {said}>&- || rc=$?
+    [ $rc -eq 0 ] || tail -n 20 "/dev/fd/$said" >&2
+    exec {said}>&-
     return $rc
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Gpu, Remedy
+from dalsegno.recovery.actions import Validate
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.power import look_at_power
@@ -30,6 +31,15 @@ def test_a_node_that_is_gone_is_set_down_replaced_and_returned(clinic_of: MakeCl
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2") == ["down", "evidence", "replace", "validate", "resume"]
+
+
+def test_nodes_that_come_back_do_not_all_prove_themselves_with_the_same_one(clinic_of: MakeClinic):
+    clinic = clinic_of(per_hour=100)
+    for node in ("n1", "n2", "n3", "n4"):
+        clinic.cluster.break_gpu(node, Remedy.REBOOT)
+        clinic.settle()
+    asked = {action.node: action.partner for action in clinic.done if isinstance(action, Validate)}
+    assert len(set(asked.values())) > 2 and all(node != partner for node, partner in asked.items()), asked
 
 
 def test_a_live_node_keeps_its_jobs_until_they_end(clinic_of: MakeClinic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
@@ -188,14 +189,16 @@ def _validate(case: Case) -> Validate:
 
 
 def _partner(case: Case) -> str:
-    """A good node of the same kind that has nothing to do."""
-    for other in (case.facts.nodes or {}).values():
-        shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
-        known = case.book.of(other.name).phase in (Phase.IN_SERVICE, Phase.SPARE)
-        idle = other.connected and not other.busy and not found(other, case.policy)
-        if other.name != case.name and shares and known and idle:
-            return other.name
-    return ""
+    """A good node of the same kind that has nothing to do; not the same for all, when many come back at once."""
+    good = [other.name for other in (case.facts.nodes or {}).values() if _may_be_partner(case, other)]
+    return good[crc32(case.name.encode()) % len(good)] if good else ""
+
+
+def _may_be_partner(case: Case, other: NodeFacts) -> bool:
+    shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
+    known = case.book.of(other.name).phase in (Phase.IN_SERVICE, Phase.SPARE)
+    idle = other.connected and not other.busy and not found(other, case.policy)
+    return other.name != case.name and bool(shares) and known and idle
 
 
 def _validating(case: Case) -> Action | None:
