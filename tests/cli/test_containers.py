@@ -11,6 +11,7 @@ from pathlib import Path
 from dalsegno.cli.containers_site import others
 from dalsegno.slurm import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
+from tests.waiting import PATIENCE_S
 
 FILE = """
 name: far
@@ -65,7 +66,7 @@ def test_a_node_from_which_the_others_are_asked_is_counted_once():
 
 def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
     told = subprocess.run(
-        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True, timeout=20,
+        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True, timeout=PATIENCE_S,
         check=False,
     )  # fmt: skip
     assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
@@ -81,7 +82,7 @@ def test_slurm_without_a_slurm_conf_is_told_as_it_is(tmp_path: Path):
         (tmp_path / "bin" / name).chmod(0o755)
     here = {**env(tmp_path / "home"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     here.pop("SLURM_CONF", None)
-    told = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=20, check=False)
+    told = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert told.returncode == 1 and "error: Slurm's commands are here, but no slurm.conf" in told.stderr
     assert "SLURM_CONF names it" in told.stderr and "containers check FILE" in told.stderr
 

@@ -70,7 +70,7 @@ class Contained:
     image: Path
     user: str = ""
 
-    def sh(self, script: str, *args: str, timeout_s: float = 30) -> Answer:
+    def sh(self, script: str, *args: str, timeout_s: float = 120) -> Answer:
         """A script as by `dalsegno shell`, many times, without its start; $I is the option that names the image."""
         words = ["sh", "-c", f"I=--container-image={self.image}\n{script}", "sh", *args]
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
@@ -85,7 +85,7 @@ class Contained:
         """A command of root's on one of the hosts."""
         target = LocalTarget(self.cli.home / "clusters/one", self.cli.home / "cache")
         argv, env = target.shell(words, self.cli.env, "/", host, None)
-        subprocess.run(argv, env=env, check=True, timeout=30)
+        subprocess.run(argv, env=env, check=True, timeout=120)
 
     def lines(self, script: str) -> list[str]:
         answer = self.sh(script)
@@ -344,7 +344,7 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
 
 def slow(path: str, body: bytes) -> bytes:
     """A registry that takes longer than one waits without a word."""
-    time.sleep(3.0 if "/manifests/" in path else 0)
+    time.sleep(5.0 if "/manifests/" in path else 0)
     return body
 
 

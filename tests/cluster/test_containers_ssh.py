@@ -18,7 +18,7 @@ from dalsegno.containers.native import PLUGIN, build_native
 from dalsegno.system.processes import LocalRunner
 from tests.cluster.conftest import Answer, at_home, taken_down
 from tests.cluster.test_containers import Contained, make_image, text_of
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="virtual hosts need root")
 
@@ -88,7 +88,7 @@ class Far:
         """What a script says on a host, with its disk as $1, and as ssh brings it there."""
         words = f"set -- {self.disk}; {script}"
         argv = ["ssh", "-o", "BatchMode=yes", *self.options("-o"), "-p", str(PORT), f"root@{self.address(host)}", words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
         return done.stdout.splitlines()
 
     def address(self, host: str) -> str:

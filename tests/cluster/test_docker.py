@@ -51,11 +51,15 @@ def test_ctrl_c_while_docker_runs_leaves_nothing(cache: Path):
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert demo.stderr is not None
+        before = list[str]()
         for line in demo.stderr:
+            before.append(line)
             if "now: scancel 1" in line:
                 break
-        assert {"dockerd", "containerd-shim-runc-v2", "sleep"} <= of_docker(cli)
+        demo.send_signal(signal.SIGSTOP)  # while we look
+        assert {"dockerd", "containerd-shim-runc-v2", "sleep"} <= of_docker(cli), before
         demo.send_signal(signal.SIGINT)
+        demo.send_signal(signal.SIGCONT)
         said = demo.stderr.read()
         assert demo.wait() == 130, said
         assert "Traceback" not in said

@@ -15,7 +15,7 @@ from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.targets.local.folder import SOCKET_PATH_MAX, Folder
 from tests.cluster.conftest import Answer, Cli, at_home, end_all, leftovers, make_home, taken_down
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 SMALL = """
 name: {name}
@@ -298,7 +298,13 @@ def test_a_reader_that_goes_away_is_no_error(pair: Bounded, words: list[str]):
     os.close(read)
     try:
         done = subprocess.run(
-            pair.argv(*words), env=pair.env, cwd=pair.home, stdout=write, stderr=subprocess.PIPE, text=True, timeout=30
+            pair.argv(*words),
+            env=pair.env,
+            cwd=pair.home,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
         )
     finally:
         os.close(write)
@@ -311,7 +317,7 @@ def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: s
     """As cron jobs and daemons start commands."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *pair.argv(*words)], env=pair.env, cwd=pair.home,
-        capture_output=True, text=True, timeout=30,
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
@@ -319,7 +325,12 @@ def test_closed_streams_do_not_matter(pair: Bounded, words: list[str], closed: s
 def test_a_full_disk_behind_standard_output_is_said(pair: Bounded):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            pair.argv("status", "-M", "one"), env=pair.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
+            pair.argv("status", "-M", "one"),
+            env=pair.env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
         )
     assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
 

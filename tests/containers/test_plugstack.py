@@ -19,6 +19,7 @@ from dalsegno.containers.plugstack.repairs import Repair, decide_repairs, in_vai
 from dalsegno.containers.plugstack.sharing import readers, shares
 from dalsegno.containers.plugstack.ways import by_srun, by_ssh
 from dalsegno.system.processes import Completed, FakeRunner
+from tests.waiting import PATIENCE_S
 
 STACK = "/etc/slurm/plugstack.conf"
 PYXIS = "/usr/local/lib/slurm/spank_pyxis.so"
@@ -237,7 +238,10 @@ def test_folders_of_enroots_that_users_cannot_write_to_are_named(tmp_path: Path,
         assert facts.closed == (Closed("RUNTIME", f"{place}/shut/enroot", f"{place}/shut"),)
         (open_,) = steps(Repair("n1", folders=(f"{place}/shut/enroot",)), None)
         (place / "shut").chmod(0o755)
-        assert subprocess.run(open_[0], capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
+        assert (
+            subprocess.run(open_[0], capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+            == "ds:done\n"
+        )
         assert ask_in(tmp_path, {**slurm, "ENROOT_SYSCONF_PATH": str(tmp_path)}).closed == ()
 
 
@@ -347,7 +351,7 @@ def test_a_node_that_srun_does_not_reach_is_asked_over_ssh_and_else_says_why():
 
 def write_stack(file: Path, add: str, *drop: str) -> None:
     words = ["sh", "-c", script("stack.sh"), "dalsegno", str(file), add, *drop]
-    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "ds:done\n"
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout == "ds:done\n"
 
 
 def test_a_line_is_added_once_others_are_put_out_of_use_and_what_was_is_kept(tmp_path: Path):

@@ -23,6 +23,7 @@ from dalsegno.containers.store import Store
 from dalsegno.errors import DalsegnoError, NotThere
 from tests.containers.images import LOWER, UPPER, Layout, member, tree, unpack
 from tests.containers.registries import Meddler, Tokens, push, registry, serving
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
@@ -223,7 +224,7 @@ def test_ctrl_c_ends_an_import_at_once_though_the_registry_says_nothing(
     process = _command(tmp_path, "import", hub.name("two", address))
     assert asked.wait(60)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and said.endswith("error: interrupted\n")
     assert kept(tmp_path) == []
 

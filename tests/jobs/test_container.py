@@ -16,6 +16,7 @@ from dalsegno.jobs.container import (
     parse_mounts,
     takes_containers,
 )
+from tests.waiting import PATIENCE_S
 
 LAUNCHER = ("/usr/bin/python3.12", "-I", "/opt/lib/dalsegno/programs.py")
 
@@ -58,11 +59,13 @@ def test_our_programs_run_in_the_images_python():
 
 def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
     words = guarded(request(), LAUNCHER, ["echo", "$HOME", "a b"])
-    done = subprocess.run(words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "n1 started no container: `dalsegno containers check` says why\n"
     there = [word.replace("/.dalsegno/dalsegno", "/") for word in words]
-    assert subprocess.run(there, capture_output=True, text=True, timeout=30, check=True).stdout == "$HOME a b\n"
+    assert subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout == "$HOME a b\n"
     assert guarded(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.cluster.conftest import SOURCE
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from dalsegno.system.procfs import start_ticks
 
@@ -49,14 +49,14 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def test_streams_notes_and_the_code_are_the_program_s(started: list[subprocess.Popen[str]]):
     process = start(started, 'cat; eval "echo a note >&$NOTES"; exit 7')
-    out, err = process.communicate("text", timeout=30)
+    out, err = process.communicate("text", timeout=PATIENCE_S)
     assert (out, process.returncode) == ("text", 7)
     assert "notes='a note\\n', asked=False" in err
 
 
 def test_it_ends_by_the_signal_that_the_program_ended_by(started: list[subprocess.Popen[str]]):
     process = start(started, "kill -KILL $$")
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -67,7 +67,7 @@ def test_a_signal_is_passed_on_and_one_to_end_is_remembered(started: list[subpro
     process.send_signal(signal.SIGUSR1)
     assert line(process) == "one"
     process.terminate()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 9 and "asked=True" in err
 
 
@@ -75,7 +75,7 @@ def test_what_was_ignored_before_stays_ignored(started: list[subprocess.Popen[st
     process = start(started, "echo ready; read word; echo $word", ["nohup"])
     assert line(process) == "ready"
     process.send_signal(signal.SIGHUP)
-    out, err = process.communicate("on\n", timeout=30)
+    out, err = process.communicate("on\n", timeout=PATIENCE_S)
     assert out == "on\n" and "asked=False" in err
 
 
@@ -83,13 +83,13 @@ def test_a_hangup_is_told_apart_from_other_wishes(started: list[subprocess.Popen
     process = start(started, "trap 'exit 9' HUP; echo ready; while :; do sleep 0.05; done")
     assert line(process) == "ready"
     process.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 9 and "asked=False, hung_up=True" in err
 
 
 def test_a_program_that_is_said_to_hang_is_ended(started: list[subprocess.Popen[str]]):
     process = start(started, 'eval "echo hangs >&$NOTES"; exec sleep 1000')
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and "code=1, notes='hangs" in err
 
 
