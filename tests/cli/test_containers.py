@@ -66,8 +66,8 @@ def test_a_node_from_which_the_others_are_asked_is_counted_once():
 
 def test_a_slurm_conf_that_is_not_there_is_named_at_once(tmp_path: Path):
     told = subprocess.run(
-        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False,
+        words(), env={**env(tmp_path), "SLURM_CONF": "/nowhere/slurm.conf"}, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert told.returncode == 2 and "SLURM_CONF names /nowhere/slurm.conf, which is not there" in told.stderr
 
