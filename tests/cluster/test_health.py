@@ -31,13 +31,11 @@ health: {{mode: off}}
 
 
 def write_script(cli: Cli, name: str) -> None:
-    """As on the page, but for where our command and this cluster's files are; they say where a node's telemetry is."""
+    """As on the page, but for where our command is. Where Slurm's file and a node's telemetry are, nobody tells it."""
     found = re.search(rf"cat > {name} <<'END'\n(.*?)^END$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found
-    root = cli.home / "clusters/one"
-    first, _, rest = found[1].replace("/usr/local/bin/dalsegno", f"{root}/bin/dalsegno").partition("\n")
-    told = f"export SLURM_CONF={root}/etc/slurm.conf DALSEGNO_TELEMETRY={root}/hosts/$SLURMD_NODENAME/telemetry.json"
-    (cli.home / name).write_text(f"{first}\n{told}\n{rest}")
+    ours = cli.home / "clusters/one/bin/dalsegno"
+    (cli.home / name).write_text(found[1].replace("/usr/local/bin/dalsegno", str(ours)))
     (cli.home / name).chmod(0o755)
 
 

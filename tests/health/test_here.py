@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Finding, Verdict, passed
+from dalsegno.health import Finding, Verdict, passed, unknown
+from dalsegno.health.caller import env_here, slurmds_own
 from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
 from dalsegno.health.here import machine_here, settings_here
+from dalsegno.health.line import result_line
 from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine
 from dalsegno.health.settings import settings_text
@@ -38,6 +42,47 @@ def test_what_is_expected_is_in_slurms_file(env: dict[str, str]) -> None:
     assert machine_here(env).expected.gpus == 2
     assert machine_here(env, "gpu-9").expected.gpus is None
     assert machine_here({"SLURM_CONF": "/no/such/file"}, "gpu-1").expected.gpus is None
+
+
+def test_where_slurm_calls_and_no_file_tells_of_the_node_it_is_unknown_and_has_not_passed(tmp_path: Path) -> None:
+    """As a prolog it has only its node's name: what cannot be asked is told, and not left out."""
+    asked = [check for check in CHECKS if check.name in ("gpu-count", "slurmd", "munge", "clock")]
+    bare = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURMD_NODENAME": "gpu-1"}
+    found = examine(asked, Context.IDLE, machine_here(bare), {})
+    dark = {each.check for each in found if each.result.verdict is Verdict.UNKNOWN}
+    assert {"gpu-count", "slurmd", "munge"} <= dark
+    assert all("set SLURM_CONF" in each.result.text for each in found if each.check in ("slurmd", "munge"))
+    (tmp_path / "slurm.conf").write_text(f"SlurmctldHost=head\n{CONF}")
+    elsewhere = {**bare, "SLURMD_NODENAME": "cpu-1"}
+    told = {each.check: each.result.text for each in examine(asked, Context.IDLE, machine_here(elsewhere), {})}
+    assert told["slurmd"] == f"{tmp_path}/slurm.conf has no line for cpu-1" and "munge" not in told
+    alone = {"SLURM_CONF": str(tmp_path / "none")}
+    assert {each.check for each in examine(asked, Context.IDLE, machine_here(alone), {})} <= {"clock"}, "no Slurm here"
+
+
+def test_the_line_counts_what_nobody_knows() -> None:
+    fine, dark = Finding("disk", passed("room"), 0.0), Finding("slurmd", unknown("no slurm.conf"), 0.0)
+    assert result_line("gpu-1", [fine, dark]) == "HEALTH_CHECK_RESULT:gpu-1:Passed:none:1 checks; 1 unknown: slurmd"
+
+
+def test_what_slurmd_goes_by_is_known_to_what_it_starts() -> None:
+    given = [b"SLURM_CONF=/a/slurm.conf", b"DALSEGNO_TELEMETRY=/t.json", b"HOME=/root", b""]
+    assert slurmds_own(["slurmd", "-D"], given) == {"SLURM_CONF": "/a/slurm.conf", "DALSEGNO_TELEMETRY": "/t.json"}
+    assert slurmds_own(["slurmd", "-f", "/b/slurm.conf"], given)["SLURM_CONF"] == "/b/slurm.conf"
+    assert slurmds_own(["/usr/sbin/slurmd", "-D", "-f/b/slurm.conf"], [])["SLURM_CONF"] == "/b/slurm.conf"
+
+
+def test_a_program_that_slurmd_starts_finds_it_above_itself(tmp_path: Path) -> None:
+    slurmd = tmp_path / "slurmd"
+    slurmd.symlink_to(sys.executable)
+    ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.caller import env_here as here"
+    ask += "; print(here().get('SLURM_CONF'))"
+    call = ["sh", "-c", 'env -i SLURMD_NODENAME=n "$0" -c "$1"; true', sys.executable, ask]
+    run = f"import subprocess; subprocess.run({call!r})"
+    env = {**os.environ, "SLURM_CONF": "/x/slurm.conf"}
+    done = subprocess.run([slurmd, "-c", run], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "/x/slurm.conf", done.stderr
+    assert env_here({"HOME": "/root"}) == {"HOME": "/root"}, "nobody who is not called by Slurm is told"
 
 
 def test_settings_lie_beside_it(env: dict[str, str], tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def raises(error: Exception) -> Callable[[Any], Any]:
     [
         (raises(NoAnswer("`dcgmi` is not on this machine")), "`dcgmi` is not on this machine"),
         (raises(Late("no answer within 5 s")), "no answer within 5 s"),
-        (raises(ValueError("a\nb")), "not understood: ValueError: a b"),
-        (lambda _: "rubbish", "not understood: ValueError: could not convert string to float: 'rubbish'"),
+        (raises(ValueError("a\nb")), "not understood: a b"),
+        (lambda _: "rubbish", "not understood: could not convert string to float: 'rubbish'"),
         (lambda _: None, "not understood: AttributeError: 'NoneType' object has no attribute 'split'"),
     ],
 )
@@ -160,7 +160,10 @@ def test_unknown_is_neither_passed_nor_failed() -> None:
     lost = Finding("clock", unknown("no chronyc"), 0)
     assert result_line("n", [lost]) == "HEALTH_CHECK_RESULT:n:Skipped:none:clock no chronyc"
     assert result_line("n", []) == "HEALTH_CHECK_RESULT:n:Skipped:none:no check applies"
-    assert result_line("n", [lost, Finding("disk", passed("well"), 0)]) == "HEALTH_CHECK_RESULT:n:Passed:none:1 checks"
+    assert (
+        result_line("n", [lost, Finding("disk", passed("well"), 0)])
+        == "HEALTH_CHECK_RESULT:n:Passed:none:1 checks; 1 unknown: clock"
+    )
 
 
 # Before a job ---------------------------------------------------------------------------------------------------------

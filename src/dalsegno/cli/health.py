@@ -13,11 +13,14 @@ from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dalsegno.health.check import Check
     from dalsegno.health.report import Finding
     from dalsegno.health.settings import Settings
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
+SLURM_S = 30.0
 PROLOG_S = 8.0  # no question is waited for longer; two seconds are left for our own start and end
 
 
@@ -34,11 +37,20 @@ PROLOG_S = 8.0  # no question is waited for longer; two seconds are left for our
 )
 @click.option("--line", is_flag=True, help="Print one line for other tools: HEALTH_CHECK_RESULT:…")
 @click.option("--reason", is_flag=True, help="Print why the node should be drained, or nothing.")
+@click.option("--drain", is_flag=True, help="Drain the node in Slurm if something has failed, unless it is drained.")
 @click.option("--mended", is_flag=True, help="The GPUs were reset: what the kernel's log told before counts no more.")
 @click.option("--list", "list_", is_flag=True, help="List the checks with their thresholds.")
 @json_option
 def command(
-    name: str | None, node: str | None, context: str, line: bool, reason: bool, mended: bool, list_: bool, json_: bool
+    name: str | None,
+    node: str | None,
+    context: str,
+    line: bool,
+    reason: bool,
+    drain: bool,
+    mended: bool,
+    list_: bool,
+    json_: bool,
 ) -> None:
     """Check this machine, or a NODE of a cluster: GPUs, fabric, host, services.
 
@@ -48,17 +60,18 @@ def command(
     dalsegno health
     dalsegno health --node gpu-2 --context validation
     """
-    if sum((line, reason, json_)) > 1:
-        raise UsageError("`--line`, `--reason` and `--json` do not go together", hint="choose one of them")
+    forms = {"--line": line, "--reason": reason, "--drain": drain, "--json": json_}
+    if sum(forms.values()) > 1:
+        raise UsageError("`--line`, `--reason`, `--drain` and `--json` do not go together", hint="choose one of them")
     if node is not None or name is not None:
-        given = {"--line": line, "--reason": reason, "--json": json_, "--mended": mended, "--list": list_}
+        given = {**forms, "--mended": mended, "--list": list_}
         _on_node(name, node, context, [option for option, on in given.items() if on])
     elif mended:
         _mend()
     elif list_:
         _list(json_)
     else:
-        _here(context, "line" if line else "reason" if reason else "json" if json_ else "table")
+        _here(context, next((option for option, on in forms.items() if on), ""))
 
 
 def _on_node(name: str | None, node: str | None, context: str, options: list[str]) -> None:
@@ -84,24 +97,38 @@ def _mend() -> None:
 
 
 def _here(context: str, form: str) -> None:
+    from dalsegno.health.caller import env_here
     from dalsegno.health.line import drain_reason, result_line
     from dalsegno.health.result import Verdict
 
-    node, findings = _look(context)
-    if form == "line":
+    env = env_here()
+    node, findings = _look(context, env)
+    if form in ("--line", "--drain"):
         out.data(result_line(node, findings))
-    elif form == "reason":
+    elif form == "--reason":
         if why := drain_reason(findings):
             out.data(why)
-    elif form == "json":
+    elif form == "--json":
         out.as_json({"node": node, "context": context, "line": result_line(node, findings), **_as_json(findings)})
     else:
         _show(node, findings)
+    if form == "--drain":
+        _drain(node, drain_reason(findings), env)
     if any(each.result.verdict is Verdict.FAILED for each in findings):
         raise click.exceptions.Exit(1)
 
 
-def _look(context: str) -> tuple[str, list[Finding]]:
+def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
+    """A node that somebody has drained keeps the reason that it has."""
+    from dalsegno.slurm import SlurmClient
+    from dalsegno.system.processes import LocalRunner
+
+    slurm = SlurmClient(LocalRunner(), env, timeout_s=SLURM_S)
+    if why and not slurm.node(node).draining:
+        slurm.drain(node, why)
+
+
+def _look(context: str, env: Mapping[str, str]) -> tuple[str, list[Finding]]:
     from dalsegno.health.cache import cache_file, keep, read_kept
     from dalsegno.health.check import Context
     from dalsegno.health.checks import CHECKS
@@ -109,11 +136,11 @@ def _look(context: str) -> tuple[str, list[Finding]]:
     from dalsegno.health.readers.nvml_apart import read_nvml_apart
     from dalsegno.health.runner import examine
 
-    machine, settings = machine_here(gpus=read_nvml_apart), _settings(settings_here)
+    machine, settings = machine_here(env, gpus=read_nvml_apart), _settings(lambda: settings_here(env))
     node = machine.expected.node
     if context != Context.PROLOG.value:
         return node, examine(CHECKS, Context(context), machine, settings)
-    kept = cache_file(node)
+    kept = cache_file(node, env)
     lasting = {check.name for check in CHECKS if check.lasts}
     known = {check: each for check, each in read_kept(kept, machine.now()).items() if check in lasting}
     machine.until = time.monotonic() + PROLOG_S

@@ -25,6 +25,7 @@ class Expected:
     munge: str | None = None  # its socket, "" for munge's own place; None: no munge is needed
     controllers: tuple[str, ...] = ()
     spool: str = "/var/spool/slurmd"  # where slurmd keeps what it must not lose
+    untold: str = ""  # why nobody says, where somebody should
 
 
 def expected_of(node: str, slurm_conf: str) -> Expected:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.health.expected import expected_of
+from dalsegno.health.caller import NODE
+from dalsegno.health.expected import Expected, expected_of
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.report import Gpu
 from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.world import Gpus, Machine
 
-PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf")
+PLACES = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/opt/slurm/etc/slurm.conf",
+    "/run/slurm/conf/slurm.conf",  # of a slurmd that gets its files from slurmctld
+)
 
 
 def slurm_conf(env: Mapping[str, str]) -> Path:
@@ -24,17 +31,28 @@ def slurm_conf(env: Mapping[str, str]) -> Path:
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    return env.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+    return env.get(NODE) or socket.gethostname().split(".")[0]
 
 
 def machine_here(
     env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
 ) -> Machine:
+    conf = slurm_conf(env)
     try:
-        text = slurm_conf(env).read_text(errors="replace")
+        text = conf.read_text(errors="replace")
     except OSError:
         text = ""
-    return Machine(expected_of(node or node_name(env), text), env, gpus)
+    expected = expected_of(node or node_name(env), text)
+    return Machine(replace(expected, untold=_untold(expected, conf, bool(text), env)), env, gpus)
+
+
+def _untold(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
+    """Where Slurm has called us there is a file that tells of the node: not to see it is no machine without."""
+    if expected.named or not env.get(NODE):
+        return ""
+    if not is_there:
+        return f"{conf} cannot be read, and no other slurm.conf is known: set SLURM_CONF"
+    return f"{conf} has no line for {expected.node}"
 
 
 def settings_here(env: Mapping[str, str] = os.environ) -> Settings:

@@ -19,8 +19,14 @@ def result_line(host: str, findings: Sequence[Finding]) -> str:
         said = remedy.value if remedy in _SAID else "none"
         return f"HEALTH_CHECK_RESULT:{host}:Failed:{said}:{reason(failed)}"
     known = [each for each in findings if each.result.verdict is not Verdict.UNKNOWN]
-    word, why = ("Passed", f"{len(known)} checks") if known else ("Skipped", reason(findings) or "no check applies")
+    word, why = ("Passed", _counted(known, findings)) if known else ("Skipped", reason(findings) or "no check applies")
     return f"HEALTH_CHECK_RESULT:{host}:{word}:none:{why}"
+
+
+def _counted(known: Sequence[Finding], findings: Sequence[Finding]) -> str:
+    """What nobody knows has not passed."""
+    rest = [label(each) for each in findings if each not in known]
+    return f"{len(known)} checks" + (f"; {len(rest)} unknown: {', '.join(rest)}" if rest else "")
 
 
 def drain_reason(findings: Sequence[Finding]) -> str:

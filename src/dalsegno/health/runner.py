@@ -124,6 +124,8 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
         return _fit(check.judge(answers.to(check.ask), **thresholds(check, settings)))
     except NoAnswer as error:
         return unknown(_line(str(error)))
+    except ValueError as error:  # a judge's own words
+        return unknown(_line(f"not understood: {error}"))
     except Exception as error:  # a broken check must not be the end of the others, nor of the node
         return unknown(_line(f"not understood: {type(error).__name__}: {error}"))
 

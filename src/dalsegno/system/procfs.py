@@ -92,6 +92,21 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def ancestors(pid: int) -> list[int]:
+    """The parent, its parent and so on, as far as can be seen from here."""
+    found: list[int] = []
+    while (pid := _parent(pid)) > 0 and pid not in found:
+        found.append(pid)
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def send(process: Process, number: signal.Signals) -> None:
     """Signal a process if it still lives."""
     if process.alive():

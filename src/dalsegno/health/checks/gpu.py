@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dalsegno.health.check import NO_JOB, WATCHING, Check
 from dalsegno.health.checks.telling import telling, which
 from dalsegno.health.facts import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, GpuFacts
-from dalsegno.health.readers.gpus import GpuCount, Heat, ask_gpu_count, ask_gpus, ask_heat, ask_job_gpus, has_gpus
+from dalsegno.health.readers.gpus import (
+    GpuCount,
+    Heat,
+    ask_gpu_count,
+    ask_gpus,
+    ask_heat,
+    ask_job_gpus,
+    has_gpus,
+    may_have_gpus,
+)
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.seen import Sample
 from dalsegno.system.apart import NoAnswer
@@ -129,7 +138,7 @@ def judge_leftovers(gpus: Sequence[GpuFacts], *, used_mib: float = 15) -> Result
 
 
 GPU_CHECKS = (
-    Check("gpu-count", "all GPUs are there and answer", ask_gpu_count, judge_count, every_s=1, applies=has_gpus),
+    Check("gpu-count", "all GPUs are there and answer", ask_gpu_count, judge_count, every_s=1, applies=may_have_gpus),
     Check("gpu-ecc", "memory errors since the last reset", ask_gpus, judge_ecc, every_s=1, applies=has_gpus),
     Check("gpu-rows", "rows of memory that are worn out", ask_gpus, judge_rows, every_s=10, applies=has_gpus),
     Check(

@@ -15,6 +15,7 @@ from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.readers.simulated import ask_telemetry
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
+from dalsegno.system.apart import NoAnswer
 
 _SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
 SWITCHED_FROM = 8  # so many GPUs with NVLink are joined by switches, which need the fabric manager
@@ -51,7 +52,10 @@ def ask_fabric_manager(world: World) -> str:
     told = ask_telemetry(world)
     if told is not None:
         return told.fabric_manager
-    return world.run(("systemctl", "is-active", "nvidia-fabricmanager")).stdout.strip()
+    said = world.run(("systemctl", "is-active", "nvidia-fabricmanager"))
+    if not said.stdout.strip():
+        raise NoAnswer(f"systemctl does not tell: {(said.stderr.strip() or 'it says nothing').splitlines()[0]}")
+    return said.stdout.strip()
 
 
 def ask_dcgm(world: World) -> str:

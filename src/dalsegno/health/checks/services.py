@@ -20,13 +20,15 @@ def ask_slurmd(world: World) -> tuple[str, bool]:
     """Whether somebody listens on its port, as the kernel says. To call it would fill its log: it complains of callers
     who say nothing."""
     if world.expected.slurmd is None:
-        raise NoAnswer("slurm.conf does not tell where slurmd should answer")
+        raise NoAnswer(world.expected.untold or "slurm.conf does not tell where slurmd should answer")
     address, port = world.expected.slurmd
     return f"{address}:{port}", port in world.listening()
 
 
 def ask_munge(world: World) -> str:
     """A credential, made and read; what unmunge, or the one that failed, says."""
+    if world.expected.munge is None:
+        raise NoAnswer(world.expected.untold)
     socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
     try:
         made = ask_twice(world, ("munge", "-n", *socket))
@@ -36,6 +38,12 @@ def ask_munge(world: World) -> str:
         return read.stdout + read.stderr
     except Late as error:
         return f"munge: Error: {error}"
+
+
+def needs_munge(world: World) -> bool:
+    """So does a cluster of which nothing is known, as far as anybody can tell."""
+    expected = world.expected
+    return expected.munge is not None or bool(expected.untold and not expected.controllers)
 
 
 @dataclass(frozen=True)
@@ -87,11 +95,11 @@ def judge_names(names: Names) -> Result:
 SERVICE_CHECKS = (
     Check(
         "slurmd", "it answers", ask_slurmd, judge_slurmd, BESIDE_PROLOG, 1,
-        applies=lambda world: world.expected.named, settle_s=5,
+        applies=lambda world: world.expected.named or bool(world.expected.untold), settle_s=5,
     ),
     Check(
         "munge", "a credential, made and read", ask_munge, judge_munge, every_s=10,
-        applies=lambda world: world.expected.munge is not None, settle_s=5,
+        applies=needs_munge, settle_s=5,
     ),
     Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30, settle_s=10),
 )  # fmt: skip

@@ -43,6 +43,11 @@ def has_gpus(world: World) -> bool:
     return bool(told.gpus) if told else gpus_on_bus(world) > 0
 
 
+def may_have_gpus(world: World) -> bool:
+    """Also where nobody says, and somebody should."""
+    return has_gpus(world) or bool(world.expected.untold)
+
+
 def _is_nvidias(gpu_type: str) -> bool:
     """One that the catalog does not know may be."""
     try:
@@ -60,6 +65,8 @@ def ask_gpus(world: World) -> tuple[GpuFacts, ...]:
 
 
 def ask_gpu_count(world: World) -> GpuCount:
+    if not has_gpus(world):
+        raise NoAnswer(world.expected.untold)
     simulated = ask_telemetry(world) is not None
     return GpuCount(ask_gpus(world), world.expected.gpus, 0 if simulated else gpus_on_bus(world))
 
