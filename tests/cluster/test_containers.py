@@ -320,6 +320,30 @@ def test_a_saved_container_is_an_image_again(someone: Contained):
         NO_CONTAINER,
         "",
     ) and "--container-save: /nowhere: No such file" in refused.err
+    refused = someone.sh("srun $I --container-save=/tmp sh -c 'echo began'")
+    assert (refused.code, refused.out) == (NO_CONTAINER, "") and "/tmp: is a folder" in refused.err
+
+
+def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
+    """Its folder goes while the step runs. What the program itself ends with, or of, goes before that."""
+    folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
+    words = f"$I --container-mounts={folder}:/x --container-save={folder}/d/saved.sqsh"
+    make = f"mkdir -p {folder}/d; "
+    for nodes, end, code in (
+        (1, "true", NO_CONTAINER),
+        (2, "true", NO_CONTAINER),
+        (1, "exit 7", 7),
+        (1, "kill $$", 143),
+    ):
+        failed = someone.sh(f"{make}srun -N {nodes} --ntasks-per-node=2 {words} sh -c 'rm -rf /x/d; {end}'")
+        assert failed.code == code and "saved.sqsh: mksquashfs failed" in failed.err, failed
+    script = 'trap "echo told >>/x/told" USR1; echo >/x/began; while true; do sleep 0.1; done'
+    cancelled = someone.sh(f"""{make}srun -J saved {words} sh -c '{script}' &
+        until test -e {folder}/began; do sleep 0.1; done
+        scancel -s USR1 --name=saved; until test -e {folder}/told; do sleep 0.1; done
+        scancel --name=saved; wait $!; echo $?""")
+    assert cancelled.out in CANCELLED and (folder / "told").read_text() == "told\n", cancelled
+    assert (folder / "d/saved.sqsh").exists()
 
 
 def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):

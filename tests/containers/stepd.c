@@ -104,11 +104,16 @@ int main(int argc, char *argv[]) {
         if (give_option(argv[next] + 2) != 0)
             return 2;
     command = argv + next + 1, command_count = argc - next - 1;
+    if (setegid(user) != 0 || seteuid(user) != 0) /* as slurmstepd does */
+        return 2;
     slurm_spank_user_init(NULL, 0, NULL);
+    if (seteuid(0) != 0 || setegid(0) != 0)
+        return 2;
     for (task = 0; task < (int)tasks; task++) {
-        if (fork() == 0)
+        pid_t child = fork();
+        if (child == 0)
             run_task();
-        wait(&status);
+        waitpid(child, &status, 0);
         int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         worst = code > worst ? code : worst;
         slurm_spank_task_exit(NULL, 0, NULL);

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,54 @@ def test_a_step_saves_its_container(stepd: Path, tree: Path, tmp_path: Path, uid
     target = tmp_path / "out/saved.sqsh"
     done = step(stepd, f"--container-image={tree}", f"--container-save={target}", "--", "/bin/touch", "/new", uid=uid)
     assert done.returncode == 0 and target.exists(), done.stderr
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few pages."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=1777", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_a_step_whose_container_cannot_be_saved_fails(stepd: Path, tree: Path, small: Path, uid: int):
+    """By one of its two tasks, with the reason; what the tasks themselves ended with goes before it."""
+    words = [f"--container-image={tree}", f"--container-save={small}/saved.sqsh", "--", "/bin/sh", "-c"]
+    done = step(stepd, *words, "exit 0", uid=uid)
+    assert (done.returncode, done.stderr.count("No space left on device")) == (NO_CONTAINER, 1), done.stderr
+    assert list(small.iterdir()) == []
+    assert [step(stepd, *words, end, uid=uid).returncode for end in ("exit 7", "kill -TERM $$")] == [7, 128 + 15]
+
+
+def test_a_task_that_is_saved_is_its_programs_own(stepd: Path, tree: Path, tmp_path: Path):
+    words = [f"--container-image={tree}", f"--container-save={tmp_path}/saved.sqsh", "--", "/bin/sh", "-c"]
+    done = step(stepd, *words, "test $SLURM_TASK_PID = $$ && kill -KILL $$", uid=0)
+    assert done.returncode == 128 + 9, done.stderr
+    assert (tmp_path / "saved.sqsh").exists()
+
+
+def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public").chmod(0o1777)
+    (tmp_path / "public/roots").touch()
+    for target, why in {
+        "/nowhere/x.sqsh": "/nowhere: No such file",
+        "/tmp": "/tmp: is a folder",
+        "/tmp/": "/tmp/: is a folder",
+        "/usr/x.sqsh": "/usr: Permission denied",
+        "/tmp/" + "x" * 250: "File name too long",
+        f"{tmp_path}/public/roots": "is another user's",
+    }.items():
+        done = step(
+            stepd, f"--container-image={tree}", f"--container-save={target}", "--", "/bin/sh", "-c", "echo began"
+        )
+        assert (done.returncode, done.stdout, done.stderr.count(why)) == (NO_CONTAINER, "", 1), done.stderr
+    done = step(stepd, f"--container-image={tree}", f"--container-save={tmp_path}/pipe", *SAY, uid=0)
+    assert done.returncode == NO_CONTAINER and "is no regular file" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ PARTS = {
         "spank.c",
         "start.c",
         "later.c",
+        "saving.c",
         "enter.c",
         "owners.c",
         "resume.c",

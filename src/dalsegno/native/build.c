@@ -79,20 +79,37 @@ void write_text(int folder, const char *path, const char *text) {
     close(fd);
 }
 
-int run_program(const char *const argv[], int folder) {
+/* What it says of its errors goes to `told`, if that is a file. */
+int run_program(const char *const argv[], int folder, int told) {
     int status;
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         int null = open("/dev/null", O_RDWR);
         for (int stream = 0; stream < 3; stream++)
-            dup2(null, stream);
+            dup2(stream == 2 && told >= 0 ? told : null, stream);
         if (folder >= 0 && fchdir(folder) != 0)
             _exit(126);
         execvp(argv[0], (char *const *)argv);
         _exit(127);
     }
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+/* Why one of squashfs's programs failed: its last line that gives a reason, and not what that led to. */
+const char *why_failed(int told, char why[WHY_LENGTH]) {
+    static char text[8192];
+    ssize_t got = told < 0 ? -1 : pread(told, text, sizeof text - 1, 0);
+    text[got > 0 ? got : 0] = '\0';
+    snprintf(why, WHY_LENGTH, "it did not say why");
+    for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
+        const char *reason = strstr(line, "because ");
+        if (reason)
+            return snprintf(why, WHY_LENGTH, "%s", reason + 8), why;
+        if (*line)
+            snprintf(why, WHY_LENGTH, "%.*s", WHY_LENGTH / 2, line);
+    }
+    return why;
 }
 
 /* ---- the request */

@@ -35,7 +35,8 @@ void as_user(void);
 void as_root(void);
 void become_user(void);
 void write_text(int folder, const char *path, const char *text);
-int run_program(const char *const argv[], int folder);
+int run_program(const char *const argv[], int folder, int told);
+const char *why_failed(int told, char why[WHY_LENGTH]);
 void send_answer(int to, const char *text, const int *fds, int count);
 
 /* import.c: an image that is a name becomes one that is a path */

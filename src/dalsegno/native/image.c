@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -145,7 +146,7 @@ static bool mount_fuse(struct image *image, const char *at) {
 
 static void unpack(struct image *image) {
     struct stat seen;
-    char partial[PATH_MAX + 16], file[64], lock_path[PATH_MAX];
+    char partial[PATH_MAX + 16], file[64], lock_path[PATH_MAX], why[WHY_LENGTH];
     if (fstat(image->fd, &seen) != 0 || !request.cache)
         fail("image %s: no place to unpack it", request.image);
     mkdir(request.cache, 0700);
@@ -161,14 +162,19 @@ static void unpack(struct image *image) {
         snprintf(partial, sizeof partial, "%s.part", image->extracted);
         snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
         fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads what we opened, whatever is at that path by now */
-        run_program((const char *const[]){"rm", "-rf", partial, NULL}, -1);
+        const char *const away[] = {"rm", "-rf", partial, NULL};
+        run_program(away, -1, -1);
+        int told = memfd_create("errors", MFD_CLOEXEC);
         int rc = run_program(
-            (const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL}, -1);
+            (const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL}, -1, told);
         fcntl(image->fd, F_SETFD, FD_CLOEXEC);
         if (rc == 127)
             fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-        if (rc != 0 && rc != 2) /* 2: devices and owners, which we do not want */
-            fail("image %s: unsquashfs failed (%d): damaged, or no space in %s", request.image, rc, request.cache);
+        if (rc != 0 && rc != 2) { /* 2: devices and owners, which we do not want */
+            run_program(away, -1, -1);
+            fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(told, why));
+        }
+        close(told);
         if (rename(partial, image->extracted) != 0)
             fail("image %s: %s", request.image, strerror(errno));
     }

@@ -62,7 +62,7 @@ static void leave_out_mounts(int list, const char *words[], int count) {
 }
 
 void save_root(int user, int mounts) {
-    char partial[PATH_MAX];
+    char partial[PATH_MAX], why[WHY_LENGTH];
     struct timespec now;
     if (geteuid() == 0 && request.uid != 0)
         become_user();
@@ -70,19 +70,21 @@ void save_root(int user, int mounts) {
     int used = snprintf(partial, sizeof partial, "%s.%d.%ld.part", request.save, (int)getpid(), now.tv_nsec);
     if (used < 0 || (size_t)used >= sizeof partial)
         fail("--container-save: the path is too long");
+    int told = memfd_create("errors", MFD_CLOEXEC);
     int list = memfd_create("mounts", MFD_CLOEXEC), root = root_of(user, mounts, list);
     const char *words[WORDS_MAX] = {"mksquashfs", ".",    partial,   "-noappend",     "-no-progress", "-no-xattrs",
                                     "-comp",      "zstd", "-Xcompression-level", "3", "-all-root"};
     leave_out_mounts(list, words, request.uid == 0 ? 10 : 11);
-    int rc = run_program(words, root);
+    int rc = run_program(words, root, told);
     if (rc == 0 && rename(partial, request.save) == 0) {
         send_answer(ANSWER_FD, "saved", NULL, 0);
         exit(0);
     }
     int error = errno;
     unlink(partial);
+    if (rc == 127)
+        fail("--container-save=%s: this node has no mksquashfs (squashfs-tools)", request.save);
     if (rc != 0)
-        fail("--container-save=%s: mksquashfs failed (%d): no such folder, no right to write there, or no space",
-             request.save, rc);
+        fail("--container-save=%s: mksquashfs failed (%d): %s", request.save, rc, why_failed(told, why));
     fail("--container-save=%s: %s", request.save, strerror(error));
 }

@@ -19,6 +19,7 @@
 #include "later.h"
 #include "options.h"
 #include "resume.h"
+#include "saving.h"
 #include "start.h"
 
 SPANK_PLUGIN(dalsegno_container, 1)
@@ -146,19 +147,6 @@ static void keep_save_path(void) {
     free(old);
 }
 
-/* Now, and not when hours of work are done and there is no place for it. We have the user's rights here. */
-static void check_save_folder(void) {
-    char folder[PATH_MAX], *end = NULL;
-    if (!given[OPTION_SAVE])
-        return;
-    snprintf(folder, sizeof folder, "%s", given[OPTION_SAVE]);
-    if ((end = strrchr(folder, '/')))
-        end[end == folder] = '\0';
-    if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) != 0)
-        snprintf(container.error, sizeof container.error, "--container-save: %.*s: %s", WHY_LENGTH, folder,
-                 strerror(errno));
-}
-
 int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     uint32_t step = 0;
     char **argv = NULL;
@@ -176,7 +164,8 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     }
     container.wanted = true;
     keep_save_path();
-    check_save_folder();
+    if (given[OPTION_SAVE] && may_be_saved(given[OPTION_SAVE], container.error))
+        expect_save(spank, &site, given[OPTION_SAVE], &container);
     if (step == SLURM_BATCH_SCRIPT && spank_get_item(spank, S_JOB_ARGV, &argc, &argv) == ESPANK_SUCCESS && argc > 0)
         container.script = strdup(argv[0]); /* lies in slurmd's spool folder, which no image has */
     if (!container.error[0])
@@ -189,6 +178,8 @@ int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     if (!container.wanted)
         return ESPANK_SUCCESS;
     wait_for_container(spank, given[OPTION_IMAGE], &container);
+    if (!container.error[0])
+        wait_for_save(spank);
     enter_container(spank, given, &container); /* does not come back if it fails */
     return ESPANK_SUCCESS;
 }
@@ -201,7 +192,6 @@ int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     if (!container.wanted || spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || ++ended != tasks)
         return ESPANK_SUCCESS;
     stop_waiting();
-    if (container.mounts >= 0 && given[OPTION_SAVE])
-        save_container(spank, &site, given[OPTION_SAVE], &container);
+    end_saving();
     return ESPANK_SUCCESS;
 }

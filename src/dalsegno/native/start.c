@@ -27,6 +27,8 @@ struct words {
     int count;
 };
 
+static struct words saving_words;
+
 static void add(struct words *words, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static void add(struct words *words, const char *format, ...) {
@@ -41,6 +43,7 @@ static void add(struct words *words, const char *format, ...) {
 static void free_words(struct words *words) {
     for (int i = 0; i < words->count; i++)
         free(words->list[i]);
+    words->count = 0;
 }
 
 static void add_user(spank_t spank, struct words *words) {
@@ -233,16 +236,20 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     keep_detached();
 }
 
-void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container) {
-    struct words words = {.count = 0};
+/* Now: no handle of Slurm's outlives the hook that it came with. */
+void prepare_save(spank_t spank, const char *path) {
+    add(&saving_words, "dalsegno-container");
+    add_user(spank, &saving_words);
+    add(&saving_words, "save=%s", path);
+}
+
+bool save_container(const struct site *site, const struct container *container) {
     char text[ANSWER_LENGTH];
-    add(&words, "dalsegno-container");
-    add_user(spank, &words);
-    add(&words, "save=%s", path);
-    struct helper helper = begin_helper(site->helper, words.list, container->user, container->mounts);
+    struct helper helper = begin_helper(site->helper, saving_words.list, container->user, container->mounts);
     take_message(helper.talk, text, sizeof text, NULL, 0);
     end_helper(&helper);
-    free_words(&words);
+    free_words(&saving_words);
     if (text[0] == '!')
         slurm_spank_log("dalsegno: %s", text + 1);
+    return text[0] != '!';
 }

@@ -40,6 +40,7 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
 
 void keep_detached(void);
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
-void save_container(spank_t spank, const struct site *site, const char *path, const struct container *container);
+void prepare_save(spank_t spank, const char *path);
+bool save_container(const struct site *site, const struct container *container);
 
 #endif

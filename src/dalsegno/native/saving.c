@@ -1,0 +1,169 @@
+/* A step whose container could not be saved has failed. But when slurmstepd tells a plugin that a task has ended, its
+ * exit code is settled. So with --container-save a task is two processes: one that becomes the program, and before it
+ * one that waits for its end, tells slurmstepd of it, and ends as the program did. Who is the node's last to tell waits
+ * until a thread there has saved the container, and ends with an error if that failed and nothing else did. (It is not
+ * saved by the task: packing takes memory that the job may not have.) */
+#define _GNU_SOURCE
+#include "saving.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "enter.h"
+#include "message.h"
+
+enum { ENDING_MAX = 64 }; /* what the file's name has at its end while it is written */
+
+static struct {
+    bool wanted, begun, over;
+    pthread_t thread;
+    int talk[2]; /* tasks have the first */
+    uint32_t task_count;
+    const struct site *site;
+    const struct container *container;
+} saving = {.talk = {-1, -1}};
+
+static bool no(char why[WHY_LENGTH], const char *path, const char *what) {
+    snprintf(why, WHY_LENGTH, "--container-save: %.*s: %s", WHY_LENGTH / 2, path, what);
+    return false;
+}
+
+/* In a folder like /tmp another's file can be replaced by its owner alone. */
+static bool is_anothers(const char *folder, const struct stat *file) {
+    struct stat seen;
+    return geteuid() != 0 && stat(folder, &seen) == 0 && seen.st_mode & S_ISVTX && seen.st_uid != geteuid() &&
+           file->st_uid != geteuid();
+}
+
+/* Asked before the step begins, and not when hours of work are done. We have the user's rights here. */
+bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
+    char folder[PATH_MAX];
+    struct stat seen;
+    const char *name = path + strlen(path);
+    while (name > path && name[-1] != '/')
+        name--;
+    if (strlen(path) >= sizeof folder - ENDING_MAX || strlen(name) > NAME_MAX - ENDING_MAX)
+        return no(why, path, strerror(ENAMETOOLONG));
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path) - (name - path > 1), path);
+    bool there = stat(path, &seen) == 0;
+    if (there && S_ISDIR(seen.st_mode))
+        return no(why, path, "is a folder; name a file in it");
+    if (there && !S_ISREG(seen.st_mode))
+        return no(why, path, "is no regular file");
+    if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) != 0)
+        return no(why, folder, strerror(errno));
+    return !there || !is_anothers(folder, &seen) || no(why, path, "is another user's, and cannot be replaced");
+}
+
+/* ---- slurmstepd */
+
+static bool save(void) {
+    saving.over = true;
+    return saving.container->mounts < 0 || save_container(saving.site, saving.container);
+}
+
+/* Any task may take any answer: of those that are left one gets the last. */
+static void *answer_tasks(void *nothing) {
+    char text[8];
+    for (uint32_t ended = 1; receive_message(saving.talk[1], text, sizeof text, NULL, 0) >= 0; ended++)
+        send_message(saving.talk[1], ended == saving.task_count && !save() ? "!" : "", NULL, 0);
+    return nothing;
+}
+
+void expect_save(spank_t spank, const struct site *site, const char *path, const struct container *container) {
+    sigset_t all, before;
+    saving.wanted = true, saving.site = site, saving.container = container;
+    prepare_save(spank, path);
+    if (spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &saving.task_count) != ESPANK_SUCCESS ||
+        socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, saving.talk) != 0)
+        return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for slurmstepd's own threads */
+    saving.begun = pthread_create(&saving.thread, NULL, answer_tasks, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Once no task is left. One that was killed told of nothing: then it is saved now, and the step has failed anyway. */
+void end_saving(void) {
+    if (saving.begun) {
+        shutdown(saving.talk[1], SHUT_RD);
+        pthread_join(saving.thread, NULL);
+        close(saving.talk[0]);
+        close(saving.talk[1]);
+    }
+    if (saving.wanted && !saving.over)
+        save();
+    saving.begun = saving.wanted = false;
+}
+
+/* ---- a task */
+
+/* As the program did, but without a core of our own. */
+static _Noreturn void end_as(int status, bool saved) {
+    if (WIFSIGNALED(status)) {
+        sigset_t same;
+        sigemptyset(&same);
+        sigaddset(&same, WTERMSIG(status));
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        signal(WTERMSIG(status), SIG_DFL);
+        sigprocmask(SIG_UNBLOCK, &same, NULL);
+        raise(WTERMSIG(status));
+    }
+    _exit(WEXITSTATUS(status) != 0 || saved ? WEXITSTATUS(status) : NO_CONTAINER);
+}
+
+/* Slurm signals a task in one of three ways, and each must reach the program once. To slurmstepd's own children
+ * (proctrack/cgroup): that is us, and we hand it on. To the task's process group: the program has another, so the same.
+ * To all that descends from slurmstepd and is not called slurmstepd (proctrack/linuxproc): that leaves us out. */
+static int hand_on_signals(pid_t program, const sigset_t *all) {
+    int status = 0, came;
+    while (waitpid(program, &status, WNOHANG) == 0) {
+        came = sigwaitinfo(all, NULL);
+        if (came > 0 && came != SIGCHLD)
+            kill(program, came);
+    }
+    return status;
+}
+
+static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
+    char text[8] = "";
+    dup2(saving.talk[0], 0);
+    syscall(SYS_close_range, 1, ~0u, 0); /* who reads from the program shall see its end, and we slurmstepd's */
+    int status = hand_on_signals(program, all);
+    if (send_message(0, "", NULL, 0))
+        receive_message(0, text, sizeof text, NULL, 0);
+    end_as(status, text[0] != '!');
+}
+
+/* The program comes back from it. */
+void wait_for_save(spank_t spank) {
+    sigset_t all, before;
+    char number[16];
+    if (!saving.begun)
+        return;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    signal(SIGCHLD, SIG_DFL);
+    pid_t program = fork();
+    if (program > 0)
+        wait_for_program(program, &all);
+    if (program == 0) {
+        setpgid(0, 0);
+        if (isatty(STDIN_FILENO))
+            tcsetpgrp(STDIN_FILENO, getpid());
+        snprintf(number, sizeof number, "%d", (int)getpid());
+        spank_setenv(spank, "SLURM_TASK_PID", number, 1);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
