@@ -308,6 +308,7 @@ int main(int argc, char *argv[]) {
         save_root(user, MOUNTS_FD);
     look_up_user();
     privileged = geteuid() == 0 && !(request.as_user && request.uid != 0);
+    request.asked = request.image;
     if (request.image && !image_is_path(request.image))
         import_image();
     request.data = request.name ? own_folder(request.data, privileged ? "" : ".own", !privileged) : NULL;

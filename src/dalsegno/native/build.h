@@ -14,6 +14,7 @@ enum { GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
     const char *image, *mounts, *name, *home, *script, *user, *data, *cache, *save;
+    const char *asked;                    /* the image, as it was named */
     const char *import;                   /* the program that makes a file of an image's name */
     const char *note;                     /* what it warned of, for the user to read */
     const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
@@ -65,7 +66,8 @@ int gpu_tree(const char *scratch);
 
 /* kept.c: containers with a name */
 struct kept {
-    char path[PATH_MAX], image[PATH_MAX];
+    char path[PATH_MAX], image[2 * PATH_MAX];
+    const char *asked; /* what the image was called by */
     int folder, door, lock, tree;
     int mounts, user; /* of a container that runs, or -1 */
 };

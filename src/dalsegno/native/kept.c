@@ -74,12 +74,25 @@ static bool join_any(struct kept *kept, bool forget) {
     return joined;
 }
 
+/* The path of what it was made of, and how that was asked for. */
 static void read_image(struct kept *kept) {
     int file = openat(kept->folder, "image", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
     kept->image[got > 0 ? got : 0] = '\0';
+    size_t first = strlen(kept->image) + 1;
+    kept->asked = got > (ssize_t)first ? kept->image + first : kept->image;
     if (file >= 0)
         close(file);
+}
+
+/* As Pyxis does: a container that is there goes before the image named. But who named another is told. */
+static void take_image(const struct kept *kept, const char *name) {
+    char *note = NULL;
+    if (request.image && strcmp(request.image, kept->image) != 0 &&
+        asprintf(&note, "container %s exists, made of %s: reused; --container-image=%s is not used", name, kept->asked,
+                 request.asked) > 0)
+        request.note = note;
+    request.image = kept->image;
 }
 
 static void check_use(const struct container_name *name, bool known, bool busy) {
@@ -121,7 +134,7 @@ void open_kept(struct kept *kept) {
     if (!busy)
         join_any(kept, true);
     if (kept->image[0])
-        request.image = kept->image; /* as Pyxis does: a container that is there goes before the image named */
+        take_image(kept, name.name);
     make(kept, "upper", 0755);
     make(kept, "work", 0700);
     if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
@@ -155,7 +168,8 @@ void note_kept(struct kept *kept, int mounts, int user) {
     close(file);
     file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {
-        if (write(file, request.image, strlen(request.image)) < 0)
+        size_t first = strlen(request.image) + 1;
+        if (write(file, request.image, first) < 0 || write(file, request.asked, strlen(request.asked)) < 0)
             fail("cannot keep the container: %s", strerror(errno));
         close(file);
     }
