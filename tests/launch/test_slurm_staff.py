@@ -121,6 +121,18 @@ def test_a_node_that_was_out_of_service_when_a_worker_failed_there_is_taken_agai
     assert looks(staff, slurm, boss, IDLE) and staff.excluded == []
 
 
+def test_what_was_asked_for_in_place_of_a_node_that_is_well_again_before_it_was_left_is_not_needed_any_more(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    staff, slurm, boss = staffed
+    boss.present = frozenset({"n1"})
+    instead = Job(JOIN, 2)
+    staff._jobs.jobs += [Job(MAIN, 1, nodes=("n1",)), instead]
+    looks(staff, slurm, boss, IDLE, DRAINED, DRAINED)
+    assert not instead.given_back, "it is to be mended, and another is waited for"
+    assert looks(staff, slurm, boss, IDLE) and instead.given_back and instead not in staff._jobs.jobs
+
+
 def test_an_agent_that_was_cut_off_does_not_take_part_again_where_slurm_has_set_its_node_down_since(
     staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
 ):

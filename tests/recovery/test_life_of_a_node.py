@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.actions import Validate
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.power import look_at_power
-from tests.recovery.clinic import MakeClinic
+from tests.recovery.clinic import Clinic, MakeClinic
 
 
 def test_nothing_is_done_to_a_cluster_that_is_well(clinic_of: MakeClinic):
@@ -290,6 +292,42 @@ def test_what_is_over_before_anything_was_done_is_only_validated_and_mended_the_
         clinic.settle()
         assert clinic.effects("n2") == ["drain", *done, "validate", "resume"]
         clinic.effects("n2").clear()
+
+
+def hangs_for_a_moment(clinic: Clinic, check: str = "file-systems") -> None:
+    clinic.cluster.break_gpu("n2", Remedy.REBOOT)
+    clinic.cluster.nodes["n2"].machine.check = check
+    clinic.rounds(3)
+    assert clinic.phase("n2").out
+    clinic.cluster.nodes["n2"].machine.cured_by = None
+    clinic.rounds(3)
+
+
+def test_a_run_need_not_leave_a_node_whose_file_system_answers_again(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
+    hangs_for_a_moment(clinic)
+    assert clinic.phase("n2") is Phase.IN_SERVICE and clinic.effects("n2") == ["drain", "resume"]
+    assert clinic.told("n2")[-1] == "back in service (file-systems passes again)"
+    hangs_for_a_moment(clinic)
+    assert clinic.phase("n2") is Phase.DRAINED, "the second time in a day it is mended"
+
+
+@pytest.mark.parametrize(
+    ("check", "comment", "why"),
+    [
+        ("file-systems", "dalsegno:main left=n2", "the run has left it: it can be tried"),
+        ("gpu-count", "dalsegno:main", "a GPU that comes and goes is no good one"),
+        ("file-systems", "", "a plain job does not leave"),
+    ],
+)
+def test_a_node_is_returned_untried_for_the_sake_of_a_run_alone(
+    clinic_of: MakeClinic, check: str, comment: str, why: str
+):
+    clinic = clinic_of(doomed=frozenset())
+    clinic.cluster.start(7, "n1", "n2", comment=comment)
+    hangs_for_a_moment(clinic, check)
+    assert not any("passes again" in text for text in clinic.told("n2")), why
 
 
 def test_why_a_node_is_replaced_that_a_reboot_might_have_helped_is_told(clinic_of: MakeClinic):

@@ -48,6 +48,12 @@ def test_while_a_run_restarts_nothing_is_taken_from_it(runs: dict[str, Record]):
     assert comment(JOB, runs, "n2") == "dalsegno:main"
 
 
+def test_a_run_that_names_no_nodes_has_left_none(runs: dict[str, Record]):
+    """One of srun's own tasks, as MPI's: it ends with the first node that is taken from it."""
+    say(runs, replace(STATUS, nodes=()))
+    assert comment(JOB, runs, "n1", "n2") == "dalsegno:main"
+
+
 def test_only_the_run_s_own_jobs_are_spoken_for(runs: dict[str, Record]):
     assert comment(replace(JOB, id=9), runs, "n2") == "dalsegno:main", "not a job of the run"
     assert comment(replace(JOB, user="ada"), runs, "n2") == "dalsegno:main", "somebody else's"

@@ -250,13 +250,14 @@ class SlurmStaff:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
-        self._vacating = to_be_mended(nodes)
+        before, self._vacating = set(self._vacating), to_be_mended(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
         back = trusted_again(self.silent, nodes, time.time(), self._were_out)
         for name in back:
             del self.silent[name]
         self._tries.forget(*back)
-        if back:  # whoever waits was told not to take it
+        stays = (before - set(self._vacating)) & self.boss.present  # well again before we had left it
+        if back or stays:  # whoever waits was told not to take it, or is not needed any more
             await self._jobs.give_back(self._waiting_joins)
         await self._let_go()
         await self._tell_what_was_left()

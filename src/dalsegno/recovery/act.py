@@ -74,7 +74,7 @@ def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
     if isinstance(action, Return):
         _ours_or_nobodys(hands, action.node)
         hands.slurm.resume(action.node)
-        return f"validated, and back in service{_shown(action.proof)}"
+        return f"{'validated, and back' if action.tried else 'back'} in service{_shown(action.proof)}"
     if isinstance(action, Hold):
         if _ours_or_nobodys(hands, action.node).down:
             hands.slurm.resume(action.node)

@@ -107,9 +107,10 @@ class Validate(Action):
 
 @dataclass(frozen=True)
 class Return(Action):
-    """Take the node back into service. `proof` is what its validation has to show."""
+    """Take the node back into service. `proof` is what its validation has to show, or, untried, what speaks for it."""
 
     proof: str = ""
+    tried: bool = True
 
     @property
     def words(self) -> str:

@@ -87,7 +87,7 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     if isinstance(action, Validate):
         return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
     if isinstance(action, Return):
-        return replace(fresh(node, Phase.IN_SERVICE, now), validated_at=now)
+        return replace(fresh(node, Phase.IN_SERVICE, now), validated_at=now if action.tried else node.validated_at)
     if isinstance(action, Hold):
         return replace(fresh(node, Phase.SPARE, now), validated_at=now)
     if isinstance(action, Release):

@@ -44,6 +44,8 @@ class Policy:
     retry_s: float = 2.0  # after an action that failed; doubled each time
     capacity_s: float = 600.0  # after a replacement that was refused
     doomed: frozenset[str] = frozenset({"xid[79]", "gpu-count"})  # no job goes on on such a node
+    passing: frozenset[str] = frozenset({"file-systems", "host-names", "munge", "clock", "disk", "inodes"})  # once they
+    # pass again the node is as good as before: a run that has not left it yet need not
     quick_s: float = 10.0  # a job that fails so soon ...
     quick_failures: int = 3  # ... so often ...
     quick_window_s: float = 300.0  # ... within so long

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dalsegno.health import Remedy, Report, Verdict
+from dalsegno.launch.vacating import nodes_left
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
@@ -64,7 +65,16 @@ def _drained(case: Case) -> Action | None:
         return worse
     if case.node.left or (case.node.ending and case.fault.check == SLURMD):
         return SetDown(case.name, case.fault)  # which the runs outlive; and a dead slurmd never says that jobs are over
-    return None if case.node.busy else _free(case)
+    return _spare_its_runs(case) if case.node.busy else _free(case)
+
+
+def _spare_its_runs(case: Case) -> Action | None:
+    """What came from outside is over before a run has left it: to leave would cost that run a restart for nothing."""
+    jobs, check = case.node.jobs, case.fault.check
+    stay = bool(jobs) and not any(is_plain(job) or case.name in nodes_left(job.comment) for job in jobs)
+    well = check in case.policy.passing and _is_over(case) and not found(case.node, case.policy)
+    ours = case.name not in case.policy.spares  # one that is lent goes back to where it came from
+    return Return(case.name, f"{check} passes again", tried=False) if stay and well and ours else None
 
 
 def _free(case: Case) -> Action | None:

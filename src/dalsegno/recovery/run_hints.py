@@ -33,7 +33,9 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     if not here or not record or not job.comment.startswith(RUNS) or not is_active(job) or nodes_left(job.comment):
         return job
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
-    if status is None or status.phase != RUNNING or job.id not in status.jobs or not _is_of(job, record.uid):
+    if status is None or not status.nodes:  # a run of srun's own tasks names none, and needs all that it has
+        return job
+    if status.phase != RUNNING or job.id not in status.jobs or not _is_of(job, record.uid):
         return job
     left = here - {node.name for node in status.nodes}
     role = job.comment.removeprefix(RUNS).split(" ")[0]
