@@ -106,11 +106,12 @@ MAY_PRINT = {
 
 
 class Source(NamedTuple):
-    """One module: its dotted name, its file below the package, its syntax tree."""
+    """One module: its dotted name, its file below the package, its imports, and the names it mentions."""
 
     module: str
     file: str
-    tree: ast.Module
+    imported: tuple[ast.Import | ast.ImportFrom, ...]
+    named: tuple[ast.Name | ast.Attribute, ...]
 
     @property
     def room(self) -> str:
@@ -126,7 +127,10 @@ class Use(NamedTuple):
 
 def source(file: str, text: str) -> Source:
     dotted = f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}"
-    return Source(dotted.removesuffix(".__init__"), file, ast.parse(text))
+    nodes = list(ast.walk(ast.parse(text)))  # once: it is most of what all rules take
+    imported = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    named = tuple(node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
+    return Source(dotted.removesuffix(".__init__"), file, imported, named)
 
 
 @cache
@@ -136,10 +140,10 @@ def read_sources() -> list[Source]:
 
 def imports(of: Source) -> Iterator[Use]:
     """Every import, wherever it stands: in functions and under TYPE_CHECKING too."""
-    for node in ast.walk(of.tree):
+    for node in of.imported:
         if isinstance(node, ast.Import):
             yield from (Use(alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = _base(of, node)
             yield from (Use(f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
@@ -147,18 +151,24 @@ def imports(of: Source) -> Iterator[Use]:
 def calls(of: Source) -> Iterator[Use]:
     """Every name or attribute, with its first part replaced by what the module imported under that name."""
     known = dict(_known_names(of))
-    for node in ast.walk(of.tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            first, *rest = ast.unparse(node).split(".")
-            yield Use(".".join([known.get(first, first), *rest]), node.lineno)
+    for node in of.named:
+        first, *rest = _words(node)
+        yield Use(".".join([known.get(first, first), *rest]), node.lineno)
+
+
+def _words(node: ast.expr) -> list[str]:
+    """`a.b.c` as its words; what is not a name itself, such as a call, begins with an empty one."""
+    if isinstance(node, ast.Attribute):
+        return [*_words(node.value), node.attr]
+    return [node.id if isinstance(node, ast.Name) else ""]
 
 
 def _known_names(of: Source) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(of.tree):
+    for node in of.imported:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
-        elif isinstance(node, ast.ImportFrom):
+        else:
             for alias in node.names:
                 yield alias.asname or alias.name, f"{_base(of, node)}.{alias.name}"
 

@@ -24,8 +24,19 @@ NOT_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="packages are ins
 Done = subprocess.CompletedProcess[str]
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that runs what the tests run in. It names no path of its own: a copy is as good."""
+    venv = tmp_path_factory.mktemp("bare") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = (venv / "lib").glob("python3*/site-packages")
+    (packages / "clone.pth").write_text("\n".join([str(REPO / "src"), *site.getsitepackages()]))
+    (venv / "bin/dalsegno").write_text("from dalsegno.cli.main import main\nmain()\n")
+    return venv
+
+
 @pytest.fixture
-def clone() -> Iterator[Path]:
+def clone(bare: Path) -> Iterator[Path]:
     """The repository at a path with a space, its .venv ready; open to other users, as pytest's own folders are not."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -34,17 +45,9 @@ def clone() -> Iterator[Path]:
         for name in ("dalsegno", "test", "pyproject.toml"):
             shutil.copy(REPO / name, clone)
         shutil.copytree(REPO / "scripts", clone / "scripts")
-        make_ready(clone)
+        shutil.copytree(bare, clone / ".venv", symlinks=True)
+        assert bash(clone, "write_stamp core").returncode == 0
         yield clone
-
-
-def make_ready(clone: Path) -> None:
-    """What the set-up leaves behind, made from the environment the tests run in."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
-    (packages,) = (clone / ".venv" / "lib").glob("python3*/site-packages")
-    (packages / "clone.pth").write_text("\n".join([str(REPO / "src"), *site.getsitepackages()]))
-    (clone / ".venv/bin/dalsegno").write_text("from dalsegno.cli.main import main\nmain()\n")
-    assert bash(clone, "write_stamp core").returncode == 0
 
 
 def bash(clone: Path, code: str, cwd: Path | None = None, **env: str) -> Done:
