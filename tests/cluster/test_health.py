@@ -84,4 +84,4 @@ def test_as_a_prolog_it_keeps_jobs_off_a_node_that_is_not_free(cli: Cli) -> None
     write_telemetry(told, with_gpu(read_telemetry(told), 0, memory_used_mib=4000))
     job = cli.ok("shell", "--", "sbatch", "--parsable", "-w", "train-1", "--gpus=1", "--wrap", "hostname").strip()
     eventually(lambda: reason(cli, "train-1") == "Prolog error")
-    assert "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job)
+    eventually(lambda: "JobState=PENDING" in cli.ok("shell", "--", "scontrol", "show", "job", job))  # put back next

@@ -141,8 +141,10 @@ def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: 
 
 def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    two.ok("inject", "net-cut", "train-2", "--for", "3s")
+    target_of(two).inject(FAULTS["net-cut"], "train-2", Options(for_s=5))  # the command's own end may take as long
     assert not reaches(two, "train-2")
+    eventually(lambda: reaches(two, "train-2"))
+    two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
     eventually(lambda: reaches(two, "train-2"))
     eventually(lambda: two.run("up").err.startswith("nothing to do"))
 
@@ -319,7 +321,7 @@ def test_a_network_that_loses_or_holds_back(two: Cli):
 
 def test_a_cable_that_is_out(two: Cli):
     two.ok("inject", "link-down", "train-2")
-    assert "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out
+    eventually(lambda: "NO-CARRIER" in in_host(two, "train-2", "ip", "-br", "link", "show", "eth0").out)
     assert telemetry(two, "train-2").ports[0].state == "DOWN" and not reaches(two, "train-2")
     two.ok("inject", "link-down", "train-2", "--clear")
     two.ok("inject", "link-flap", "train-2", "--count", "2")

@@ -157,7 +157,7 @@ def test_a_killed_warm_parent_costs_no_restart(run: Run):
 def test_when_an_agent_is_killed_a_spare_takes_its_rank_and_its_workers_die(run: Run):
     nodes, restarts, jobs, lost_worker = run.nodes, run.restarts, run.status.jobs, run.workers()[1]
     broken(run, lambda: kill(run.agents()[nodes[1]]))
-    assert not os.path.exists(f"/proc/{lost_worker}")
+    run.wait_for(lambda: not os.path.exists(f"/proc/{lost_worker}"))  # ended, and buried by its host
     assert run.nodes == [nodes[0], run.nodes[1], *nodes[2:]] and run.nodes[1] != nodes[1]
     run.wait_for_spares(2)
     assert nodes[1] in run.spares

@@ -136,8 +136,7 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
             target.power_off(dice.choice(run.nodes))
             cli.ok("up")
         else:
-            victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[fault]()
-            kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
+            run.wait_for(lambda fault=fault: kill_one(run, fault, dice))  # type: ignore[misc]
             print(fault, "at step", training.step(), flush=True)
     training.wait_before(STEPS)
     assert run.wait_for_end(2 * LONG_S) == 0, run.tail()
@@ -154,19 +153,30 @@ def test_nine_kills_and_two_power_cuts_later_every_bit_is_the_same(
     run.no_trace()
 
 
+def kill_one(run: Run, kind: str, dice: random.Random) -> bool:
+    """An error while there is none: the run still recovers from the fault before."""
+    victims = {"worker": run.workers, "agent": run.agents, "srun": run.sruns}[kind]()
+    kill(dice.choice(sorted(victims.values() if isinstance(victims, dict) else victims)))
+    return True
+
+
 def test_a_run_that_goes_on_smaller_and_grows_again_does_so_from_memory(cluster_for_runs: Cli, tmp_path: Path) -> None:
     cli = cluster_for_runs
-    training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=20)
+    training = Training(cli, tmp_path, 40, 0.02, "-N", "3:4", "--exclude", "train-5,train-6", until=10)
     run = training.run
+    run.wait_for(lambda: len(run.nodes) == 4, LONG_S)  # one that comes very late finds the others at work
+    whole = run.generation
+    training.wait_before(20)
     run.wait_for(lambda: training.step() > 5 and training.has_copies(), LONG_S)
     LocalTarget(cli.home / "clusters/one", cache=cli.home / "cache").power_off(run.nodes[-1])
-    run.wait_for(lambda: len(training.starts()) == 2 and training.has_copies(), LONG_S)
+    training.wait_before(30)  # each generation has steps to make, of which there are copies then
+    run.wait_for(lambda: whole + 1 in training.starts() and training.has_copies(), LONG_S)
     cli.ok("up")
-    run.wait_for(lambda: len(training.starts()) == 3, LONG_S)
+    run.wait_for(lambda: whole + 2 in training.starts(), LONG_S)
     training.wait_before(40)
     assert run.wait_for_end(LONG_S) == 0, run.tail()
-    assert [len(each["nodes"]) for each in run.journal("generation")] == [4, 3, 4]
-    assert training.sources() == ["nothing", "memory", "memory"]
+    assert [len(each["nodes"]) for each in run.journal("generation") if each["generation"] >= whole] == [4, 3, 4]
+    assert [training.starts()[whole + number][0] for number in (1, 2)] == ["memory", "memory"]
     run.no_trace()
 
 

@@ -22,6 +22,7 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[3]
 Found = dict[str, dict[str, str]] | None
 Sides = Callable[[str, str], tuple[Found, Found]]
+needs_torch = pytest.mark.cluster  # they need none, but Pythons that import torch and add up numbers
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ def verdicts(found: Found) -> dict[str, tuple[str, str]]:
     return {name: (each["verdict"], each["code"]) for name, each in found.items()}
 
 
+@needs_torch
 def test_two_nodes_exchange_bytes_and_add_up_numbers(sides: Sides):
     for found in sides("", ""):
         assert verdicts(found) == {"pair": ("passed", ""), "pair-collective": ("passed", "")}
@@ -57,6 +59,7 @@ def test_two_nodes_exchange_bytes_and_add_up_numbers(sides: Sides):
         assert found["pair-collective"]["text"].endswith(" MB/s")
 
 
+@needs_torch
 def test_a_wrong_sum_is_found_on_both_sides(sides: Sides):
     """Nor can somebody take part who does not know the secret, from which the numbers are made."""
     for found in sides("", "adds other numbers"):
@@ -64,18 +67,21 @@ def test_a_wrong_sum_is_found_on_both_sides(sides: Sides):
         assert found and found["pair-collective"]["text"].startswith("48 numbers of an all-reduce")
 
 
+@needs_torch
 def test_a_node_that_dies_in_the_middle_is_noticed_at_once(sides: Sides):
     listener, caller = sides("", "dies")
     assert caller is None
     assert verdicts(listener)["pair-collective"] == ("failed", "broken")
 
 
+@needs_torch
 def test_a_torch_that_dies_is_known_where_it_died_and_the_other_hears_that_it_left(sides: Sides):
     listener, caller = sides("loses its torch", "")
     assert verdicts(listener)["pair-collective"] == ("failed", "died")
     assert verdicts(caller)["pair-collective"] == ("failed", "broken")
 
 
+@needs_torch
 def test_where_one_has_no_torch_both_say_that_nothing_is_known_of_a_collective(sides: Sides):
     listener, caller = sides("", "has no torch")
     for found in (listener, caller):
@@ -84,6 +90,7 @@ def test_where_one_has_no_torch_both_say_that_nothing_is_known_of_a_collective(s
     assert listener and listener["pair-collective"]["text"].startswith(f"the other node: {sys.executable} has no torch")
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("what", "body", "text"),
     [

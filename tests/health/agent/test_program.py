@@ -123,6 +123,7 @@ def test_its_orders_are_carried_out(nodes: Nodes):
     assert all(nodes.view(node).presence is Presence.CONNECTED for node in ("gpu-1", "gpu-2"))
 
 
+@pytest.mark.cluster  # it needs none, but four Pythons that import torch
 def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes):
     """torch is loaded there, by processes that are gone afterwards: the agents stay small."""
     if importlib.util.find_spec("torch") is None:
