@@ -55,6 +55,9 @@ health: {mode: observe}  # what is broken here stays so
 """
 
 
+PINGED_S = 200  # slurmctld asks its nodes every 100 s: one that did not hear the last time is `idle*` until the next
+
+
 @dataclass(frozen=True)
 class Answer:
     code: int

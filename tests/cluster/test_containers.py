@@ -24,7 +24,7 @@ import pytest
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
-from tests.cluster.conftest import Answer, Cli, at_home, make_home, taken_down
+from tests.cluster.conftest import PINGED_S, Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
 from tests.containers.images import Layout, folder, member
 from tests.containers.registries import Meddler, push, registry, serving
@@ -553,7 +553,7 @@ def test_a_run_in_a_container_survives_its_node(cluster: Contained):
         run.kill()
     assert run.returncode == 0, said
     assert all(f"[{rank}] 3 {rank} 2 as it says" in said for rank in (0, 1)), said
-    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 # Hosts that do not know the option ----------------------------------------------------------------------------
@@ -584,7 +584,7 @@ def batch(cluster: Contained) -> str:
     cluster.lines(
         f"unset TMPDIR; sbatch -w train-2 -o {said} --wrap \"srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end\""
     )
-    eventually(lambda: text_of(said).endswith("end\n"), 30, 0.05)
+    eventually(lambda: text_of(said).endswith("end\n"))
     return text_of(said)
 
 

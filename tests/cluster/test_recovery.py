@@ -17,7 +17,7 @@ from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import arguments, descendants, find
 from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
-from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.conftest import PINGED_S, Cli, at_home, taken_down
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
@@ -32,7 +32,6 @@ containers: {enabled: true}
 health: {per_hour: 100, max_out: 50%}
 """
 SPARE = "train-4"
-PINGED_S = 200  # slurmctld asks its nodes every 100 s: one that did not hear the last time is `idle*` until the next
 pytestmark = pytest.mark.timeout(600)
 
 
