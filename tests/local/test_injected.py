@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from dalsegno.errors import CommandFailed
 from dalsegno.health.facts import GpuFacts
 from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.system.processes import Completed
 from dalsegno.system.procfs import start_ticks
 from dalsegno.targets.faults import FAULTS
 from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.breaking.hardware import CHANGES, tell, with_faults
 from dalsegno.targets.local.breaking.kinds import KINDS
-from dalsegno.targets.local.breaking.network import drop_program
+from dalsegno.targets.local.breaking.network import check_mended, drop_program
 from dalsegno.targets.local.breaking.records import (
     HISTORY,
     Injected,
@@ -153,3 +155,11 @@ def test_a_replacement_may_bring_the_old_gpus_back(tmp_path: Path):
 def test_the_packets_to_drop_are_a_share_of_all_numbers():
     assert drop_program(25) == "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2"
     assert "37 0 1 4294967295" in drop_program(100)
+
+
+def test_a_cable_whose_link_is_not_up_yet_is_mended_by_the_kernel_and_any_other_refusal_is_told():
+    words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
+    check_mended(Completed(words, 0))
+    check_mended(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))
+    with pytest.raises(CommandFailed, match="bridge link set"):
+        check_mended(Completed(words, 255, stderr='Cannot find device "pafdf004"\n'))

@@ -8,6 +8,7 @@ import time
 from dalsegno.errors import UsageError
 from dalsegno.system.children import start
 from dalsegno.system.network import run_ip
+from dalsegno.system.processes import Completed
 from dalsegno.targets.local.breaking.places import in_network, in_switch
 from dalsegno.targets.local.breaking.records import Injected, record_path
 from dalsegno.targets.local.nodes import Nodes
@@ -32,7 +33,13 @@ def cut(nodes: Nodes, fault: Injected) -> None:
 
 
 def mend(nodes: Nodes, fault: Injected) -> None:
-    in_switch(nodes, ["bridge", "link", "set", "dev", nodes.port(fault.node), "state", FORWARDING]).checked()
+    check_mended(in_switch(nodes, ["bridge", "link", "set", "dev", nodes.port(fault.node), "state", FORWARDING]))
+
+
+def check_mended(done: Completed) -> None:
+    """A port whose link is not up, as for a moment while its host boots, is refused: it forwards as soon as it is."""
+    if "Network is down" not in done.stderr:
+        done.checked()
 
 
 def unplug(nodes: Nodes, fault: Injected) -> None:
