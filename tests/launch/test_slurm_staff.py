@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from dalsegno.launch.events import Event, Leaving
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.giving_up import MOST_TRIES
 from dalsegno.launch.rhythm import ASK_SLURM_S
-from dalsegno.launch.slurm_job import JOIN, MAIN, Job
+from dalsegno.launch.slow_starts import LONG_S
+from dalsegno.launch.slurm_job import JOIN, MAIN, Job, Step
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.states import NodeFlag, NodeState
+from dalsegno.system.children import Child
 from tests.launch.small_site import SmallSite
 
 IDLE = NodeInfo("n1", NodeState.IDLE, slurmd_started_at=10)
@@ -198,3 +201,53 @@ def test_an_image_that_was_had_before_is_not_to_blame(staffed: tuple[SlurmStaff,
     staff, _, boss = staffed
     staff.agent_came("n1", again=False)
     assert len(tried_too_often(staff, boss, "n1", "n2").noted) == 2 and boss.ends == []
+
+
+# Agents that take long to start -----------------------------------------------------------------------------
+
+
+@dataclass
+class PlayedChild:
+    """An srun that lives."""
+
+    def alive(self) -> bool:
+        return True
+
+
+def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> Step:
+    """An srun whose agent was due long ago; the staff looks after it so often, each time long after the last."""
+    step = Step(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
+    staff._jobs.jobs.append(Job(MAIN, 1, 7, ("n1",), steps=[step]))
+
+    async def look() -> None:
+        for _ in range(times):
+            step.looked.pop("n1", None)
+            staff.look_after()
+            while boss.begun:
+                await boss.begun.pop()
+
+    asyncio.run(look())
+    return step
+
+
+def test_an_agent_that_takes_long_to_start_is_waited_for_and_not_started_again_beside(
+    staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss],
+):
+    """An image of many gigabytes is imported there, say. The site would say that another was asked of Slurm."""
+    staff, _, boss = staffed
+    step = staffed_slowly(staff, boss, times=2 * MOST_TRIES)
+    assert staff.silent == {} and step.will_bring("n1", time.monotonic())
+    (said,) = boss.noted
+    assert said.startswith("agents take long to start on n1, for an image or a prolog; ")
+
+
+@pytest.mark.parametrize("why", ["its task has ended", "its slurmd was started since"])
+def test_one_that_will_not_come_is_started_again(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss], why: str):
+    staff, slurm, boss = staffed
+    if why == "its task has ended":
+        staff.site.folder.root.mkdir()
+        staff.site.folder.agents_log.write_text("srun: error: n1: task 0: Killed\n")
+    else:
+        slurm.node = replace(IDLE, slurmd_started_at=int(time.time()))
+    with pytest.raises(AssertionError, match="nothing is asked of Slurm"):
+        staffed_slowly(staff, boss, times=1)

@@ -1,6 +1,7 @@
 """What srun says of nodes on which it could not start anything."""
 
 from dalsegno.launch.srun_words import (
+    ended_on,
     first_exit_code,
     launch_failures,
     refused_containers,
@@ -84,3 +85,9 @@ def test_what_kept_a_task_from_starting_is_told_of_its_own_node():
         "`python3`: No such file or directory",
         "",
     ]
+
+
+def test_nodes_whose_tasks_are_over_are_known_however_they_ended():
+    assert ended_on(SAID) == {"train-2", "train-3"}
+    assert ended_on(OUTSIDE) == {"train-1", "train-2", "train-3"}
+    assert ended_on("pyxis: importing docker image: nvcr.io/nvidia/pytorch:24.01-py3\n") == set()

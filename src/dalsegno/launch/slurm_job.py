@@ -9,7 +9,8 @@ from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child
 
 MAIN, NEXT, JOIN = "main", "next", "join"
-ARRIVAL_S = 20.0  # an agent that has not come so long after its srun began will not come
+ARRIVAL_S = 20.0  # a node whose agent has not come so long after its srun began, or the last look, is looked at
+LONGEST_S = 1800.0  # an image of many gigabytes is imported, or a prolog tries everything, before an agent starts
 
 
 @dataclass(eq=False)
@@ -21,9 +22,18 @@ class Step:
     began: float
     said_from: int = 0  # where in the agents' log its own words begin
     left: set[str] = field(default_factory=set)
+    looked: dict[str, float] = field(default_factory=dict)  # when a node whose agent is slow was last found well
+    adopted: bool = False  # a former self began it, some time ago
 
     def will_bring(self, node: str, now: float) -> bool:
-        return node in self.nodes and node not in self.left and self.child.alive() and now - self.began < ARRIVAL_S
+        return self._may_bring(node) and now - self.looked.get(node, self.began) < ARRIVAL_S
+
+    def is_slow(self, node: str, now: float) -> bool:
+        """It may still bring that agent: nothing is known against it but that it takes its time."""
+        return self._may_bring(node) and not self.adopted and now - self.began < LONGEST_S
+
+    def _may_bring(self, node: str) -> bool:
+        return node in self.nodes and node not in self.left and self.child.alive()
 
 
 @dataclass(eq=False)

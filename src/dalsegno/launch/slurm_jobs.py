@@ -17,7 +17,7 @@ from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
-from dalsegno.launch.srun_words import launch_failures, refused_containers, started_outside, why_not_started
+from dalsegno.launch.srun_words import ended_on, launch_failures, refused_containers, started_outside, why_not_started
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.states import JobState
 from dalsegno.system.children import Child, adopt, start
@@ -124,8 +124,7 @@ class SlurmJobs:
 
     def not_reached(self, job: Job, step: Step) -> dict[str, str]:
         """Node → why, for those on which srun could not start anything."""
-        said = _said_since(self.site.folder.agents_log, step.said_from)
-        return launch_failures(said, job.id or 0, step.nodes)
+        return launch_failures(self._said(step), job.id or 0, step.nodes)
 
     def why_they_end(self, node: str) -> str:
         """Of agents that end as soon as they are started; "" where it is not known."""
@@ -151,6 +150,28 @@ class SlurmJobs:
         """Nodes of a job that have no agent, will not get one, and are not known to be dead."""
         now = time.monotonic()
         return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
+
+    def slow(self, nodes: Collection[str]) -> dict[str, float]:
+        """Node → since how many seconds, for those whose agent is long due and may still come.
+
+        What srun has told the end of does not come any more.
+        """
+        now = time.monotonic()
+        found: dict[str, float] = {}
+        for step in [step for job in self.jobs for step in job.steps]:
+            late = {node for node in nodes if step.is_slow(node, now)}
+            for node in late - ended_on(self._said(step)) if late else ():
+                found[node] = max(now - step.began, found.get(node, 0.0))
+        return found
+
+    def wait_on(self, nodes: Collection[str]) -> None:
+        """These were looked at, and are well: their agents are given time."""
+        now = time.monotonic()
+        for step in [step for job in self.jobs for step in job.steps]:
+            step.looked.update(dict.fromkeys({*nodes} & {*step.nodes}, now))
+
+    def _said(self, step: Step) -> str:
+        return _said_since(self.site.folder.agents_log, step.said_from)
 
     def expected(self, present: Collection[str]) -> set[str]:
         """Nodes whose agents are on their way."""
@@ -266,7 +287,7 @@ class SlurmJobs:
         for each in saved.steps:
             child = adopt(each.process)
             if child is not None:
-                step = Step(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log))
+                step = Step(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log), adopted=True)
                 job.steps.append(step)
                 self._watch(child, partial(self._step_ended, job, step))
         return job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
@@ -14,6 +14,7 @@ from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
+from dalsegno.launch.slow_starts import still_starting, tell_slow
 from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
@@ -41,6 +42,7 @@ class SlurmStaff:
         self._refusals = Refusals()  # of nodes beyond those of the run's own job
         self._some_came = False  # agents, of any node
         self._called: set[str] = set()  # nodes that have been asked whether they answer
+        self._told_slow: set[str] = set()
         self._jobs = SlurmJobs(site, self)
 
     # Asking for nodes
@@ -156,8 +158,9 @@ class SlurmStaff:
         self._leave_what_is_to_be_mended()
         present = self.boss.present
         for job in [job for job in self._jobs.jobs if job.asking is None]:
-            bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called})
-            nodes = [node for node in bare if self._may_staff(node)]
+            bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called, *self.excluded})
+            slow = self._jobs.slow(bare)
+            nodes = [node for node in bare if node in slow or self._may_staff(node)]
             if nodes:
                 self._called.update(nodes)
                 self.soon(self._staff(job, nodes))
@@ -172,14 +175,23 @@ class SlurmStaff:
             return
         for node in dead:
             self._give_up(node, f"{node} does not answer")
-        for together in self._tries.together([node for node in nodes if node not in dead]):
+        slow = self._wait_for_slow([node for node in nodes if node not in dead], found or ())
+        for together in self._tries.together([node for node in nodes if node not in (*dead, *slow)]):
             self._jobs.staff(job, together)
         self.boss.keep()
         if dead:
             await self._let_go()
 
+    def _wait_for_slow(self, nodes: Iterable[str], found: Iterable[NodeInfo]) -> list[str]:
+        ages_s = self._jobs.slow([node for node in nodes if node not in self.excluded])
+        waits = still_starting(ages_s, found, time.time())
+        self._jobs.wait_on(waits)
+        if said := tell_slow(ages_s, waits, self._told_slow, self.site.folder.agents_log):
+            self.boss.note(said)
+        return waits
+
     def _may_staff(self, node: str) -> bool:
-        if node in self.excluded or self.boss.closing:
+        if self.boss.closing:
             return False
         if self._tries.once_more(node):
             return True

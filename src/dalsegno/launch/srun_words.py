@@ -16,6 +16,7 @@ _OUTSIDE = re.compile(
 )
 _REFUSED = re.compile(r"^dalsegno: (?P<node>[^\s:]+): container: (?P<why>.+)$", re.MULTILINE)  # our own plugin
 _NO_PROGRAM = re.compile(r"^slurmstepd-(?P<node>[^\s:]+): error: execve\(\): (?P<program>[^:\n]+): (?P<why>.+)$", re.M)
+_ENDED = re.compile(r"^srun: error: (?P<nodes>\S+): tasks? \d", re.MULTILINE)
 _EXITED = re.compile(r"tasks? [\d, -]+: Exited with exit code (\d+)")
 
 
@@ -33,6 +34,11 @@ def first_exit_code(text: str) -> int | None:
     of tasks which were ended because another had failed."""
     found = _EXITED.search(text)
     return int(found[1]) if found else None
+
+
+def ended_on(text: str) -> set[str]:
+    """Nodes on which a task is over, however it ended. Of one that ended well srun says nothing."""
+    return {node for each in _ENDED.finditer(text) for node in _expand(each["nodes"])}
 
 
 def started_outside(text: str, node: str) -> bool:
