@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dalsegno.cli.drill_view import now
+import pytest
+
+from dalsegno.cli.drill_view import View, now
 from dalsegno.drill.story import Step
 from dalsegno.launch.status import NodeStatus, Status
 
@@ -24,3 +27,38 @@ def test_a_generation_that_has_no_step_yet_is_not_told_of_by_a_step_of_the_one_b
     last = Step(1.0, 40, 2.5, 1)
     assert now(last, status("restarting", generation=1)) == "step 40 was the last so far; the run is restarting"
     assert now(last, status(generation=2)) == "step 40 was the last so far; generation 2 begins on n1, n2"
+
+
+def test_of_nodes_that_have_all_left_nothing_is_said():
+    """At the end of the run; that it trains on none would be news of a fault."""
+    left = replace(status(generation=1), nodes=(NodeStatus("n3", "spare"),))
+    assert now(Step(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
+    assert now(Step(1.0, 40, 2.5, 1), replace(left, generation=2)) == (
+        "step 40 was the last so far; generation 2 begins"
+    )
+
+
+@dataclass
+class Training:
+    """As far as it is looked at."""
+
+    step: Step | None = None
+
+    def over(self) -> bool:
+        return False
+
+    def newest(self) -> Step | None:
+        return self.step
+
+    def status(self) -> Status:
+        return status("starting")
+
+
+def test_where_no_line_is_drawn_anew_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]):
+    view, training = View(every_s=0.0), Training()
+    for _ in range(5):
+        view.tell(training, [])  # type: ignore[arg-type]
+    training.step = Step(1.0, 40, 2.5, 1)
+    view.tell(training, [])  # type: ignore[arg-type]
+    said = [line.partition(" s  ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["the run is starting", "step 40 was the last so far; the run is starting"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, beside
 from dalsegno.drill.page import render_page
+from dalsegno.drill.picture import render_picture
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
 from dalsegno.drill.words import seconds
 
@@ -80,3 +82,9 @@ def test_a_drill_of_which_nothing_was_seen_has_a_page_too():
 def test_a_node_that_nobody_drained_is_not_shown_as_being_mended():
     page = render_page(Drill(7, ("n1",), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), (), STEPS))
     assert (page.count('class="gone"'), page.count('class="mending"')) == (1, 0)
+
+
+def test_the_picture_ends_with_what_happened_and_not_with_what_was_waited_for():
+    waited = Drill(7, ("n1",), 0.0, 1000.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS)
+    assert render_picture(waited) == render_picture(replace(waited, ended=waited.told_until))
+    assert "990 s" not in render_picture(waited) and "90 s" in render_picture(waited)

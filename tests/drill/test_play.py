@@ -11,7 +11,8 @@ from dalsegno.drill.play import PATIENCE_S, play
 from dalsegno.drill.story import Blow, Step
 from dalsegno.targets.faults import Options
 
-POWER, XID = Kind("power-off"), Kind("xid", Options(code=79), stops=False)
+POWER, XID = Kind("power-off"), Kind("xid", Options(code=79), stops=False, by_agent=True)
+AGENT = Kind("agent-dead", stops=False, heals=False, by_agent=True)
 
 
 @dataclass
@@ -81,6 +82,19 @@ def test_a_fault_that_takes_a_node_while_no_spare_is_ready_says_so():
 def test_with_spares_each_fault_comes_when_they_stand_by_again():
     first, second = played(Run(), Lot(POWER, 5, 0), Lot(POWER, 5, 0), with_spares=True)
     assert second.at - first.at >= 10.0 and not second.without_spare
+
+
+def test_what_only_an_agent_can_see_does_not_hit_a_node_whose_agent_the_drill_has_killed():
+    run, said = Run(), list[str]()
+    lots = (Lot(AGENT, 5, 0), Lot(XID, 5, 0), Lot(POWER, 5, 0), Lot(AGENT, 5, 0), Lot(XID, 5, 1))
+    blows = play(run, lots, lambda what: said.append(str(what)), lambda: run.now, run.sleep)
+    assert [(blow.number, blow.fault, blow.node) for blow in blows] == [
+        (1, "agent-dead", "n1"),
+        (2, "xid 79", "n2"),
+        (3, "power-off", "n1"),
+        (4, "agent-dead", "n2"),
+    ]
+    assert said[-1] == "xid 79 is left out: no node that trains has an agent any more"
 
 
 def test_a_run_that_is_over_is_not_struck():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Recovery, Step
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Recovery, Step, Stop
 
 
 def steps(*each: tuple[float, int, int]) -> tuple[Step, ...]:
@@ -77,3 +77,35 @@ def test_it_is_survived_only_when_nothing_is_wrong():
     assert base.survived
     for wrong in ({"exit_code": 1}, {"orphans": 1}, {"exact": False}):
         assert not Drill(1, (), 0.0, 1.0, (), (), (), **wrong).survived  # type: ignore[arg-type]
+
+
+def test_two_faults_of_one_node_have_the_return_that_mended_both():
+    """slurmd dies, and before anything came of it the line is cut: the node is replaced once."""
+    first, second = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "net-cut", "n1", 13.0)
+    marks = (Mark(12.0, KNOWN, "n1"), Mark(14.0, DRAINED, "n1"), Mark(30.0, RETURNED, "n1"))
+    one, two = drill((first, second), marks).recoveries
+    assert (one.known_s, one.drained_s, one.returned_s) == (2.0, 4.0, 20.0)
+    assert (two.known_s, two.drained_s, two.returned_s) == (1.0, 1.0, 17.0)
+
+
+def test_a_fault_that_hits_a_node_which_is_drained_already_comes_back_with_it():
+    first, second = Blow(1, "xid 79", "n1", 10.0), Blow(2, "slurmd-dead", "n1", 12.0, stops=False)
+    marks = (Mark(11.0, DRAINED, "n1"), Mark(30.0, RETURNED, "n1"))
+    assert [each.returned_s for each in drill((first, second), marks).recoveries] == [20.0, 18.0]
+    mended = (*marks[:1], Mark(11.5, RETURNED, "n1"))
+    assert drill((first, second), mended).recoveries[1].drained_s is None, "mended before, and not seen since"
+
+
+def test_a_stop_that_no_fault_has_in_its_line_is_told_apart():
+    blow = Blow(1, "net-cut", "n1", 10.0)
+    done = steps((9.0, 5, 1), (13.0, 6, 2), (20.0, 9, 2), (29.5, 10, 3), (30.0, 11, 3))
+    found = drill((blow,), (Mark(21.0, KNOWN, "n1", "the run misses it"),), done)
+    assert found.recoveries[0].resumed_s == 3.0
+    assert found.more_stops == (Stop(blow, 10.0, 9.5, "n1: the run misses it"),)
+    assert drill((blow,), (), done[:3]).more_stops == ()
+
+
+def test_nothing_is_told_of_the_time_in_which_nothing_came():
+    blow = Blow(1, "xid 79", "n1", 10.0)
+    assert drill((blow,), (Mark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).told_until == 30.0
+    assert drill(()).told_until == 100.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,9 @@ class Ears:
             return dict(ask(self._controller, {"automation": "status"}, ANSWER_S))
         return {}
 
-    def held_back(self) -> dict[str, str]:
-        """Nodes that the controller will not mend soon, and why; none where it does not answer now."""
-        nodes = nodes_known_to(self._controller)
-        return {str(node["node"]): str(node["note"]) for node in nodes if Held.of(node.get("held_back")).lasting}
+    def nodes(self) -> list[dict[str, Any]]:
+        """What the controller says of each; none where it does not answer now."""
+        return nodes_known_to(self._controller)
 
     def _of_run(self) -> list[Mark]:
         entries = list(journal.read(self._run.journal))
@@ -73,6 +73,11 @@ class Ears:
         with contextlib.suppress(DalsegnoError):
             return list(ask(self._controller, {"events": since}, ANSWER_S).get("events", []))
         return []
+
+
+def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Nodes that the controller will not mend soon, and why."""
+    return {str(node["node"]): str(node["note"]) for node in nodes if Held.of(node.get("held_back")).lasting}
 
 
 def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from dalsegno import drill
 from dalsegno.cli import out
-from dalsegno.cli.drill_ears import Ears, nodes_known_to
+from dalsegno.cli.drill_ears import Ears, held_back, nodes_known_to
 from dalsegno.cli.drill_folder import clear_leftovers, drill_folder
 from dalsegno.cli.drill_traces import Traces
+from dalsegno.drill.aftermath import still_out, waited_for, worth_waiting
 from dalsegno.drill.cast import cast
 from dalsegno.drill.foresight import already_hurt, left_undone, mends
 from dalsegno.drill.lots import Kind, Lot
@@ -36,6 +37,7 @@ ROOM = 30  # steps for each fault, beside those that the lots want
 ROOM_FOR_SPARES = 200  # a node is mended and has joined the run again in that time
 END_S = 300.0
 HEAL_S = 90.0
+TELL_EVERY_S = 5.0
 ORPHANS_S = 5.0
 MOST_RESTARTS = 1000
 SCRIPT = Path(drill.__file__).with_name("training.py")
@@ -93,17 +95,20 @@ class Training:
         self.look()
         return status.exit_code
 
-    def all_back(self, blows: Sequence[Blow], timeout_s: float) -> dict[str, str]:
+    def all_back(self, blows: Sequence[Blow], timeout_s: float, say: Say) -> dict[str, str]:
         """Until every node that was to be mended is in service again; one that is not by then is told of as it is.
         Gives those that the controller may not mend, and why: they are not waited for."""
-        until, held = time.monotonic() + timeout_s, dict[str, str]()
-        missing = [blow for blow in blows if blow.heals]
-        while missing and time.monotonic() < until:
+        until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
+        while (missing := still_out(blows, self.ears.marks)) and time.monotonic() < until:
             self.look()
-            held = self.ears.held_back()
-            missing = [blow for blow in missing if not self.ears.is_back(blow.node, blow.at)]
-            if all(blow.node in held for blow in missing):
+            nodes = {str(node["node"]): node for node in self.ears.nodes()}
+            held = held_back(nodes.values())
+            coming = [blow for blow in worth_waiting(missing, nodes, time.time()) if blow.node not in held]
+            if not coming:
                 break
+            if time.monotonic() - told_at >= TELL_EVERY_S:
+                told_at = time.monotonic()
+                say(waited_for(coming, nodes))
             time.sleep(0.1)
         return {blow.node: held[blow.node] for blow in missing if blow.node in held}
 
@@ -158,7 +163,7 @@ class Theatre:
             if len(blows) < len(lots):
                 say(f"{len(blows)} of the {len(lots)} faults: the run did not train long enough for more")
             code = training.end(END_S + total * PAUSE_S)
-            held = training.all_back(blows, HEAL_S if mended else 0.0)
+            held = training.all_back(blows, HEAL_S if mended else 0.0, say)
             return _account(training, seed, started, blows, code, reference, held)
 
     def _foresee(self, training: Training, lots: Sequence[Lot], say: Say) -> bool:

@@ -24,6 +24,7 @@ class View:
     def __init__(self, every_s: float) -> None:
         self._live, self._every_s = sys.stderr.isatty(), every_s
         self._began, self._said, self._drawn = time.monotonic(), 0.0, False
+        self._told = ""
 
     def __enter__(self) -> View:
         return self
@@ -34,7 +35,7 @@ class View:
     def say(self, blow: Blow | str) -> None:
         self.clear()
         text = blow if isinstance(blow, str) else f"{blow.fault} on {blow.node}"
-        out.step(text if isinstance(blow, str) else click.style(f"{self._clock()}  >>> {text}", bold=True))
+        out.step(text if isinstance(blow, str) else out.style(f"{self._clock()}  >>> {text}", bold=True))
 
     def tell(self, training: Training, marks: list[Mark]) -> None:
         for mark in marks:
@@ -44,12 +45,13 @@ class View:
         if training.over() or time.monotonic() - self._said < pause_s:
             return
         self._said = time.monotonic()
-        line = f"{self._clock()}  {now(training.newest(), training.status())}"
+        text = now(training.newest(), training.status())
         if self._live:
-            out.replace_line(f"  {line}")
+            out.replace_line(f"  {self._clock()}  {text}")
             self._drawn = True
-        else:
-            out.step(line)
+        elif text != self._told:
+            out.step(f"{self._clock()}  {text}")
+            self._told = text
 
     def clear(self) -> None:
         if self._drawn:
@@ -66,7 +68,9 @@ def now(step: Step | None, status: Status) -> str:
         return f"the run is {status.phase}"
     if status.phase != RUNNING:
         return f"step {step.step} was the last so far; the run is {status.phase}"
-    nodes = ", ".join(node.name for node in status.nodes if node.state == "member") or "none at the moment"
+    nodes = ", ".join(node.name for node in status.nodes if node.state == "member")
     if step.generation < status.generation:
-        return f"step {step.step} was the last so far; generation {status.generation} begins on {nodes}"
-    return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}; trains on {nodes}"
+        on = f" on {nodes}" if nodes else ""
+        return f"step {step.step} was the last so far; generation {status.generation} begins{on}"
+    on = f"; trains on {nodes}" if nodes else ""  # at the end they leave one by one
+    return f"step {step.step}, loss {step.loss:.2f}, generation {step.generation}{on}"

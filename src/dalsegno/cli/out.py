@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -14,6 +16,25 @@ from dalsegno.errors import Problem
 from dalsegno.targets.base import Say
 
 ERASE = "\r\x1b[2K"  # to the start of the line, and clear it
+USUAL_COLUMNS = 80
+
+
+def style(text: str, *, env: Mapping[str, str] = os.environ, **how: Any) -> str:
+    """Coloured, bold or dim, unless NO_COLOR says that nothing is to be (https://no-color.org)."""
+    return text if env.get("NO_COLOR") else click.style(text, **how)
+
+
+def fitted(text: str, columns: int) -> str:
+    """What of a line fits into a terminal: one that wraps could not be written over."""
+    return text[: columns - 1]
+
+
+def columns() -> int:
+    """How wide the terminal is that our talk goes to."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    except (OSError, ValueError):
+        return USUAL_COLUMNS
 
 
 def talk(text: str) -> None:
@@ -25,7 +46,7 @@ def data(text: str) -> None:
 
 
 def heading(text: str) -> None:
-    talk(click.style(f"\n{text}", bold=True))
+    talk(style(f"\n{text}", bold=True))
 
 
 def step(text: str) -> None:
@@ -40,13 +61,13 @@ def as_json(value: object) -> None:
 def error(what: str, where: str = "", hint: str = "") -> None:
     """`error: what (where)` and, below it, `hint: …`."""
     first, newline, rest = what.partition("\n")
-    talk(click.style("error: ", fg="red", bold=True) + first + (f" ({where})" if where else "") + newline + rest)
+    talk(style("error: ", fg="red", bold=True) + first + (f" ({where})" if where else "") + newline + rest)
     if hint:
-        talk(click.style("hint: ", fg="cyan") + hint)
+        talk(style("hint: ", fg="cyan") + hint)
 
 
 def warn(text: str) -> None:
-    talk(click.style("warning: ", fg="yellow") + text)
+    talk(style("warning: ", fg="yellow") + text)
 
 
 def problems(found: Sequence[Problem]) -> None:
@@ -62,7 +83,9 @@ def progress() -> Iterator[Say]:
     live = sys.stderr.isatty()
 
     def say(text: str) -> None:
-        line = f"{click.style(f'{time.monotonic() - started:5.1f} s', dim=True)}  {text}"
+        clock = f"{time.monotonic() - started:5.1f} s"
+        room = columns() - len(clock) - 2 if live else len(text) + 1
+        line = f"{style(clock, dim=True)}  {fitted(text, room)}"
         click.echo(f"{ERASE}{line}" if live else line, nl=not live, err=True)
 
     try:
@@ -74,7 +97,7 @@ def progress() -> Iterator[Say]:
 
 def replace_line(text: str) -> None:
     """Write over the line that a terminal shows."""
-    click.echo(f"{ERASE}{text}", nl=False, err=True)
+    click.echo(f"{ERASE}{fitted(text, columns())}", nl=False, err=True)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

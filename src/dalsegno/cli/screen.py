@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,7 +24,7 @@ def prefixed(line: Line, ranks: int, colour: bool = False) -> str:
     if ranks <= 1:
         return shown
     mark = f"[{line.rank:>{len(str(ranks - 1))}}] "
-    return (click.style(mark, fg=_COLOURS[line.rank % len(_COLOURS)]) if colour else mark) + shown
+    return (out.style(mark, fg=_COLOURS[line.rank % len(_COLOURS)]) if colour else mark) + shown
 
 
 class Screen:
@@ -110,6 +109,6 @@ class Screen:
     def _draw(self, text: str, now: float) -> None:
         if self._drawn and now - self._drawn_at < _REDRAW_S:
             return
-        cut = text[: shutil.get_terminal_size().columns - 1]
-        click.echo(out.ERASE + click.style(cut, dim=True), nl=False, err=True)
+        cut = out.fitted(text, out.columns())
+        click.echo(out.ERASE + out.style(cut, dim=True), nl=False, err=True)
         self._drawn, self._drawn_at = cut, now

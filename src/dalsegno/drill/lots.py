@@ -20,6 +20,7 @@ class Kind:
     stops: bool = True  # training cannot go on where it was
     heals: bool = True  # the controller has something to mend
     weight: int = 1
+    by_agent: bool = False  # only the node's agent can see it, or be hit by it
 
     @property
     def label(self) -> str:
@@ -30,8 +31,8 @@ class Kind:
 KINDS = (
     Kind("power-off", weight=3),
     Kind("worker-kill", heals=False, weight=3),
-    Kind("xid", Options(code=79), weight=2),
-    Kind("agent-dead", stops=False, heals=False),
+    Kind("xid", Options(code=79), weight=2, by_agent=True),
+    Kind("agent-dead", stops=False, heals=False, by_agent=True),
     Kind("slurmd-dead", stops=False),
     Kind("net-cut", Options(for_s=3.0)),
 )

@@ -25,7 +25,7 @@ class _Scale:
 
 def render_picture(drill: Drill) -> str:
     """As SVG, coloured by the page it is in."""
-    scale = _Scale(drill.started, drill.ended)
+    scale = _Scale(drill.started, drill.told_until)
     height = CURVE + GAP + len(drill.nodes) * (LANE + GAP) + AXIS
     parts = [*_axis(scale, height), *_curve(drill, scale), *_lanes(drill, scale), *_blows(drill, scale, height)]
     head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="loss and nodes over time">'

@@ -40,7 +40,7 @@ class Stage(Protocol):
 def play(
     stage: Stage,
     lots: Sequence[Lot],
-    say: Callable[[Blow], None],
+    say: Callable[[Blow | str], None],
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
     with_spares: bool = False,
@@ -50,10 +50,14 @@ def play(
     blows: list[Blow] = []
     for number, lot in enumerate(lots, 1):
         last = blows[-1] if blows else None
-        node = _when_ready(stage, lot, last, now, sleep, with_spares)
-        if node is None:
+        members = _when_ready(stage, lot, last, now, sleep, with_spares)
+        if not members:
             break
-        kind = lot.kind
+        kind, open_to = lot.kind, _open_to(lot.kind, members, blows)
+        if not open_to:
+            say(f"{kind.label} is left out: no node that trains has an agent any more")
+            continue
+        node = open_to[lot.node % len(open_to)]
         bare = kind.stops and kind.heals and stage.is_bare()
         blow = Blow(number, kind.label, node, now(), kind.stops, kind.heals, bare)
         blows.append(blow)
@@ -69,8 +73,8 @@ def _when_ready(
     now: Callable[[], float],
     sleep: Callable[[float], None],
     with_spares: bool,
-) -> str | None:
-    """The node to strike, once training has gone on for so many steps since the last blow; None: it will not be."""
+) -> Sequence[str]:
+    """The nodes that train, once it has gone on for so many steps since the last blow; none: it will not."""
     until = now() + PATIENCE_S
     begun: Step | None = None
     while not stage.over():
@@ -79,12 +83,18 @@ def _when_ready(
         if step is not None and members and (last is None or _goes_on(step, last)):
             begun = begun if begun is not None and begun.generation == step.generation else step
             if step.step - begun.step >= lot.after_steps and not (with_spares and stage.is_bare()):
-                return members[lot.node % len(members)]
+                return members
             until = max(until, step.at + PATIENCE_S)
         if now() > until:
-            return None
+            return []
         sleep(LOOK_S)
-    return None
+    return []
+
+
+def _open_to(kind: Kind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
+    """Where it can be seen: nobody starts an agent again that the drill itself has killed."""
+    blind = {blow.node for blow in blows if blow.fault == "agent-dead"} if kind.by_agent else ()
+    return [node for node in members if node not in blind]
 
 
 def _goes_on(step: Step, last: Blow) -> bool:

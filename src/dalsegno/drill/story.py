@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
 
@@ -55,6 +56,17 @@ class Recovery:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A stop of training that comes on top: after which blow, how long after it, and for how long; `why` as far as the
+    run has noted it."""
+
+    blow: Blow | None
+    after_s: float
+    for_s: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Drill:
     """A drill as a whole. `exact`: are the weights those of an undisturbed run, bit for bit? None: not tried."""
 
@@ -77,6 +89,17 @@ class Drill:
         return tuple(recovery(blow, self.blows, self.marks, self.steps) for blow in self.blows)
 
     @property
+    def more_stops(self) -> tuple[Stop, ...]:
+        """Those that no blow has in its own line."""
+        return stops_beside(self.blows, self.marks, self.steps)
+
+    @property
+    def told_until(self) -> float:
+        """When the last thing happened; whatever was waited for after that did not come."""
+        times = [blow.at for blow in self.blows] + [mark.at for mark in self.marks] + [step.at for step in self.steps]
+        return min(max(times, default=self.ended), self.ended)
+
+    @property
     def steps_lost(self) -> int:
         """Done again, since nothing of them was saved."""
         return sum(again(self.steps))
@@ -93,23 +116,34 @@ class Drill:
 
 
 def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> Recovery:
-    """What the next blow to the same node brings about is its own, if there is anything to mend after it."""
+    """What the next blow to the same node makes known is its own, if there is anything to mend after it. A node that is
+    mended is mended of all that has hit it: several blows may have one drain and one return."""
     later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
     until = min(later, default=float("inf"))
-    on_node = [mark for mark in marks if mark.node == blow.node and blow.at <= mark.at < until]
+    on_node = [mark for mark in marks if mark.node == blow.node]
 
-    def after(what: str, since: float = blow.at) -> float | None:
-        return min((mark.at - blow.at for mark in on_node if mark.what == what and mark.at >= since), default=None)
+    def after(what: str, since: float = blow.at, before: float = float("inf")) -> float | None:
+        return min(
+            (mark.at - blow.at for mark in on_node if mark.what == what and since <= mark.at < before), default=None
+        )
 
-    drained_s = after(DRAINED) if blow.heals else None
+    out = blow.heals and _was_out(blow, on_node)
+    drained_s = 0.0 if out else after(DRAINED) if blow.heals else None
+    first = [after(KNOWN, before=until), drained_s]
     return Recovery(
         blow,
-        known_s=min((known for known in (after(KNOWN), drained_s) if known is not None), default=None),
+        known_s=min((known for known in first if known is not None), default=None),
         drained_s=drained_s,
         resumed_s=resumed(blow, steps) if blow.stops else None,
-        returned_s=after(RETURNED, blow.at + (drained_s or 0.0)) if blow.heals else None,
+        returned_s=after(RETURNED, blow.at + drained_s) if drained_s is not None else None,
         steps_lost=lost_to(blow, blows, steps),
     )
+
+
+def _was_out(blow: Blow, on_node: Sequence[Mark]) -> bool:
+    """A run may train on for a moment on a node that is drained already."""
+    before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < blow.at]
+    return bool(before) and before[-1] == DRAINED
 
 
 def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
@@ -119,6 +153,29 @@ def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
     stopped = max((step.at for step in steps if step.generation <= hit), default=blow.at)
     first = min((step.at for step in steps if step.at > blow.at and step.generation > hit), default=None)
     return None if first is None else first - max(stopped, blow.at)
+
+
+def stops_beside(blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> tuple[Stop, ...]:
+    """Between two generations training stands still. Each such stop that is not the one after a blow."""
+    first, last = dict[int, float](), dict[int, float]()
+    for step in steps:
+        first[step.generation] = min(step.at, first.get(step.generation, step.at))
+        last[step.generation] = max(step.at, last.get(step.generation, step.at))
+    known = {_generation_after(blow, steps) for blow in blows if blow.stops}
+    pairs = [(old, new) for old, new in pairwise(sorted(first)) if new not in known]
+    return tuple(_stop(last[old], first[new], blows, marks) for old, new in pairs)
+
+
+def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[Mark]) -> Stop:
+    blow = max((each for each in blows if each.at <= ended), key=lambda each: each.at, default=None)
+    whys = [f"{mark.node}: {mark.text}" for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
+    return Stop(blow, began - blow.at if blow else 0.0, ended - began, whys[0] if whys else "")
+
+
+def _generation_after(blow: Blow, steps: Sequence[Step]) -> int | None:
+    """The one that trains on after it."""
+    hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
+    return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
 
 
 def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[Step]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from dalsegno.drill.story import Drill, Recovery
+from dalsegno.drill.story import Drill, Recovery, Stop
 
 COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVICE", "STEPS LOST"]
 
@@ -39,9 +39,11 @@ def sentences(drill: Drill) -> list[str]:
     """What to take home."""
     found = [_outcome(drill), _time(drill)]
     resumed = [each.resumed_s for each in drill.recoveries if each.resumed_s is not None]
+    resumed += [stop.for_s for stop in drill.more_stops]
     if resumed:
         found.append(f"training went on after {median(resumed):.1f} s (median), {max(resumed):.1f} s at the most")
         found += _with_a_spare(drill)
+        found += [_once_more(stop) for stop in drill.more_stops]
     if drill.exact is not None:
         same = (
             "are those of an undisturbed run, bit for bit" if drill.exact else "DIFFER from those of an undisturbed run"
@@ -63,6 +65,13 @@ def _with_a_spare(drill: Drill) -> list[str]:
         return []
     others = f"; after the others it took {max(rest):.1f} s at the most" if rest else ""
     return [f"{bare} of these hit while no spare was ready, and another node had to come first{others}"]
+
+
+def _once_more(stop: Stop) -> str:
+    """One that stands in no fault's line."""
+    blow = stop.blow
+    after = f" {max(stop.after_s, 0.0):.1f} s after {blow.fault} on {blow.node}" if blow else ""
+    return f"training stopped once more{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
 
 
 def _outcome(drill: Drill) -> str:
@@ -88,8 +97,15 @@ def as_json(drill: Drill) -> dict[str, Any]:
         "orphans": drill.orphans,
         "troubles": drill.troubles,
     }
+    more = [_stop(each) for each in drill.more_stops]
     marks: Sequence[object] = [asdict(mark) for mark in drill.marks]
-    return {**whole, **times, **steps, "faults": recoveries, "held_back": dict(drill.held_back), "events": marks}
+    told = {"faults": recoveries, "more_stops": more, "held_back": dict(drill.held_back), "events": marks}
+    return {**whole, **times, **steps, **told}
+
+
+def _stop(each: Stop) -> dict[str, Any]:
+    number = each.blow.number if each.blow else None
+    return {"after_fault": number, "after_s": each.after_s, "for_s": each.for_s, "why": each.why}
 
 
 def _figures(each: Recovery) -> dict[str, float | int | None]:

@@ -1,0 +1,46 @@
+"""What the one printer writes to a terminal: no colour where none is wanted, and no line that wraps."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+from dalsegno.cli import out
+
+
+def on_terminal(code: str, columns: int, **env: str) -> str:
+    """What a terminal so wide gets from a program."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    words = [sys.executable, "-c", f"from dalsegno.cli import out\n{code}"]
+    done = subprocess.run(words, env={**plain, **env}, stdout=theirs, stderr=theirs, timeout=60)
+    os.close(theirs)
+    said = b""
+    try:
+        while more := os.read(ours, 65536):
+            said += more
+    except OSError:  # the other end is closed, and all is read
+        pass
+    os.close(ours)
+    assert done.returncode == 0, said
+    return said.decode()
+
+
+def test_colour_is_left_out_where_no_color_says_so():
+    code = "out.error('it failed', hint='mend it'); out.warn('hot'); out.heading('Now')"
+    assert "\x1b[31m" in on_terminal(code, 80) and "\x1b[36m" in on_terminal(code, 80, NO_COLOR="")
+    assert "\x1b" not in on_terminal(code, 80, NO_COLOR="1")
+
+
+def test_a_line_that_is_written_over_fits_into_the_terminal():
+    """One that wraps leaves a row behind each time: only the last of its rows can be cleared."""
+    drawn = on_terminal("out.replace_line('x' * 100)", 40, NO_COLOR="1").removeprefix(out.ERASE)
+    assert drawn == "x" * 39
+    steps = on_terminal("with out.progress() as say: say('y' * 100)", 40, NO_COLOR="1")
+    assert [len(line) for line in steps.split(out.ERASE) if line] == [39]
