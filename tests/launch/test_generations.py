@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from dalsegno.launch.causes import Failure, read_failure
 from dalsegno.launch.events import (
     Cancelled,
+    Doubted,
     Event,
     Exclude,
     Finish,
@@ -56,6 +57,15 @@ def fault(
 ) -> Failure:
     text = f'Traceback (most recent call last):\n  File "/home/ada/train.py", line {line}, in step\n{message}'
     return read_failure(rank, node, code, text if code > 0 else "")
+
+
+def test_free_ranks_go_to_nodes_in_service_first_and_who_is_seated_keeps_its_seat():
+    run, orders = play(running(TWO, "a", "b"), Joined("c"), Joined("d"), Doubted(frozenset({"a", "c"})), Left("b"))
+    assert orders == [Stop("a", 1)] and run.phase is Phase.STOPPING
+    run, _ = play(run, Stopped("a", 1))
+    assert run.group is not None and run.group.agents == ("a", "d")
+    run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), Stopped("a", 2))
+    assert run.group is not None and run.group.agents == ("a", "c"), "where there is no other"
 
 
 NOISE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4211"

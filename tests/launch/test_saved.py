@@ -40,6 +40,7 @@ runs = st.builds(
     done=st.frozensets(st.integers(0, 7)),
     saved=st.booleans(),
     waiting_for=nodes.map(frozenset),
+    doubted=nodes.map(frozenset),
     restarts=st.integers(0, 9),
     spent=st.integers(0, 9),
     quick=st.integers(0, 9),

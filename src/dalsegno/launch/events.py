@@ -84,8 +84,26 @@ class GaveUpWaiting:
     """The time to wait for more nodes than the least is over."""
 
 
+@dataclass(frozen=True)
+class Doubted:
+    """These nodes are out of service, all of them: who runs there may run on, and nobody new begins if others can."""
+
+    nodes: frozenset[str]
+
+
 Event = (
-    Joined | Left | StoreOpened | WorkerEnded | Stopped | Hung | Waited | Leaving | Moved | Cancelled | GaveUpWaiting
+    Joined
+    | Left
+    | StoreOpened
+    | WorkerEnded
+    | Stopped
+    | Hung
+    | Waited
+    | Leaving
+    | Moved
+    | Cancelled
+    | GaveUpWaiting
+    | Doubted
 )
 
 

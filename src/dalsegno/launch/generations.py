@@ -14,6 +14,7 @@ from enum import Enum
 from dalsegno.launch.causes import Failure, Kind, back_off_s, first_cause, is_bug, read_failure, suspected_node
 from dalsegno.launch.events import (
     Cancelled,
+    Doubted,
     Event,
     Exclude,
     Finish,
@@ -58,6 +59,7 @@ class Run:
     phase: Phase = Phase.GATHERING
     generation: int = 0
     ready: tuple[str, ...] = ()  # agents, in the order in which they came
+    doubted: frozenset[str] = frozenset()  # those on nodes that Slurm has out of service
     group: Group | None = None  # of the present generation, or of the last one
     done: frozenset[int] = frozenset()  # ranks that ended well
     saved: bool = False  # some of them with "go on later"
@@ -106,6 +108,8 @@ def _told_from_outside(run: Run, event: Event) -> Step:
         return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled"))
     if isinstance(event, Leaving):
         return _leaving(run)
+    if isinstance(event, Doubted):
+        return (run, []) if event.nodes == run.doubted else (replace(run, doubted=event.nodes), [])
     if isinstance(event, Moved):
         return _try_to_form(replace(run, leaving=False))
     return _try_to_form(replace(run, smaller=True))
@@ -260,7 +264,7 @@ def _try_to_form(run: Run) -> Step:
         return run, []
     shape = run.shape if run.smaller else replace(run.shape, min_nodes=run.shape.max_nodes)
     before = run.group.agents if run.group else ()
-    group = form_group(run.generation + 1, shape, run.ready, before)
+    group = form_group(run.generation + 1, shape, run.ready, before, run.doubted)
     if group is None:
         return run, []
     run = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 _DIGITS = re.compile(r"(\d+)")
@@ -53,17 +53,21 @@ class Group:
         return frozenset(range(self.world_size))
 
 
-def form_group(generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = ()) -> Group | None:
+def form_group(
+    generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = (), doubted: Collection[str] = ()
+) -> Group | None:
     """The next generation from the agents that are ready, or None while there are too few.
 
     Who was in the last one keeps its group rank (so its rank, its data and its snapshots); free ranks go to the
-    others in the order of their names, as Slurm lists them. A smaller group closes ranks from the end.
+    others in the order of their names, as Slurm lists them, those on nodes that are out of service last. A smaller
+    group closes ranks from the end.
     """
     size = min(len(ready), shape.max_nodes)
     if size < shape.min_nodes:
         return None
     seats = _keep_seats(size, ready, before)
-    newcomers = iter(sorted((agent for agent in ready if agent not in seats.values()), key=in_order))
+    free = [agent for agent in ready if agent not in seats.values()]
+    newcomers = iter(sorted(free, key=lambda agent: (agent in doubted, in_order(agent))))
     order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
     places = tuple(Place(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
     return Group(generation, places, shape.nproc_per_node)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.events import Cancelled, Leaving, Moved
+from dalsegno.launch.events import Cancelled, Doubted, Leaving, Moved
 from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
 from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
@@ -262,6 +262,7 @@ class SlurmStaff:
             return  # no answer says nothing about them
         self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
         self._down = frozenset(node.name for node in nodes if node.down)
+        self.boss.apply(Doubted(self.unhealthy))
         before, self._vacating = set(self._vacating), to_be_mended(nodes)
         self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
         back = trusted_again(self.silent, nodes, time.time(), self._were_out)
