@@ -379,6 +379,33 @@ def cancel_one_that_stays_ended(cluster: Cli) -> None:
     assert "auto-resume" not in out.read_text() and len(lines(signed)) == 2
 
 
+# Runs of srun's own tasks --------------------------------------------------------------------------------------
+
+
+def test_a_run_of_srun_s_own_tasks_keeps_the_node_that_is_to_be_mended_until_it_ends(cluster: Cli):
+    """It ends with the first node that is taken from it, and names none that it could do without."""
+    program, go = cluster.home / "waits.py", cluster.home / "go"
+    program.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n")
+
+    def break_under_it() -> None:
+        run = cluster.start("run", "--framework", "plain", "-N", "3", "--nproc-per-node", "1", str(program))
+        try:
+            eventually(lambda: all(state(cluster, f"train-{n}") in ("mixed", "allocated") for n in (1, 2, 3)), 100)
+            cluster.ok("inject", "xid", "48", "train-1")
+            eventually(lambda: phase(cluster, "train-1") != "in service")
+            until = time.monotonic() + 3  # some rounds of the controller's
+            while time.monotonic() < until:
+                assert phase(cluster, "train-1") == "drained" and run.poll() is None
+            go.touch()
+            said, _ = run.communicate(timeout=100)
+            assert run.returncode == 0, said
+        finally:
+            run.kill()
+            run.communicate()
+
+    heals(cluster, "train-1", break_under_it)
+
+
 # Spares -------------------------------------------------------------------------------------------------------
 
 
