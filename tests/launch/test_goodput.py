@@ -21,6 +21,7 @@ from dalsegno.launch.goodput import (
     Goodput,
     fails,
     follow,
+    granted,
     passes,
     starts,
     stepped,
@@ -55,6 +56,15 @@ def test_waiting_for_a_node_is_waiting() -> None:
     account = starts(waits(fails(account, 2.0), 2.5), 62.5)
     account = stepped(account, 64.0, 2, 0.0)
     assert account.spent == pytest.approx({WAITING: 60.0, STARTING: 2.5, LOST: 1.5})
+
+
+def test_from_the_moment_slurm_has_given_it_nodes_a_run_starts_as_its_status_says() -> None:
+    """Agents that import torch on nodes that are there are not waited for in a queue."""
+    account = starts(granted(granted(Goodput(at=0.0), 2.0), 5.0), 12.0)
+    account = stepped(account, 13.0, 1, 0.0)
+    assert account.spent == pytest.approx({WAITING: 2.0, STARTING: 11.0})
+    again = granted(waits(fails(account, 14.0), 14.0), 15.0)
+    assert again.kind == WAITING, "later it waits for nodes that it has lost"
 
 
 def test_snapshots_while_steps_are_done_again_are_lost_with_them() -> None:

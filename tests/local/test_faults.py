@@ -99,6 +99,8 @@ def test_the_faults_are_listed():
     [
         ([], "which fault?"),
         (["power-of", "train-1"], "did you mean `power-off`?"),
+        (["xdi", "79", "train-1"], "did you mean `xid`?"),
+        (["foo", "train-1"], "`dalsegno inject --list` shows them"),
         (["power-off"], "of which node?"),
         (["power-off", "train-1", "--for", "5s"], "`--for` says nothing to `power-off`"),
         (["net-cut", "train-1", "--rank", "0"], "`--rank` says nothing to `net-cut`"),

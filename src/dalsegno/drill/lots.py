@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from dalsegno.errors import UsageError
+from dalsegno.hardware import did_you_mean
 from dalsegno.targets.faults import Options
 
 
@@ -52,8 +52,7 @@ def chosen(names: Sequence[str]) -> Sequence[Kind]:
     known = [kind.fault for kind in KINDS]
     for name in names:
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"one of {', '.join(known)}"
+            hint = did_you_mean(name, known, f"one of {', '.join(known)}")
             raise UsageError(f"a drill has no fault `{name}`", hint=hint)
     return [kind for kind in KINDS if not names or kind.fault in names]
 

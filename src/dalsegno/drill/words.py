@@ -71,7 +71,7 @@ def _once_more(stop: Stop) -> str:
     """One that stands in no fault's line."""
     blow = stop.blow
     after = f" {max(stop.after_s, 0.0):.1f} s after {blow.fault} on {blow.node}" if blow else ""
-    return f"training stopped once more{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
+    return f"training also stopped{after}, for {stop.for_s:.1f} s" + (f" ({stop.why})" if stop.why else "")
 
 
 def _outcome(drill: Drill) -> str:

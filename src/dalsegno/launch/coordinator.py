@@ -299,6 +299,8 @@ class Coordinator:
     def tell(self) -> None:
         if not self.said_farewell:
             self.told.status(self)
+            if self.staff.has_nodes and not self.started:
+                self.pen.granted()
             self.pen.write(last=self.end is not None)
 
     def note(self, text: str) -> None:

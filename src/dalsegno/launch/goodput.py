@@ -47,6 +47,11 @@ def starts(account: Goodput, now: float) -> Goodput:
     return replace(passes(account, now, LOST if lost else STARTING), saving_s=0.0)
 
 
+def granted(account: Goodput, now: float) -> Goodput:
+    """Slurm has given the run its first nodes: until its agents are ready there it starts, and waits for nobody."""
+    return passes(account, now, STARTING) if account.kind == WAITING and not account.step else account
+
+
 def waits(account: Goodput, now: float) -> Goodput:
     """Nodes are missing."""
     return passes(account, now, WAITING)

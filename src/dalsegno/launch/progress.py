@@ -12,7 +12,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Run
-from dalsegno.launch.goodput import Goodput, follow, passes, stepped
+from dalsegno.launch.goodput import Goodput, follow, granted, passes, stepped
 from dalsegno.launch.words import Stepped
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 from dalsegno.system.files import read_json, write_atomic
@@ -49,6 +49,10 @@ class Pen:
     def changed(self, before: Run, after: Run) -> None:
         account = follow(self.progress.account, before, after, time.time())
         self.progress = replace(self.progress, account=account)
+
+    def granted(self) -> None:
+        """The run has its first nodes."""
+        self.progress = replace(self.progress, account=granted(self.progress.account, time.time()))
 
     def stepped(self, word: Stepped) -> None:
         if word.progress:

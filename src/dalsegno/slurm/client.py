@@ -72,7 +72,7 @@ class SlurmClient:
         """One job, waiting, running, or ended some minutes ago."""
         done = self._run((*JOB_ARGV, job_id(job)))
         if "Invalid job id" in done.stderr:
-            raise NotThere(f"Slurm knows no job {job}", hint="`sacct -j` finds those that ended long ago")
+            raise NotThere(f"Slurm knows no job {job}", hint=f"`sacct -j {job}` finds one that ended long ago")
         found = parse_job(done.checked(hint=_hint(done)).stdout)
         if not found:
             raise NotThere(f"Slurm knows no job {job}", hint="`squeue` lists those that wait or run")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 
 from dalsegno.errors import UsageError
+from dalsegno.hardware import did_you_mean
 from dalsegno.health.result import Remedy
 
 
@@ -103,11 +103,8 @@ WORDS = {
 def find_fault(name: str) -> Fault:
     if name in FAULTS:
         return FAULTS[name]
-    close = get_close_matches(name, FAULTS, 1)
-    raise UsageError(
-        f"there is no fault `{name}`",
-        hint=f"did you mean `{close[0]}`?" if close else "`dalsegno inject --list` shows them",
-    )
+    hint = did_you_mean(name, FAULTS, "`dalsegno inject --list` shows them")
+    raise UsageError(f"there is no fault `{name}`", hint=hint)
 
 
 def check_options(fault: Fault, options: Options) -> None:
