@@ -1,6 +1,6 @@
 """One run after another fault: what breaks costs as little as it may, and what does not break costs nothing.
 
-The tests on `run` go on with the same run, in order; each leaves it with its four nodes and two spares.
+The tests on `run` go on with the same run, in order; each leaves it with four nodes at work.
 """
 
 from __future__ import annotations
@@ -34,11 +34,21 @@ def long_run(cluster_for_runs: Cli) -> Run:
 @pytest.fixture
 def run(long_run: Run) -> Run:
     """The run, whole: four nodes that make steps, and two that wait."""
-    if len(long_run.spares) < 2:
-        long_run.cli.ok("up")
-    long_run.wait_for_step(after=now(), timeout_s=LONG_S)
-    long_run.wait_for_spares(2)
-    return long_run
+    return whole(long_run, spares=2)
+
+
+@pytest.fixture
+def with_a_spare(long_run: Run) -> Run:
+    """The same, where one that waits is enough: the other, booted again, may still import torch beside the test."""
+    return whole(long_run, spares=1)
+
+
+def whole(run: Run, spares: int) -> Run:
+    if len(run.spares) < 2:
+        run.cli.ok("up")
+    run.wait_for_step(after=now(), timeout_s=LONG_S)
+    run.wait_for_spares(spares)
+    return run
 
 
 def power_off(cli: Cli, node: str) -> None:
@@ -175,7 +185,8 @@ def test_a_host_cut_off_for_five_seconds_is_replaced_and_writes_nothing_more(run
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_host_without_power_is_replaced_by_a_spare(run: Run, rank: int):
+def test_a_host_without_power_is_replaced_by_a_spare(with_a_spare: Run, rank: int):
+    run = with_a_spare
     nodes, generation, restarts = run.nodes, run.generation, run.restarts
     run.cli.ok("inject", "power-off", nodes[rank])
     run.wait_for_step(generation + 1)
@@ -197,7 +208,8 @@ def test_two_hosts_lost_at_once_are_replaced_by_two_spares(run: Run):
     assert run.nodes[:2] == nodes[:2]
 
 
-def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_next_generation(run: Run):
+def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_next_generation(with_a_spare: Run):
+    run = with_a_spare
     nodes, generation = run.nodes, run.generation
     kill(run.agents()[nodes[3]], signal.SIGSTOP)  # it lives, and does not say that it has stopped its worker
     kill(run.workers()[0])
@@ -209,7 +221,8 @@ def test_a_host_lost_while_its_workers_are_being_stopped_does_not_hold_up_the_ne
     assert run.nodes[:3] == nodes[:3] and run.nodes[3] != nodes[3]
 
 
-def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(run: Run):
+def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(with_a_spare: Run):
+    run = with_a_spare
     nodes, generation = run.nodes, run.generation
     kill(run.warm_parents()[nodes[1]], signal.SIGSTOP)
     kill(run.workers()[2])
@@ -219,7 +232,8 @@ def test_a_host_lost_before_its_worker_was_forked_does_not_hold_up_the_others(ru
     assert nodes[1] not in run.nodes
 
 
-def test_after_all_this_the_run_ends_well_and_leaves_nothing(run: Run):
+def test_after_all_this_the_run_ends_well_and_leaves_nothing(with_a_spare: Run):
+    run = with_a_spare
     assert run.finish() == 0
     assert run.status.message == "done"
     run.assert_fenced()
