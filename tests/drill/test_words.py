@@ -51,9 +51,7 @@ def test_a_stop_beside_the_faults_is_a_sentence_and_counts_for_the_longest():
     again = (Step(41.0, 3, 2.2, 3), Step(50.5, 4, 2.2, 4))
     drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, Mark(42.0, KNOWN, "n2", "the run misses it")))
     assert "training went on after 2.0 s (median), 9.5 s at the most" in sentences(drill)
-    assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: the run misses it)" in sentences(
-        drill
-    )
+    assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: the run misses it)" in sentences(drill)
     assert as_json(drill)["more_stops"] == [
         {"after_fault": 2, "after_s": 1.0, "for_s": 9.5, "why": "n2: the run misses it"}
     ]

@@ -28,9 +28,9 @@ class Ears:
         self._run, self._controller = run, controller
         self._entries, self._event, self._next = 0, self._last_event(), 0.0
 
-    def listen(self) -> list[Mark]:
-        """What is new since the last time."""
-        if time.monotonic() < self._next:
+    def listen(self, at_once: bool = False) -> list[Mark]:
+        """What is new since the last time; without haste only now and then."""
+        if time.monotonic() < self._next and not at_once:
             return []
         self._next = time.monotonic() + EVERY_S
         new = sorted([*self._of_run(), *self._of_controller()], key=lambda mark: mark.at)

@@ -54,9 +54,9 @@ class Training:
     spares: int  # that ought to stand by
     tell: Callable[[Training, list[Mark]], None]  # what is new
 
-    def look(self) -> None:
+    def look(self, at_once: bool = False) -> None:
         self.notes.read()
-        self.tell(self, self.ears.listen())
+        self.tell(self, self.ears.listen(at_once))
 
     def members(self) -> Sequence[str]:
         status = self.status()
@@ -100,8 +100,9 @@ class Training:
         Gives those that the controller may not mend, and why: they are not waited for."""
         until, told_at, held = time.monotonic() + timeout_s, time.monotonic(), dict[str, str]()
         while (missing := still_out(blows, self.ears.marks)) and time.monotonic() < until:
-            self.look()
             nodes = {str(node["node"]): node for node in self.ears.nodes()}
+            self.look(at_once=True)  # after that: a node that is in service again was said to be so before
+            missing = still_out(missing, self.ears.marks)
             held = held_back(nodes.values())
             coming = [blow for blow in worth_waiting(missing, nodes, time.time()) if blow.node not in held]
             if not coming:

@@ -1,0 +1,49 @@
+"""What a drill does when its run is over: it waits for nodes that are being mended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dalsegno.cli.drill_stage import Training
+from dalsegno.drill.notes import Notes
+from dalsegno.drill.story import RETURNED, Blow, Mark
+
+BLOW = Blow(1, "xid 79", "n1", 10.0)
+
+
+@dataclass
+class Ears:
+    """A controller whose node returns when it has been asked for so often; it tells of it in the same moment."""
+
+    returns_after: int
+    marks: list[Mark] = field(default_factory=list)
+    asked: int = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.asked += 1
+        return [{"node": "n1", "phase": "validating" if self.asked < self.returns_after else "in service", "note": ""}]
+
+    def listen(self, at_once: bool = False) -> list[Mark]:
+        new = [Mark(30.0, RETURNED, "n1")] if at_once and self.asked == self.returns_after else []
+        self.marks += new
+        return new
+
+
+def waited(ears: Ears, tmp_path: Path) -> dict[str, str]:
+    told: Any = lambda training, marks: None  # noqa: E731
+    training = Training(None, Notes(tmp_path / "notes"), None, ears, 1, told)  # type: ignore[arg-type]
+    return training.all_back([BLOW], 10.0, lambda text: None)
+
+
+def test_a_node_that_is_in_service_again_has_been_heard_to_be(tmp_path: Path) -> None:
+    """Its return came between two questions: it is no fault that nobody saw."""
+    ears = Ears(returns_after=3)
+    assert waited(ears, tmp_path) == {}
+    assert [mark.what for mark in ears.marks] == [RETURNED] and ears.asked == 3
+
+
+def test_a_fault_that_the_controller_never_saw_is_not_waited_for(tmp_path: Path) -> None:
+    ears = Ears(returns_after=0)
+    assert waited(ears, tmp_path) == {} and ears.marks == [] and ears.asked == 1
