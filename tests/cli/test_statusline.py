@@ -64,6 +64,13 @@ def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() ->
     assert last_cause([generation, lost, generation, generation]) == ""
 
 
+def test_a_parent_that_was_killed_ends_the_generation_of_its_workers_and_of_no_spare() -> None:
+    formed = {"event": "generation", "nodes": ["n1", "n2"]}
+    killed = {"event": "cold", "node": "n2", "why": "its warm parent was killed"}
+    assert last_cause([formed, killed]) == "n2: its warm parent was killed, and its workers with it"
+    assert last_cause([formed, {**killed, "node": "n3"}]) == ""
+
+
 def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
     generation = {"event": "generation"}
     spare = {"event": "lost", "node": "n3", "why": "no answer", "was": "spare"}

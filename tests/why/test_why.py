@@ -8,6 +8,7 @@ from dalsegno.health import Remedy
 from dalsegno.launch.status import Status
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
+from dalsegno.recovery.judge import AGENT_DEAD
 from dalsegno.recovery.phase import Phase
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
@@ -193,6 +194,8 @@ def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )
     assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.OUT)).next == "dalsegno health --node gpu-3"
+    blind = Care(Phase.SUSPECTED, f"{AGENT_DEAD}, the node itself answers: its health is not known")
+    assert explain_node(node(), blind).next == "dalsegno up", "which starts it again; it cannot be asked"
     given_up = explain_node(node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(Phase.GIVEN_UP, "3 times"))
     assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
 
@@ -265,6 +268,31 @@ def test_a_node_that_a_run_left_by_itself_has_hit_it_too():
     found = explain_run(run("running", generation=3), [LOST, left])
     assert found.sentence.endswith("the last thing that hit it: it left gpu-3 (its file system hangs)")
     assert list(moments_of_run([left])) == [], "there is a note of it"
+
+
+def generation(number: int, *nodes: str) -> dict[str, object]:
+    return {"at": 6.0 + number, "event": "generation", "generation": number, "nodes": list(nodes)}
+
+
+def test_what_ended_each_generation_is_told_and_none_is_blamed_on_an_older_fault():
+    """The kernel ran out of memory and took the parent of a node's workers."""
+    killed = {"at": 9.5, "event": "cold", "node": "gpu-1", "why": "its warm parent was killed"}
+    entries = [generation(1, "gpu-1", "gpu-2"), LOST, generation(2, "gpu-1"), killed, generation(3, "gpu-1")]
+    found = explain_run(run("running", generation=3), entries)
+    assert found.sentence.endswith("hit it: gpu-1: its warm parent was killed, and its workers with it")
+    assert [moment.text for moment in moments_of_run(entries)][1::2] == [
+        "gpu-2 was lost (silent for 1.2 s)",
+        "gpu-1: its warm parent was killed, and its workers with it",
+    ]
+    grown = explain_run(run("running", generation=3), [*entries[:3], generation(3, "gpu-1", "gpu-2")])
+    assert grown.sentence == "run train-x trains, in generation 3", "that it lost one before is no cause of this"
+
+
+def test_where_only_a_peers_complaint_is_known_that_is_told():
+    heard = [generation(1, "gpu-1"), failed(1, 2, "lost its peers", noise=True), failed(1, 3, "the same", noise=True)]
+    again = [*heard, generation(2, "gpu-1")]
+    assert [moment.text for moment in moments_of_run(again)][1:2] == ["rank 2 on gpu-1 lost its peers"]
+    assert explain_run(run("running", generation=2), again).sentence.endswith("hit it: rank 2 on gpu-1 lost its peers")
 
 
 def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():

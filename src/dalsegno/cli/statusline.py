@@ -71,16 +71,19 @@ def last_cause(entries: Iterable[Entry]) -> str:
     that was lost. A spare is none of them."""
     now: list[Entry] = []
     before: list[Entry] = []
+    members: Sequence[str] = ()
     for entry in entries:
         if entry.get("event") == "generation":
-            before, now = now, []
-        elif _ends_generation(entry):
+            before, now, members = now, [], entry.get("nodes", ())
+        elif _ends_generation(entry, members):
             now.append(entry)
     causes = sorted(now or before, key=lambda entry: entry["event"] != "failed")
     return _cause(causes[0]) if causes else ""
 
 
-def _ends_generation(entry: Entry) -> bool:
+def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
+    if entry.get("event") == "cold":
+        return entry.get("node") in members
     if entry.get("event") == "lost":
         return bool(entry.get("was", "member") == "member")
     return entry.get("event") == "failed" and not entry.get("noise")
@@ -144,6 +147,8 @@ def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause
 def _cause(entry: Entry) -> str:
     if entry["event"] == "lost":
         return f"{entry.get('node')} is lost: {entry.get('why')}"
+    if entry["event"] == "cold":
+        return f"{entry.get('node')}: {entry.get('why')}, and its workers with it"
     return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
 
 

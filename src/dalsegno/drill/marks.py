@@ -14,6 +14,8 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
         at, node = float(entry["at"]), str(entry.get("node", ""))
         if entry.get("event") == "lost":
             yield Mark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
+        elif entry.get("event") == "cold":
+            yield Mark(at, KNOWN, node, str(entry.get("why")))
         elif entry.get("event") == "failed" and not entry.get("noise"):
             yield Mark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
         elif entry.get("event") == "generation":

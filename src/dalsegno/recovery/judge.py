@@ -17,6 +17,7 @@ from dalsegno.slurm import JobInfo, JobState
 
 NETWORK = "network"  # the check of that name
 BEFORE = "; before that, "
+AGENT_DEAD = "its agent is dead"
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
@@ -79,7 +80,7 @@ def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick 
     if node.agent.presence is Presence.SILENT and own.seen:
         return f"its agent is silent{_line(node)}"
     if node.agent.presence is Presence.AGENT_DEAD:
-        return f"its agent is dead, the node itself answers: its health is not known{_line(node)}"
+        return f"{AGENT_DEAD}, the node itself answers: its health is not known{_line(node)}"
     return f"{quick.words}, all of one user's" if quick.count >= policy.quick_failures else ""
 
 

@@ -8,6 +8,7 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
+from dalsegno.recovery.judge import AGENT_DEAD
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import read_reason
 from dalsegno.recovery.slurms_own import TAKEN_OUT, rule_of
@@ -40,7 +41,9 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
     if care.phase is Phase.GIVEN_UP and node.draining:
         return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
     if care.phase is Phase.SUSPECTED and node.in_service:
-        command = _next(care, f"dalsegno health --node {node.name}")
+        # Only its agent could tell more, and `up` starts it again.
+        look = "dalsegno up" if care.note.startswith(AGENT_DEAD) else f"dalsegno health --node {node.name}"
+        command = _next(care, look)
         return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
         return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")

@@ -59,8 +59,11 @@ def _first_of_last(failed: Sequence[Entry]) -> Entry:
 
 
 def _because(entries: Sequence[Entry]) -> str:
-    """What began the present generation, unless it is the first."""
-    texts = [text for entry in entries if (text := _left(entry) or _hit(entry))]
+    """What began the present generation, unless it is the first: nothing of an older one."""
+    begins = [at for at, entry in enumerate(entries) if entry.get("event") == "generation"]
+    since = entries[begins[-2] :] if len(begins) > 1 else entries
+    texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
+    texts = texts or [_failed(entry) for entry in _only_noise(since)]
     return f"; the last thing that hit it: {texts[-1]}" if texts else ""
 
 
@@ -72,9 +75,20 @@ def _left(entry: Entry) -> str:
 def _hit(entry: Entry) -> str:
     if entry.get("event") == "lost":
         return f"{entry.get('node')} was lost ({entry.get('why')})"
-    if entry.get("event") == "failed" and not entry.get("noise"):
-        return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
-    return ""
+    if entry.get("event") == "cold":
+        return f"{entry.get('node')}: {entry.get('why')}, and its workers with it"
+    return _failed(entry) if entry.get("event") == "failed" and not entry.get("noise") else ""
+
+
+def _failed(entry: Entry) -> str:
+    return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
+
+
+def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
+    """Where a generation ended and nobody knows of more than a rank that missed another, the first such."""
+    if any(_left(entry) or _hit(entry) for entry in entries):
+        return []
+    return [entry for entry in entries if entry.get("event") == "failed"][:1]
 
 
 def _said(status: Status) -> str:
@@ -94,9 +108,13 @@ def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:
 
 
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
-    for entry in entries:
-        text = _text(entry)
-        if text:
+    known, of_this = list(entries), list[Entry]()
+    for entry in known:
+        if entry.get("event") == "generation":
+            yield from (Moment(float(each["at"]), "run", _failed(each)) for each in _only_noise(of_this))
+            of_this = []
+        of_this.append(entry)
+        if text := _text(entry):
             yield Moment(float(entry["at"]), "run", text)
 
 

@@ -70,7 +70,8 @@ def judge_oom(said: KernelSaid, *, window_s: float = 3600) -> Result:
         return failed(f"memory ran out and the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
     whole = [kill for kill in kills if kill[1] == "Out of memory"]
     if whole:
-        return warned(f"memory ran out {len(whole)} times; the last to be killed was {whole[-1][3]} ({whole[-1][2]})")
+        times = f"{len(whole)} times" if len(whole) > 1 else "once"
+        return warned(f"memory ran out {times}; the last to be killed was {whole[-1][3]} ({whole[-1][2]})")
     return passed("memory has not run out")
 
 
