@@ -172,7 +172,7 @@ def batch(far: Far, user: Contained, node: str) -> str:
     said.unlink(missing_ok=True)
     inner = "srun $I sh -c 'echo from \\$FROM_IMAGE' 2>&1; echo end"
     user.lines(f'cd {far.home}/tmp; unset TMPDIR; sbatch -w {node} -o {said} --wrap "{inner}"')
-    eventually(lambda: text_of(said).endswith("end\n"), 30, 0.05)
+    eventually(lambda: text_of(said).endswith("end\n"))
     return text_of(said)
 
 

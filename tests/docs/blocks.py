@@ -128,7 +128,7 @@ def play(page: Path, folder: Path, env: Mapping[str, str]) -> list[str]:
     for command in commands(page):
         done = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", command.text], cwd=folder, env={**env, "PATH": path}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
         )  # fmt: skip
         meant_to_fail = (command.answer or "").startswith("error:")
         as_told = command.answer is None or matches(command.answer, done.stdout)
