@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from dalsegno.demo.survival import NOTES, OTHERS, beside
+from dalsegno.demo.survival import NOTES, OTHERS, beside, without_places
 from dalsegno.drill.page import render_page
 from dalsegno.drill.picture import render_picture
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
@@ -88,3 +88,9 @@ def test_the_picture_ends_with_what_happened_and_not_with_what_was_waited_for():
     waited = Drill(7, ("n1",), 0.0, 1000.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS)
     assert render_picture(waited) == render_picture(replace(waited, ended=waited.told_until))
     assert "990 s" not in render_picture(waited) and "90 s" in render_picture(waited)
+
+
+def test_the_demo_s_page_names_no_file_that_goes_with_its_cluster():
+    saved = Mark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
+    page = render_page(without_places(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
+    assert "evidence saved<" in page and "/h o" not in page

@@ -10,6 +10,7 @@ import pytest
 
 from dalsegno.health import Finding, Remedy, Result, Verdict, failed, parse_report, passed, report_message, unknown
 from dalsegno.health.check import QUIET, Check, Context
+from dalsegno.health.checks.gpu_links import ask_fabric_manager
 from dalsegno.health.expected import Expected
 from dalsegno.health.line import result_line
 from dalsegno.health.report import LONGEST, Report
@@ -182,3 +183,11 @@ def test_after_its_time_nothing_is_begun(world: FolderWorld, tmp_path: Path) -> 
     slow = Check("slow", "", ask_slowly, judge_load)
     found = examine([slow, LOAD], Context.PROLOG, world, {}, within_s=5)
     assert [each.result for each in found] == [passed("little to do"), unknown("no time was left for it")]
+
+
+def test_a_machine_without_systemd_tells_nothing_of_the_fabric_manager(tmp_path: Path) -> None:
+    (tmp_path / "commands").mkdir()
+    (tmp_path / "commands/systemctl.exit1").write_text("")
+    world = FolderWorld(tmp_path, Expected("gpu-1", gpus=8, gpu_type="h100"))
+    with pytest.raises(NoAnswer, match="systemctl does not tell: it says nothing"):
+        ask_fabric_manager(world)

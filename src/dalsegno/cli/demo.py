@@ -50,7 +50,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
         if not keep:
             afterwards.callback(_discard, runs)
         _bring_up(target, cluster, place, None if keep else afterwards)
-        _play(scene, target, place, report, runs)
+        _play(scene, target, place, report, runs, keep)
     if keep:
         name = cluster.name
         out.talk(
@@ -82,7 +82,7 @@ def _check(scene: str, target: LocalTarget, cluster: Cluster, report: str | None
         demo_survival.check(report)
 
 
-def _play(scene: str, target: LocalTarget, place: Place, report: str | None, runs: list[RunFolder]) -> None:
+def _play(scene: str, target: LocalTarget, place: Place, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """`runs`: gets those that go with the cluster."""
     if scene == "researchers":
         from dalsegno.cli import demo_researchers
@@ -95,7 +95,7 @@ def _play(scene: str, target: LocalTarget, place: Place, report: str | None, run
     else:
         from dalsegno.cli import demo_survival
 
-        demo_survival.play(place, report, runs)
+        demo_survival.play(place, report, runs, keep)
 
 
 def _bring_up(target: LocalTarget, cluster: Cluster, place: Place, afterwards: ExitStack | None) -> None:

@@ -38,12 +38,12 @@ def _page(report: str | None) -> Path:
     return Path(report or PAGE).absolute()
 
 
-def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
+def play(place: Place, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """`runs`: gets those of which nobody will want to know more."""
     from dalsegno.cli.drill import write_page
     from dalsegno.cli.drill_stage import Theatre
     from dalsegno.cli.drill_view import View
-    from dalsegno.demo.survival import LOTS, SEED, beside
+    from dalsegno.demo.survival import LOTS, SEED, beside, without_places
     from dalsegno.drill.page import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
@@ -55,7 +55,8 @@ def play(place: Place, report: str | None, runs: list[RunFolder]) -> None:
         runs += theatre.traces.runs
         raise
     _show(drill)
-    write_page(_page(report), render_page(drill, "Dal Segno: the demo", beside(drill)))
+    shown = drill if keep else without_places(drill, str(place.folder))
+    write_page(_page(report), render_page(shown, "Dal Segno: the demo", beside(drill)))
     out.data(f"\nall of it as a page, with a picture: {_page(report)}")
     if not drill.survived:
         raise SystemExit(1)

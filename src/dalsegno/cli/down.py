@@ -49,6 +49,11 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
         out.talk(f"{place.name} is down after {time.monotonic() - started:.1f} s; nothing of it is left")
     else:
         out.talk(f"there was no cluster {place.name}: nothing to take down")
+        if others := [each.name for each in places() if each.name != place.name]:
+            named = (
+                "" if cluster or name or os.environ.get("DALSEGNO_CLUSTER") else "cluster.yaml here names that one; "
+            )
+            out.advise(f"{named}there is {' and '.join(others)}: `dalsegno down {others[0]}`")
 
 
 def _agreed(name: str, consequences: list[str], yes: bool) -> bool:

@@ -63,7 +63,11 @@ def error(what: str, where: str = "", hint: str = "") -> None:
     first, newline, rest = what.partition("\n")
     talk(style("error: ", fg="red", bold=True) + first + (f" ({where})" if where else "") + newline + rest)
     if hint:
-        talk(style("hint: ", fg="cyan") + hint)
+        advise(hint)
+
+
+def advise(hint: str) -> None:
+    talk(style("hint: ", fg="cyan") + hint)
 
 
 def warn(text: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.page import Comparison
 from dalsegno.drill.story import Drill
@@ -23,6 +26,12 @@ NOTES = (
     "the others: measured once by benchmarks/restart.py on two cores, see docs/performance.md",
     "the hosts are virtual: a replaced one boots in a second, a real one in minutes, so that time is not compared",
 )
+
+
+def without_places(drill: Drill, folder: str) -> Drill:
+    """Without what lies in the cluster's folder: that goes with the cluster, and the page stays."""
+    under = re.compile(rf":? ?{re.escape(folder)}\S*")
+    return replace(drill, marks=tuple(replace(mark, text=under.sub("", mark.text)) for mark in drill.marks))
 
 
 def beside(drill: Drill) -> Comparison:

@@ -1,0 +1,38 @@
+"""`down` where there is nothing of that name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dalsegno.cli.main import cli
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose file names `heal`, while the cluster that is up is `hc`."""
+    (tmp_path / "home/clusters/hc").mkdir(parents=True)
+    (tmp_path / "home/clusters/hc/state.json").write_text("{}")
+    (tmp_path / "cluster.yaml").write_text("name: heal\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DALSEGNO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DALSEGNO_CLUSTER", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks as root, for whom no cluster is somebody else's")
+def test_it_hints_at_the_cluster_that_is_there(home: Path) -> None:
+    done = CliRunner().invoke(cli, ["down", "--yes"])
+    assert (done.exit_code, done.stderr.splitlines()) == (
+        0,
+        [
+            "there was no cluster heal: nothing to take down",
+            "hint: cluster.yaml here names that one; there is hc: `dalsegno down hc`",
+        ],
+    )
+    named = CliRunner().invoke(cli, ["down", "other", "--yes"])
+    assert named.stderr.splitlines()[1:] == ["hint: there is hc: `dalsegno down hc`"]
+    assert (home / "clusters/hc").is_dir()
