@@ -140,6 +140,51 @@ def test_a_file_of_an_image_that_is_kept_is_a_copy_and_writing_it_again_leaves_n
     assert image.run("verify").returncode == 0, "what is written into the copy stays there"
 
 
+def test_a_kept_image_that_is_damaged_is_not_copied_out_and_is_made_anew_by_force(image: Image, tmp_path: Path):
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    name, target = f"oci:{tmp_path}/oci:x", tmp_path / "x.sqsh"
+    kept = image.path("import", name)
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:100] + b"damaged!" + whole[108:])
+    assert image.path("import", name) == kept and kept.read_bytes() != whole, "nobody reads all of it each time"
+    done = image.run("import", name, "-o", target)
+    assert done.returncode == 0 and f"{kept}, which is kept here, is damaged; it is not used" in done.stderr
+    assert image.run("verify", target).returncode == 0 and image.run("verify", name).returncode == 1
+    assert image.path("import", "--force", name) == kept
+    assert image.run("verify", name).returncode == 0
+
+
+def test_who_asks_for_an_image_learns_that_its_registry_could_not_be_asked(image: Image, tmp_path: Path):
+    Layout(tmp_path / "oci").image("x", [(LOWER, "gzip")])
+    with registry(tmp_path) as address:
+        push(tmp_path / "oci", "x", address, "team/app:v1")
+        kept = image.path("import", f"{address}#team/app:v1")
+    for more in ([], ["--force", "--or-kept"]):
+        away = image.run("import", *more, f"{address}#team/app:v1")
+        assert (away.returncode, away.stdout) == (1, "") and f"no answer from {address}" in away.stderr
+    assert str(kept) in image.run("import", f"{address}#team/app:v1").stderr
+    taken = image.run("import", "--or-kept", f"{address}#team/app:v1")
+    assert (taken.returncode, taken.stdout) == (0, f"{kept}\n") and "is taken as it was" in taken.stderr
+
+
+def test_one_name_of_several_goes_and_the_image_goes_with_the_last(image: Image, tmp_path: Path):
+    layout = Layout(tmp_path / "oci")
+    for tag in ("x", "y", "z"):
+        layout.image(tag, [(LOWER, "gzip")])
+    names = [f"oci:{tmp_path}/oci:{tag}" for tag in ("x", "y", "z")]
+    kept = image.path("import", names[0])
+    assert [image.path("import", name) for name in names[1:]] == [kept, kept]
+    assert (
+        f"removed the name {names[0]}; the image is still {names[1]}, {names[2]}\n" in image.run("rm", names[0]).stderr
+    )
+    assert kept.exists() and image.run("show", names[0]).returncode == 1
+    assert image.run("rm", names[1], names[2]).returncode == 0 and not kept.exists()
+    for name in names[:2]:
+        image.path("import", name)
+    digest = json.loads(image.run("ls", "--json").stdout)[0]["digest"]
+    assert image.run("rm", digest, names[1]).returncode == 0 and not kept.exists()
+
+
 def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_path: Path):
     root, file = tmp_path / "root", tmp_path / "x.sqsh"
     root.mkdir()
@@ -231,6 +276,9 @@ def test_an_image_for_another_machine_is_not_imported(image: Image, tmp_path: Pa
         (["from-venv", sys.prefix, "--add", "/nowhere"], "no folder /nowhere"),
         (["show", "/bin/sh"], "/bin/sh is no .sqsh file"),
         (["verify", "/bin/sh"], "/bin/sh is no .sqsh file"),
+        (["verify", "/nowhere.sqsh"], "/nowhere.sqsh: no such file"),
+        (["show", "./nowhere.sqsh"], "./nowhere.sqsh: no such file"),
+        (["verify", "/dev/null"], "/dev/null is no regular file"),
         (["rm", "nothing"], "no image `nothing`"),
     ],
 )
@@ -238,6 +286,12 @@ def test_every_slip_is_told_with_a_hint(image: Image, words: list[str], told: st
     done = image.run(*words)
     assert done.returncode in (1, 2) and told in done.stderr and "\nhint: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_is_no_place_for_images(image: Image, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DALSEGNO_IMAGES", "/bin/sh")
+    done = image.run("ls")
+    assert done.returncode == 2 and "/bin/sh is no folder" in done.stderr and "hint: DALSEGNO_IMAGES" in done.stderr
 
 
 def test_enroot_imports_where_it_is_installed(image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -301,8 +301,14 @@ def test_a_wrong_password_and_none_are_told_without_showing_it(hub: Hub, locked:
     for password in ("", "wrong word"):
         if password:
             docker_login(tmp_path, address, "ann", password)
-        with pytest.raises(DalsegnoError, match="refused") as caught:
+        with pytest.raises(
+            DalsegnoError, match=f"^{address} refused .* for team/app .*which gives its tokens"
+        ) as caught:
             imported(hub.name("two", address), tmp_path, home=tmp_path)
         assert "docker login" in caught.value.hint and "wrong word" not in f"{caught.value} {caught.value.hint}"
     with pytest.raises(DalsegnoError, match="no password is known for cem"):
         imported(f"cem@{hub.name('two', address)}", tmp_path, home=tmp_path)
+    (tmp_path / ".docker/config.json").write_text('{"credsStore": "nowhere"}')
+    with pytest.raises(DalsegnoError) as caught:
+        imported(hub.name("two", address), tmp_path, home=tmp_path)
+    assert caught.value.hint.startswith("docker-credential-nowhere was to be asked, and is not on this machine; log in")

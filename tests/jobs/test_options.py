@@ -56,3 +56,9 @@ def test_the_command_line_goes_before_variables_and_they_before_the_file() -> No
     line = {"nodes": Nodes(3, 3)}
     request = make_request("train.py", ("-v",), file, variables, line)
     assert request == RunRequest("train.py", ("-v",), Nodes(3, 3), spares=2, qos="low")
+
+
+def test_an_image_without_a_name_is_a_slip() -> None:
+    with pytest.raises(UsageError, match="name is empty"):
+        parse_option("container_image", "")
+    assert options_from_env({"DALSEGNO_RUN_CONTAINER_IMAGE": ""}) == {}

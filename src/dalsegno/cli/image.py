@@ -21,6 +21,7 @@ from dalsegno.errors import DalsegnoError, NotThere, UsageError
 if TYPE_CHECKING:
     from dalsegno.containers.store import Store, Stored
 
+_LISTS = "`dalsegno image ls` lists the images kept here"
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write this file, and keep none here."
@@ -45,15 +46,17 @@ def command() -> None:
 @command.command("import")
 @click.argument("source")
 @output_option
-@force_option
+@click.option("-f", "--force", is_flag=True, help="Write over FILE; without `-o`, import again what is kept.")
+@click.option("--or-kept", is_flag=True, help="If the registry does not answer, take what it gave before.")
 @click.option("-a", "--arch", default="", help="For another kind of machine: `arm64`, `x86_64`.")
 @compression_option
 @click.option("--plain-http", is_flag=True, help="The registry has no TLS; whoever listens may change what comes.")
 @click.option("--own", is_flag=True, help="Import it ourselves where Enroot is installed too.")
 @quiet_option
 def import_(
-    source: str, output: Path | None, force: bool, arch: str, compression: str, plain_http: bool, own: bool, quiet: bool
-) -> None:
+    source: str, output: Path | None, force: bool, or_kept: bool, arch: str, compression: str, plain_http: bool,
+    own: bool, quiet: bool,
+) -> None:  # fmt: skip
     """Make a .sqsh of SOURCE and print where it is. `enroot import`'s arguments are understood.
 
     \b
@@ -62,6 +65,7 @@ def import_(
     dalsegno image import oci:LAYOUT:TAG | docker-archive:FILE | dockerd://IMAGE | podman://IMAGE
     """
     from dalsegno.containers import parse_name
+    from dalsegno.containers.http_client import Unreachable
     from dalsegno.containers.importing import Importer
     from dalsegno.containers.manifest import architecture
     from dalsegno.system.machine import program
@@ -70,12 +74,30 @@ def import_(
     enroot = "" if own else program("enroot") or ""
     with _bar(quiet, "what has come is kept, and the same command goes on from there") as bar:
         importer = Importer(
-            _store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot
-        )
-        if output is not None:
-            importer.to_file(name, output, force=force)
-        path = output if output is not None else importer.to_store(name).path
+            _store(), bar, arch=architecture(arch), compression=compression, plain_http=plain_http, enroot=enroot,
+            or_kept=or_kept,
+        )  # fmt: skip
+        try:
+            if output is not None:
+                importer.to_file(name, output, force=force)
+            path = output if output is not None else importer.to_store(name, anew=force).path
+        except Unreachable as error:
+            raise _where_it_can_be_had(error, source) from error
     out.data(str(path))
+
+
+def _where_it_can_be_had(error: DalsegnoError, source: str) -> DalsegnoError:
+    """Nodes often have no way out, and virtual ones never do: then no other look at the name or the network helps."""
+    from dalsegno.system.network import reaches_beyond
+
+    if reaches_beyond():
+        return error
+    hint = (
+        "this host reaches its own networks alone, and a virtual node only its machine: "
+        f"`dalsegno image import {source}` there first, then srun finds it; "
+        "for all users, `containers.images` in the cluster file"
+    )
+    return DalsegnoError(error.what, hint=hint)
 
 
 @command.command()
@@ -178,11 +200,23 @@ def _show_file(path: Path, json_: bool) -> None:
 @command.command()
 @click.argument("images", nargs=-1, required=True)
 def rm(images: tuple[str, ...]) -> None:
-    """Remove IMAGES. Jobs that have one mounted keep it; its layers go with the next `gc`."""
+    """Remove IMAGES. Jobs that have one mounted keep it; its layers go with the next `gc`.
+
+    Of an image with several names one goes, and the image with the last; by its digest all of it goes at once.
+    """
     store = _store()
-    for found in {found.path: found for found in map(store.find, images)}.values():
-        store.remove(found)
-        out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
+    for each in images:
+        store.find(each)  # all of them, before any goes
+    for each in images:
+        try:
+            found = store.find(each)
+        except NotThere:
+            continue  # it went with one before it
+        if left := store.take_name(each, found):
+            out.talk(f"removed the name {each}; the image is still {', '.join(left)}")
+        else:
+            store.remove(found)
+            out.talk(f"removed {', '.join(found.names) or found.record.hex[:12]}")
 
 
 @command.command(short_help="Remove what no name leads to.")
@@ -258,9 +292,13 @@ def _find(store: Store, image: str) -> Stored:
     try:
         return store.find(image)
     except NotThere:
-        if not Path(image).is_file():
+        if image.startswith(("/", "./", "../")) and not os.path.lexists(image):
+            raise NotThere(f"{image}: no such file", hint=_LISTS) from None
+        if not os.path.exists(image):
             raise
-        raise UsageError(f"{image} is no .sqsh file", hint="`dalsegno image ls` lists the images kept here") from None
+        if not Path(image).is_file():
+            raise UsageError(f"{image} is no regular file", hint=_LISTS) from None
+        raise UsageError(f"{image} is no .sqsh file", hint=_LISTS) from None
 
 
 def _read(path: Path, bar: Bar) -> tuple[str, str]:

@@ -35,6 +35,7 @@ class Wallet:
     env: Mapping[str, str]
     home: Path
     runner: Runner
+    lacking: list[str] = field(default_factory=list)  # helpers that a file names, and that could not be started
 
     def find(self, registry: str, realm_host: str, user: str = "") -> Credential | None:
         """The first that fits; Enroot's file names the host that gives tokens, Docker's the registry."""
@@ -75,10 +76,12 @@ class Wallet:
     def _from_helper(self, helper: str, key: str) -> Iterator[Credential]:
         if not _HELPER.fullmatch(helper):
             return
+        program = f"docker-credential-{helper}"
         try:
-            said = self.runner.run([f"docker-credential-{helper}", "get"], stdin=key, env=self.env, timeout_s=60)
-        except DalsegnoError:
-            return  # a helper of another machine: the registry will say whether it wants to know us
+            said = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
+        except DalsegnoError:  # a helper of another machine: the registry will say whether it wants to know us
+            self.lacking.extend({program}.difference(self.lacking))
+            return
         try:
             value = json.loads(said.stdout) if said.exit_code == 0 else {}
         except ValueError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from dalsegno.containers import metadata
 from dalsegno.containers.archive import FromArchive, saved_by_daemon
 from dalsegno.containers.credentials import Wallet
+from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import CHUNK
 from dalsegno.containers.enroot import import_by_enroot
 from dalsegno.containers.http_client import Http, Unreachable
@@ -45,11 +46,15 @@ class Importer:
     compression: str = "lz4"
     plain_http: bool = False
     enroot: str = ""  # where it is, if it shall be used
+    or_kept: bool = True  # where the registry does not answer: what it gave before
 
-    def to_store(self, name: ImageName) -> Stored:
-        """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time."""
+    def to_store(self, name: ImageName, *, anew: bool = False) -> Stored:
+        """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time.
+
+        `anew`: made again, whatever is kept.
+        """
         name = name.absolute()
-        asked = 0.0 if name.digest else self.store.clock()
+        asked = 0.0 if name.digest and not anew else self.store.clock()
         with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
             known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
             if known:  # while we waited, or it can never change
@@ -59,9 +64,11 @@ class Importer:
                 try:
                     found = source.find(self.arch)
                 except Unreachable as error:
+                    if anew:
+                        raise
                     return self._as_it_was(name, error)
                 self._check_arch(name, found)
-                stored = self._stored(name, source, found)
+                stored = self._stored(name, source, found, anew)
             self.store.name(str(name), self.arch, stored.record)
             return stored
 
@@ -74,11 +81,17 @@ class Importer:
                 self.progress.stage(f"looking for {name}")
                 found = source.find(self.arch)
                 self._check_arch(name, found)
-                known = self.store.get(found.digest, self.compression)
-                if known:
-                    copy(known.path, target)
-                sha256 = known.record.sha256 if known else self._make(name, source, found, target)
+                sha256 = self._copied(found.digest, target) or self._make(name, source, found, target)
                 self.store.wrote(target, str(name), sha256)
+
+    def _copied(self, digest: str, target: Path) -> str:
+        """The SHA-256 of an image that is kept, and now is in this file too; "" if none is kept that is whole."""
+        known = self.store.get(digest, self.compression)
+        try:
+            return copy(known, target) if known else ""
+        except DamagedImage as error:
+            self.progress.warn(f"{error.what}; it is not used")
+            return ""
 
     def _check_arch(self, name: ImageName, found: Found) -> None:
         """What an index lists can be had by no other name, whatever the image says of itself."""
@@ -92,16 +105,18 @@ class Importer:
         known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
         if known is None:
             raise error
+        if not self.or_kept:
+            raise Unreachable(error.what, hint=f"{error.hint}; `--or-kept` takes what it gave before: {known.path}")
         self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
         return known
 
     def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
         return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))
 
-    def _stored(self, name: ImageName, source: Source, found: Found) -> Stored:
+    def _stored(self, name: ImageName, source: Source, found: Found, anew: bool) -> Stored:
         with self._turn(f"{found.digest} {self.compression}", found.digest[:19]):
             known = self.store.get(found.digest, self.compression)
-            if known:
+            if known and not anew:
                 return known
             path = self.store.image(found.digest, self.compression)
             sha256 = self._make(name, source, found, path)
@@ -160,14 +175,32 @@ class Importer:
         return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
 
 
-def copy(source: Path, target: Path) -> None:
-    """Whole, or not there. Never a second name of the same file: what is written into the copy stays in the copy."""
-    with open(source, "rb") as file, nameless(target) as handle:
-        with contextlib.suppress(OSError):  # file systems that cannot share blocks
-            fcntl.ioctl(handle, _FICLONE, file.fileno())
-            return
+def copy(kept: Stored, target: Path) -> str:
+    """Whole, or not there. Never a second name of the same file: what is written into the copy stays in the copy.
+
+    Its SHA-256, which is known before it has its name: what was damaged here is not spread.
+    """
+    with open(kept.path, "rb") as file, nameless(target) as handle:
+        shared = _share_blocks(file.fileno(), handle)
+        digest = hashlib.sha256()
         while chunk := file.read(CHUNK):
-            _write_all(handle, chunk)
+            digest.update(chunk)
+            if not shared:
+                _write_all(handle, chunk)
+        if digest.hexdigest() != kept.record.sha256:
+            raise DamagedImage(
+                f"{kept.path}, which is kept here, is damaged", hint="`dalsegno image import --force` makes it anew"
+            )
+    return digest.hexdigest()
+
+
+def _share_blocks(source: int, target: int) -> bool:
+    """Of file systems that can; until one of the two is written to."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
 
 
 def _write_all(handle: int, chunk: bytes) -> None:

@@ -137,7 +137,9 @@ class Registry:
                 value = json.loads(_read_up_to(answer, 1 << 20))
         except Refused as refused:
             who = f"the password of {known.user or 'the token'}" if known else "a request without a user"
-            what = f"{urllib.parse.urlsplit(url).netloc} refused {who} ({refused.status})"
+            server = urllib.parse.urlsplit(url).netloc
+            by = "" if server == self._name.registry else f" (by {server}, which gives its tokens)"
+            what = f"{self._name.registry} refused {who} for {self._name.repository}{by}: {refused.status}"
             raise DalsegnoError(what, hint=self._login_hint()) from refused
         except ValueError:
             value = None
@@ -164,7 +166,8 @@ class Registry:
         return refused
 
     def _login_hint(self) -> str:
-        return _LOGIN_HINT.format(host=self._name.registry.partition(":")[0])
+        lacking = "".join(f"{each} was to be asked, and is not on this machine; " for each in self._wallet.lacking)
+        return lacking + _LOGIN_HINT.format(host=self._name.registry.partition(":")[0])
 
 
 def _basic(known: Credential) -> str:

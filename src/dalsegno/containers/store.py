@@ -171,9 +171,23 @@ class Store:
             raise UsageError(f"{stored.path} is root's", hint="`sudo dalsegno image rm` removes it, for all")
         stored.path.with_suffix(".json").unlink(missing_ok=True)
         stored.path.unlink(missing_ok=True)
+        self._untag(lambda tag: _is_of(tag, stored))
+
+    def take_name(self, text: str, stored: Stored) -> tuple[str, ...]:
+        """Of an image that has several, the one it was called by; the names that are left. It was called otherwise, by
+        its digest or its path: all go, and none is left."""
+        with contextlib.suppress(UsageError):
+            wanted = {text, str(parse_name(text).absolute())}
+            left = tuple(name for name in stored.names if name not in wanted)
+            if left and left != stored.names and self.folder in stored.path.parents:
+                self._untag(lambda tag: tag.name in wanted and _is_of(tag, stored))
+                return left
+        return ()
+
+    def _untag(self, wanted: Callable[[Tag], bool]) -> None:
         for path in (self.folder / "tags").glob("*.json"):
             tag = read_tag(path)
-            if tag and (tag.digest, tag.compression) == (stored.record.digest, stored.record.compression):
+            if tag and wanted(tag):
                 path.unlink(missing_ok=True)
 
     def sweep(self, layers: bool = False) -> Swept:
@@ -201,9 +215,15 @@ class Store:
         return _remove(stale)
 
 
+def _is_of(tag: Tag, stored: Stored) -> bool:
+    return (tag.digest, tag.compression) == (stored.record.digest, stored.record.compression)
+
+
 def open_store(wanted: Path, own: Path) -> Store:
     """The store at a place that is ours, or may be. Where it is another's: a part of it if all may write there, else
     `own`; and theirs to read."""
+    if wanted.exists() and not wanted.is_dir():
+        raise UsageError(f"{wanted} is no folder: images cannot be kept there", hint="DALSEGNO_IMAGES names another")
     if _may_make(wanted) and (not wanted.exists() or wanted.stat().st_uid == os.geteuid()):
         return Store(wanted)
     if wanted.is_dir() and os.access(wanted, os.W_OK):

@@ -72,6 +72,13 @@ def _sbatch_args(text: str) -> tuple[str, ...]:
     return words
 
 
+def _image(text: str) -> str:
+    """An empty one is a variable that was not set, and not a run without a container: srun refuses it too."""
+    if not text.strip():
+        raise UsageError("the image's name is empty", hint="without the option the run has no container")
+    return _path(text)
+
+
 _path = _checked(lambda text: checks.check_paths([text]))
 
 OPTIONS = (
@@ -220,7 +227,7 @@ OPTIONS = (
     ),
     Option(
         "container_image",
-        _path,
+        _image,
         "Run in this container: a .sqsh file, or a registry's image as Pyxis writes it. Its Python is the run's.",
         examples=("/fsx/pytorch.sqsh", "nvcr.io#nvidia/pytorch:24.01-py3"),
         shows="IMAGE",

@@ -19,7 +19,8 @@
 enum { SAID_MAX = 8192 };
 
 static _Noreturn void become_program(int out, int err) {
-    char *words[] = {(char *)request.import, "image", "import", "--quiet", "--", (char *)request.image, NULL};
+    char *words[] = {(char *)request.import, "image", "import", "--quiet", "--or-kept", "--", (char *)request.image,
+                     NULL};
     setpgid(0, 0);
     if (geteuid() == 0 && request.uid != 0)
         become_user();

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import socket
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dalsegno.system.processes import Runner
 
@@ -15,6 +17,24 @@ def run_ip(runner: Runner, lines: Sequence[str], inside: int | None = None) -> N
     if lines:
         enter = ["nsenter", "-t", str(inside), "-n"] if inside else []
         runner.run([*enter, "ip", "-batch", "-"], stdin="\n".join(lines) + "\n", timeout_s=60).checked()
+
+
+def reaches_beyond() -> bool:
+    """Whether this host has a way to other networks than its own."""
+    texts = []
+    for name in ("route", "ipv6_route"):
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            texts.append(Path("/proc/net", name).read_text())
+    return has_default_route("".join(texts))
+
+
+def has_default_route(text: str) -> bool:
+    """As /proc/net/route and /proc/net/ipv6_route write it; the kernel itself has one on `lo`, which refuses all."""
+    for words in map(str.split, text.splitlines()):
+        four, six = words[1:2] == ["0" * 8] and words[7:8] == ["0" * 8], words[:2] == ["0" * 32, "00"]
+        if (four or six) and "lo" not in (words[0], words[-1]):
+            return True
+    return False
 
 
 def link_names(runner: Runner, inside: int | None = None) -> set[str]:
