@@ -1,5 +1,6 @@
 /* Plays slurmstepd for the plugin, so that all of it can run under AddressSanitizer without Slurm:
- * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's. */
+ * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's; PLUGSTACK in it is a word of the
+ * plugin's line in plugstack.conf. */
 #define _GNU_SOURCE
 #include <grp.h>
 #include <slurm/slurm.h>
@@ -99,7 +100,8 @@ static _Noreturn void run_task(void) {
 int main(int argc, char *argv[]) {
     int status = 0, worst = 0, next = 3;
     user = (uid_t)atoi(argv[1]), tasks = (uint32_t)atoi(argv[2]);
-    slurm_spank_init(NULL, 0, NULL);
+    char *word = getenv("PLUGSTACK");
+    slurm_spank_init(NULL, word != NULL, &word);
     for (; next < argc && strcmp(argv[next], "--") != 0; next++)
         if (give_option(argv[next] + 2) != 0)
             return 2;

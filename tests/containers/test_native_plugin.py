@@ -130,6 +130,21 @@ def test_a_step_saves_its_container(stepd: Path, tree: Path, tmp_path: Path, uid
     assert done.returncode == 0 and target.exists(), done.stderr
 
 
+def test_an_import_has_the_jobs_proxy_and_nobody_else_reads_its_password(stepd: Path, tree: Path, tmp_path: Path):
+    program = tmp_path / "import"
+    note = """(tr '\\0' ' ' </proc/$PPID/cmdline; echo; echo "$http_proxy $HOME $*")"""
+    program.write_text(f"#!/bin/sh\n{note} >{tmp_path}/seen/it\necho {tree}\n")
+    program.chmod(0o755)
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen").chmod(0o777)
+    given = {"PLUGSTACK": f"import={program}", "http_proxy": "http://me:word@proxy", "HOME": "/home/me"}
+    done = step(stepd, "--container-image=team/app:v1", "--", "/bin/sh", "-c", "echo ${http_proxy-none}", **given)
+    assert (done.returncode, done.stdout) == (0, "http://me:word@proxy\n" * 2), done.stderr
+    helper, imports = (tmp_path / "seen/it").read_text().splitlines()
+    assert "image=team/app:v1" in helper and "word" not in helper and "/home/me" not in helper
+    assert imports == "http://me:word@proxy /home/me image import --quiet --or-kept -- team/app:v1"
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of a few pages."""

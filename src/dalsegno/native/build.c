@@ -30,6 +30,7 @@
 
 struct request request;
 bool privileged;
+static char **started_with; /* our environment */
 
 /* ---- answers */
 
@@ -150,8 +151,6 @@ static void read_word(const char *word) {
         read_groups(value);
     else if (is(word, "site", &value) && request.site_count < SITE_MAX)
         request.site[request.site_count++] = value;
-    else if (is(word, "env", &value) && request.variable_count < VARIABLES_MAX)
-        request.variables[request.variable_count++] = value;
     else if (is(word, "readonly", &value))
         request.readonly = *value == '1';
     else if (is(word, "remap_root", &value))
@@ -160,6 +159,22 @@ static void read_word(const char *word) {
         request.as_user = *value == '1';
     else
         fail("the helper does not know `%.100s`: it and the plugin are of different versions", word);
+}
+
+/* Those that an import shall have are for no other program that we start. */
+static void read_variables(void) {
+    static char path[PATH_MAX] = "/usr/sbin:/usr/bin:/sbin:/bin";
+    const char *own = getenv("PATH");
+    if (own)
+        snprintf(path, sizeof path, "%s", own);
+    started_with = environ;
+    for (char **each = environ; each && *each && request.variable_count < VARIABLES_MAX; each++)
+        if (strncmp(*each, FOR_IMPORT, strlen(FOR_IMPORT)) == 0)
+            request.variables[request.variable_count++] = *each + strlen(FOR_IMPORT);
+    if (request.variable_count == 0)
+        return;
+    clearenv();
+    setenv("PATH", path, 1);
 }
 
 /* A folder of the user's own below one of the cluster's; made by root, it is the user's only where `theirs`. */
@@ -235,7 +250,7 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
     fcntl(ANSWER_FD, F_SETFD, 0);
-    execv("/proc/self/exe", words);
+    execve("/proc/self/exe", words, started_with);
     fail("cannot start again: %s", strerror(errno));
 }
 
@@ -303,6 +318,7 @@ int main(int argc, char *argv[]) {
     umask(022);
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
+    read_variables();
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (request.save)
         save_root(user, MOUNTS_FD);

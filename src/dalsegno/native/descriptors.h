@@ -1,4 +1,4 @@
-/* What the helper finds open when the plugin starts it. */
+/* What the helper finds when the plugin starts it: open descriptors, and variables that are meant for an import. */
 #ifndef DALSEGNO_DESCRIPTORS_H
 #define DALSEGNO_DESCRIPTORS_H
 
@@ -7,5 +7,7 @@ enum {
     USER_FD = 4,   /* a container's namespaces, to save it; root's has no user namespace */
     MOUNTS_FD = 5,
 };
+
+#define FOR_IMPORT "DALSEGNO_IMPORT_" /* before the names of those */
 
 #endif

@@ -18,13 +18,15 @@
 
 enum { SAID_MAX = 8192 };
 
-static _Noreturn void become_program(int out, int err) {
+static _Noreturn void become_program(int out, int err, pid_t parent) {
     char *words[] = {(char *)request.import, "image", "import", "--quiet", "--or-kept", "--", (char *)request.image,
                      NULL};
     setpgid(0, 0);
     if (geteuid() == 0 && request.uid != 0)
         become_user();
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
+    if (getppid() != parent)
+        _exit(127); /* it went before we could be told */
     int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(out, 1);
@@ -94,11 +96,12 @@ void import_image(void) {
     if (out < 0 || err < 0)
         fail("no place for the import's answer: %s", strerror(errno));
     leave_signals_to_tasks(true);
-    pid_t child = fork();
+    pid_t parent = getpid(), child = fork();
     if (child == 0)
-        become_program(out, err);
+        become_program(out, err, parent);
     if (child < 0)
         fail("the import cannot be started: %s", strerror(errno));
+    setpgid(child, child); /* here too: whoever is first, its group is there when we kill it */
     int status = wait_for(child);
     leave_signals_to_tasks(false);
     char *path = said(out);

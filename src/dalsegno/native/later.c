@@ -40,6 +40,7 @@ static void *hand_on(void *nothing) {
         poll(&(struct pollfd){.fd = later.tasks[1]}, 1, KILLED_MS);
     for (uint32_t i = 0; i < later.task_count && send_message(later.tasks[1], text, fds, count); i++)
         ;
+    shutdown(later.tasks[1], SHUT_WR); /* whoever got none, is told so and waits no more */
     return nothing;
 }
 

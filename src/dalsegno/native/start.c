@@ -94,21 +94,23 @@ static void read_node_name(spank_t spank, char *name, size_t size) {
     slurm_hostlist_destroy(hosts);
 }
 
-/* What an import may need of the job's environment: whose credentials, which proxy. */
-static void add_import(spank_t spank, const struct site *site, struct words *words) {
+#define PATH_WORD "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+/* What an import may need of the job's environment: whose credentials, which proxy. As variables of the helper, with a
+ * word before each that keeps everybody else from heeding them: a proxy's password is not for all to read, as the words
+ * of a command are. */
+static void add_import(spank_t spank, const struct site *site, struct words *variables) {
     static const char *const names[] = {"HOME",       "XDG_CONFIG_HOME",   "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
                                         "http_proxy", "https_proxy",       "no_proxy",        "HTTP_PROXY",
                                         "HTTPS_PROXY", "NO_PROXY",         "SSL_CERT_FILE",   "DALSEGNO_HOME",
                                         "DALSEGNO_IMAGES", "ENROOT_CONFIG_PATH", "ENROOT_ALLOW_HTTP"};
     char value[4096];
-    if (site->import)
-        add(words, "import=%s", site->import);
-    add(words, "env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    add(variables, FOR_IMPORT PATH_WORD);
     if (site->images && spank_getenv(spank, "DALSEGNO_IMAGES", value, sizeof value) != ESPANK_SUCCESS)
-        add(words, "env=DALSEGNO_IMAGES=%s", site->images);
+        add(variables, FOR_IMPORT "DALSEGNO_IMAGES=%s", site->images);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (spank_getenv(spank, names[i], value, sizeof value) == ESPANK_SUCCESS)
-            add(words, "env=%s=%s", names[i], value);
+            add(variables, FOR_IMPORT "%s=%s", names[i], value);
 }
 
 static void add_site(spank_t spank, const struct site *site, struct words *words) {
@@ -129,8 +131,8 @@ static void add_site(spank_t spank, const struct site *site, struct words *words
 }
 
 /* Between fork and exec only system calls: other threads of slurmstepd may hold locks that nobody here gives back. */
-static void run_helper(const char *path, char *const words[], int answer, int user, int mounts) {
-    static char *const environment[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", NULL};
+static void run_helper(const char *path, char *const words[], char *const variables[], int answer, int user,
+                       int mounts) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -146,7 +148,7 @@ static void run_helper(const char *path, char *const words[], int answer, int us
     if (high[2] >= 0)
         dup2(high[2], MOUNTS_FD);
     syscall(SYS_close_range, 64, ~0u, 0);
-    execve(path, words, environment);
+    execve(path, words, variables);
     _exit(127);
 }
 
@@ -155,14 +157,15 @@ static void run_helper(const char *path, char *const words[], int answer, int us
  * outlives the tasks. */
 void keep_detached(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-struct helper begin_helper(const char *path, char *const words[], int user, int mounts) {
+struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
+    static char *const none[] = {PATH_WORD, NULL};
     struct helper helper = {.pid = -1, .talk = -1};
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return helper;
     helper.pid = fork();
     if (helper.pid == 0)
-        run_helper(path, words, pair[1], user, mounts);
+        run_helper(path, words, variables ? variables : none, pair[1], user, mounts);
     close(pair[1]);
     helper.talk = pair[0];
     return helper;
@@ -204,7 +207,7 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
 }
 
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
-    struct words words = {.count = 0};
+    struct words words = {.count = 0}, variables = {.count = 0};
     char text[ANSWER_LENGTH];
     int fds[3] = {-1, -1, -1};
     const char *image = given[OPTION_IMAGE];
@@ -214,8 +217,11 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     add_site(spank, site, &words);
     if (image)
         add(&words, "image=%s", image);
+    if (import && site->import)
+        add(&words, "import=%s", site->import);
+    add(&variables, PATH_WORD);
     if (import)
-        add_import(spank, site, &words);
+        add_import(spank, site, &variables);
     if (given[OPTION_MOUNTS])
         add(&words, "mounts=%s", given[OPTION_MOUNTS]);
     if (given[OPTION_NAME])
@@ -226,8 +232,9 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
         add_home(spank, &words);
     add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
     add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
-    struct helper helper = begin_helper(site->helper, words.list, -1, -1);
+    struct helper helper = begin_helper(site->helper, words.list, variables.list, -1, -1);
     free_words(&words);
+    free_words(&variables);
     if (import && await_later(spank, helper, container))
         return;
     int count = take_message(helper.talk, text, sizeof text, fds, 3);
@@ -245,7 +252,7 @@ void prepare_save(spank_t spank, const char *path) {
 
 bool save_container(const struct site *site, const struct container *container) {
     char text[ANSWER_LENGTH];
-    struct helper helper = begin_helper(site->helper, saving_words.list, container->user, container->mounts);
+    struct helper helper = begin_helper(site->helper, saving_words.list, NULL, container->user, container->mounts);
     take_message(helper.talk, text, sizeof text, NULL, 0);
     end_helper(&helper);
     free_words(&saving_words);

@@ -33,7 +33,7 @@ struct helper {
     int talk;
 };
 
-struct helper begin_helper(const char *path, char *const words[], int user, int mounts);
+struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
 int take_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors came with it; -1: none will */
 void end_helper(struct helper *helper);
 void take_answer(char *text, const int *fds, int count, struct container *container);
