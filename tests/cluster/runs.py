@@ -24,6 +24,7 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe
 from tests.cluster.conftest import Cli
+from tests.cluster.programs import programs
 from tests.waiting import eventually
 
 LONG_S = 180.0  # for what takes some seconds on a machine that has nothing else to do
@@ -254,7 +255,7 @@ class Run:
         return [pid for pid in found if parent_of(pid) not in found]
 
     def coordinator(self) -> int | None:
-        found = [pid for pid in self.processes() if "run-coordinator" in arguments(pid)]
+        found = programs(self.processes(), lambda words: "run-coordinator" in words)
         return found[0] if found else None
 
     # Its snapshots

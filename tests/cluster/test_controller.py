@@ -9,8 +9,9 @@ import pytest
 
 from dalsegno.recovery.client import ask, controller_answers
 from dalsegno.system.hosts import host_process, service_facts
-from dalsegno.system.procfs import arguments, descendants, marked
+from dalsegno.system.procfs import descendants, marked
 from tests.cluster.conftest import SOURCE, Cli
+from tests.cluster.programs import programs
 from tests.cluster.test_up_down import small
 from tests.waiting import eventually
 
@@ -34,7 +35,7 @@ def controller_pid(cli: Cli) -> int | None:
     """Its PID on the machine: the head itself knows it by another."""
     head = host_process(cli.home / "clusters/shared/hosts/head")
     assert head is not None
-    found = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
+    found = programs(descendants(head.pid), lambda words: "controller" in words)
     return found[0] if found else None
 
 
@@ -64,7 +65,8 @@ def test_on_loopback_ports_it_is_there_too_and_goes_with_the_cluster(cli: Cli):
     cli.ok("up", cli.file(small(1) + "local: {hosts: loopback}\n"))
     path = cli.home / "clusters/one/run/controller.sock"
     assert ask_from(cli, {"runs": True}, "-M", "one") == {"runs": []}
-    (pid,) = (process.pid for process in marked(str(path.parents[1])) if "controller" in arguments(process.pid))
+    ours = [process.pid for process in marked(str(path.parents[1]))]
+    (pid,) = programs(ours, lambda words: "controller" in words)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: controller_answers(path))
     assert cli.status("one")["phase"] == "up"

@@ -17,6 +17,7 @@ from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import arguments, descendants
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.programs import programs
 from tests.waiting import eventually
 
 FILE = """
@@ -119,7 +120,7 @@ def test_an_agent_that_stands_still_is_silent_and_its_node_is_not_gone(three: Cl
 def pid_of(cli: Cli, host: str, program: str) -> int:
     process = host_process(cli.home / "clusters/one/hosts" / host)
     assert process is not None
-    return next(pid for pid in descendants(process.pid) if program in arguments(pid))
+    return programs(descendants(process.pid), lambda words: program in words)[0]
 
 
 def test_a_plain_user_neither_reads_the_secrets_nor_writes_the_controllers_files(three: Cli):

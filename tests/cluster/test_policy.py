@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import Process, arguments, descendants, end, start_ticks
+from dalsegno.system.procfs import Process, descendants, end, start_ticks
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
+from tests.cluster.programs import programs
 from tests.waiting import eventually
 
 NOBODY = 65534
@@ -448,7 +449,7 @@ def daemon(host: Path, program: str) -> Process:
     """A daemon of a host, as a process of the machine."""
     first = host_process(host)
     assert first is not None
-    found = [pid for pid in descendants(first.pid) if any(word.endswith(f"/{program}") for word in arguments(pid)[:1])]
+    found = programs(descendants(first.pid), lambda words: any(word.endswith(f"/{program}") for word in words[:1]))
     assert len(found) == 1, found
     start = start_ticks(found[0])
     assert start is not None

@@ -18,6 +18,7 @@ from dalsegno.system.procfs import arguments, descendants, find
 from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import PINGED_S, Cli, at_home, taken_down
+from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image
 from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
@@ -79,7 +80,7 @@ def heals(cli: Cli, node: str, breaking: Callable[[], object]) -> dict[str, floa
 def controller_pid(cli: Cli) -> int:
     head = host_process(cli.home / "clusters/one/hosts/head")
     assert head is not None
-    (pid,) = [pid for pid in descendants(head.pid) if "controller" in arguments(pid)]
+    (pid,) = programs(descendants(head.pid), lambda words: "controller" in words)
     return pid
 
 

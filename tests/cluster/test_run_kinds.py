@@ -16,6 +16,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import read_status, write_status
 from dalsegno.system.procfs import arguments, environment, find, owner
 from tests.cluster.conftest import SOURCE, Cli, make_home, taken_down
+from tests.cluster.programs import programs
 from tests.cluster.runs import LONG_S, Run, footprint, kill, node_of
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program
 from tests.waiting import eventually
@@ -148,7 +149,7 @@ def test_without_a_controller_the_batch_step_keeps_the_coordinator(stranger: Per
 
 def coordinators(run: Run) -> list[int]:
     """The one that keeps, and the one that is kept."""
-    found = [pid for pid in run.processes() if "run-coordinator" in arguments(pid)]
+    found = programs(run.processes(), lambda words: "run-coordinator" in words)
     return sorted(found, key=lambda pid: "--kept" in arguments(pid))
 
 
