@@ -46,3 +46,20 @@ def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, do
     eventually(ready.exists)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == code
+
+
+def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: Path) -> None:
+    """Whenever it comes after `keep` has begun: the coordinator is never left alone."""
+    child = "import signal; signal.pause()"
+    keeper = (
+        "import os, signal, sys\n"
+        "from dalsegno.jobs import keeping\n"
+        "real = keeping.start\n"
+        "def start(argv, env):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return real(argv, env)\n"
+        "keeping.start = start\n"
+        f"sys.exit(keeping.keep([sys.executable, '-c', {child!r}]))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", keeper], env=env, timeout=PATIENCE_S, check=False).returncode == 143

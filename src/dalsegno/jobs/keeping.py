@@ -16,28 +16,39 @@ MOST_SHORT_LIVES = 8
 
 
 def keep(argv: Sequence[str]) -> int:
-    """Run the coordinator until it ends by itself; its code is the run's. Once Slurm ends the step, it is let go."""
-    short, ended_by_slurm = 0, False
-    while True:
-        began = time.monotonic()
-        code, terminated = _live(start(argv, os.environ))
-        ended_by_slurm = ended_by_slurm or terminated
-        short = short + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
-        if 0 <= code != CRASHED or ended_by_slurm or short >= MOST_SHORT_LIVES:
-            return code if code >= 0 else 128 - code
+    """Run the coordinator until it ends by itself; its code is the run's. Once Slurm ends the step, it is let go.
 
-
-def _live(child: Child) -> tuple[int, bool]:
-    """Until it has ended: its code, and whether it was told to end. Slurm's signals are for it, not for us."""
+    Slurm's signals are for the coordinator, not for us: they are passed on from before the first one is started.
+    """
     caught: list[int] = []
+    living: list[Child] = []
 
     def pass_on(number: int, _: object) -> None:
         caught.append(number)
-        send(child.process, signal.Signals(number))
+        _send(living, number)
 
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, pass_on)
+    short = 0
+    while True:
+        began, known = time.monotonic(), len(caught)
+        living[:] = [start(argv, os.environ)]
+        for late in caught[known:]:  # while it was being started
+            _send(living, late)
+        code = _wait(living[0])
+        living.clear()
+        short = short + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
+        if 0 <= code != CRASHED or signal.SIGTERM in caught or short >= MOST_SHORT_LIVES:
+            return code if code >= 0 else 128 - code
+
+
+def _wait(child: Child) -> int:
     assert child.popen is not None
     code = child.popen.wait()
     child.close()
-    return code, signal.SIGTERM in caught
+    return code
+
+
+def _send(living: Sequence[Child], number: int) -> None:
+    for child in living:
+        send(child.process, signal.Signals(number))
