@@ -256,6 +256,17 @@ def images_home(env: Mapping[str, str] = os.environ) -> Path:
     return Path(_images_at_hand(env) or home(env) / "images")
 
 
+def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where jobs of this user may have had to unpack images: on clusters of ours, and on this host of another."""
+    from dalsegno.targets.local.folder import Folder
+
+    clusters = sorted((home(env) / "clusters").glob("*/"))
+    here = Folder(Path(env["SLURM_CONF"]).parents[1]) if env.get("SLURM_CONF") and cluster_id(env) else None
+    folders = [*(Folder(each) for each in clusters), *([here] if here else [])]
+    kept = [*(each.unpacked for each in folders), Path("/var/lib/dalsegno/containers/unpacked")]
+    return [own for own in dict.fromkeys(path / str(os.geteuid()) for path in kept) if own.is_dir()]
+
+
 def _images_at_hand(env: Mapping[str, str]) -> str:
     """Of the cluster this shell is on, else of the only one; "" if its file names none, or none of ours is at hand."""
     from dalsegno.targets.local.folder import Folder

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.native import NO_CONTAINER
+from dalsegno.containers.unpacked import key_of
 from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import PINGED_S, Answer, Cli, at_home, make_home, taken_down
@@ -428,6 +429,36 @@ def test_an_import_that_was_cancelled_is_gone_on_with(rootless: Contained, tmp_p
             meddler.stall = False
             assert rootless.lines(line) == ["whole"]
     assert [asked for path, asked in meddler.seen if "/blobs/" in path and asked.startswith("bytes=")]
+
+
+def test_what_was_unpacked_stays_while_it_is_used_and_goes_with_its_image(rootless: Contained):
+    folder = Path(
+        rootless.lines(f"mktemp -d -p {rootless.cli.home}/tmp; cp {rootless.image} {rootless.cli.home}/tmp")[0]
+    )
+    image = rootless.cli.home / "tmp" / rootless.image.name
+    unpacked = rootless.cli.home / "clusters/one/unpacked" / rootless.uid / key_of(image)
+    script = "echo >/x/began; until test -e /x/go; do sleep 0.1; done; ls /bin/busybox"
+    words = f"--container-image={image} --container-mounts={folder}:/x --container-name=outlives"
+    with ThreadPoolExecutor(1) as aside:
+        made = f"srun -w train-1 {words} sh -c 'echo >/x/made; until test -e /x/began; do sleep 0.1; done' &"
+        joined = f"until test -e {folder}/made; do sleep 0.1; done; srun -w train-1 {words} sh -c '{script}'"
+        ended = aside.submit(rootless.sh, f"{made} {joined}", timeout_s=60)
+        eventually((folder / "began").exists)
+        eventually(lambda: len(rootless.lines("squeue -h")) == 1)  # who joined it outlives who made it
+        there = unpacked.exists()
+        image.unlink()
+        rootless.cli.ok("image", "gc")
+        assert unpacked.exists() == there
+        (folder / "go").touch()
+        assert ended.result().out == "/bin/busybox\n"
+    if not there:
+        pytest.skip("images are mounted by FUSE here")
+
+    def swept() -> bool:
+        rootless.cli.ok("image", "gc")
+        return not unpacked.exists()
+
+    eventually(swept)
 
 
 def waiting_tasks(someone: Contained) -> list[int]:

@@ -205,7 +205,7 @@ def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_p
     assert broken.returncode == 1 and first["fault"] == f"not what was written there for {root}; import it again"
     assert second["fault"].startswith("damaged: FATAL ERROR") and second["names"] == []
     file.unlink()
-    assert "removed 1 files" in image.run("gc").stderr
+    assert "removed 1 file, " in image.run("gc").stderr
 
 
 class Noting(Silent):

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 import pytest
 
 from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
+from dalsegno.containers.unpacked import key_of
 from tests.containers import entering
 
 SOMEONE = 54321
@@ -100,7 +101,20 @@ def test_with_the_users_rights_alone_it_looks_the_same(helper: Path, image: Path
     done = on_a_node(helper, words, script, before=fuse_for(0o666 if way == "fuse" else 0o600, tmp_path))
     assert (done.stdout.split()[:2], done.stderr) == ([str(SOMEONE), "/real-etc/new"], "")
     assert done.stdout.split()[4:6] == [str(SOMEONE)] * 2  # whose it is
-    assert bool(list(tmp_path.glob(f"{SOMEONE}/*-*"))) == (way == "unpacked")
+    made = {path.name: path for path in tmp_path.glob(f"{SOMEONE}/*-*")}
+    assert set(made) == ({key_of(image), f"{key_of(image)}.image"} if way == "unpacked" else set())
+    assert not made or made[f"{key_of(image)}.image"].read_text() == str(image)
+
+
+def test_what_cannot_be_unpacked_leaves_nothing(helper: Path, image: Path, tmp_path: Path):
+    tmp_path.chmod(0o711)
+    damaged = tmp_path / "damaged.sqsh"
+    whole = image.read_bytes()
+    damaged.write_bytes(whole[:96] + os.urandom(200_000) + whole[200_096:])
+    words = for_user(SOMEONE, f"image={damaged}", "as_user=1", f"cache={tmp_path}")
+    done = on_a_node(helper, words, "true", before=fuse_for(0o600, tmp_path))
+    assert done.returncode == 1 and "unsquashfs into" in done.stderr, done.stderr
+    assert [path.name for path in (tmp_path / str(SOMEONE)).iterdir()] == ["lock"]
 
 
 def test_a_node_that_can_neither_mount_nor_unpack_says_what_it_lacks(helper: Path, image: Path, tmp_path: Path):

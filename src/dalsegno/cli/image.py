@@ -223,12 +223,27 @@ def rm(images: tuple[str, ...]) -> None:
 @click.option("--layers", is_flag=True, help="Remove all layers: the next import fetches them again.")
 @json_option
 def gc(layers: bool, json_: bool) -> None:
-    """Remove what no name leads to: images whose tag has moved on, layers of no image, what was cut short."""
+    """Remove what no name leads to: images whose tag has moved on, layers of no image, what was cut short.
+
+    And images that jobs had to unpack, where they cannot be mounted, if the image is gone and no job uses them.
+    """
+    from dalsegno.cluster import unpacked_homes
+    from dalsegno.containers.unpacked import sweep_unpacked
+
     swept = _store().sweep(layers)
+    with _bar(quiet=True):
+        unpacked = [sweep_unpacked(folder) for folder in unpacked_homes()]
+    folders, freed = sum(each.files for each in unpacked), sum(each.size for each in unpacked)
     if json_:
-        out.as_json({"files": swept.files, "size": swept.size})
+        out.as_json({"files": swept.files, "size": swept.size, "unpacked": folders, "unpacked_size": freed})
     else:
-        out.talk(f"removed {swept.files} files, {size(swept.size)}")
+        out.talk(f"removed {_count(swept.files, 'file')}, {size(swept.size)}")
+        if folders:
+            out.talk(f"removed {_count(folders, 'unpacked image')}, {size(freed)}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @command.command()

@@ -39,6 +39,7 @@ PARTS = {
         "build.c",
         "save.c",
         "image.c",
+        "unpack.c",
         "gpu.c",
         "import.c",
         "kept.c",

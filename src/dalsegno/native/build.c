@@ -28,7 +28,7 @@
 
 #define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
 
-struct request request;
+struct request request = {.in_use = -1};
 bool privileged;
 static char **started_with; /* our environment */
 
@@ -301,6 +301,8 @@ static void answer(const struct kept *kept, const int fds[2], bool folder) {
         all[count++] = fds[1], strcat(text, " user");
     if (kept->lock >= 0)
         all[count++] = kept->lock, strcat(text, " lock");
+    if (request.in_use >= 0)
+        all[count++] = request.in_use, strcat(text, " unpacked");
     if (folder)
         strcat(text, " folder");
     if (request.note) /* last of all, in a line of its own */
@@ -335,6 +337,7 @@ int main(int argc, char *argv[]) {
     open_kept(&kept);
     if (kept.mounts >= 0) {
         fds[0] = kept.mounts, fds[1] = kept.user;
+        join_unpacked();
     } else {
         if (!request.image)
             fail("no image is named");

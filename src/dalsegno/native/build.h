@@ -25,6 +25,7 @@ struct request {
     gid_t gid;
     gid_t groups[GROUPS_MAX];
     size_t group_count;
+    int in_use; /* a lock on what was unpacked, or -1 */
     bool readonly, remap_root, as_user; /* as_user: nothing of the image is touched with root's rights */
 };
 
@@ -55,6 +56,10 @@ void open_image(struct image *image);
 void prepare_image(struct image *image);
 void hold_image(struct image *image);
 bool mount_image(struct image *image, const char *at);
+
+/* unpack.c: where nothing can mount it */
+void unpack(struct image *image);
+void join_unpacked(void);
 
 /* places.c: what is mounted inside it */
 void look_up_user(void);

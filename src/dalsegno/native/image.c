@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -142,43 +140,6 @@ static bool mount_fuse(struct image *image, const char *at) {
     close(fuse);
     close(image->fuse_server);
     return true;
-}
-
-static void unpack(struct image *image) {
-    struct stat seen;
-    char partial[PATH_MAX + 16], file[64], lock_path[PATH_MAX], why[WHY_LENGTH];
-    if (fstat(image->fd, &seen) != 0 || !request.cache)
-        fail("image %s: no place to unpack it", request.image);
-    mkdir(request.cache, 0700);
-    int used = snprintf(image->extracted, sizeof image->extracted, "%s/%llx-%llx-%llx-%llx", request.cache,
-                        (unsigned long long)seen.st_dev, (unsigned long long)seen.st_ino,
-                        (unsigned long long)seen.st_size,
-                        (unsigned long long)seen.st_mtim.tv_sec * 1000000000ull + (unsigned long long)seen.st_mtim.tv_nsec);
-    snprintf(lock_path, sizeof lock_path, "%s/lock", request.cache);
-    int lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (lock < 0 || (size_t)used >= sizeof image->extracted || flock(lock, LOCK_EX) != 0)
-        fail("image %s: cannot unpack it into %s: %s", request.image, request.cache, strerror(errno));
-    if (access(image->extracted, F_OK) != 0) { /* once per node, whoever comes first */
-        snprintf(partial, sizeof partial, "%s.part", image->extracted);
-        snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
-        fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads what we opened, whatever is at that path by now */
-        const char *const away[] = {"rm", "-rf", partial, NULL};
-        run_program(away, -1, -1);
-        int told = memfd_create("errors", MFD_CLOEXEC);
-        int rc = run_program(
-            (const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL}, -1, told);
-        fcntl(image->fd, F_SETFD, FD_CLOEXEC);
-        if (rc == 127)
-            fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
-        if (rc != 0 && rc != 2) { /* 2: devices and owners, which we do not want */
-            run_program(away, -1, -1);
-            fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(told, why));
-        }
-        close(told);
-        if (rename(partial, image->extracted) != 0)
-            fail("image %s: %s", request.image, strerror(errno));
-    }
-    close(lock);
 }
 
 /* Once the namespaces are ours, and before our own folders hide anything: the image, if it is a folder, as a tree. */

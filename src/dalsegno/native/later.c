@@ -31,8 +31,8 @@ static struct {
 /* One message for each task: whoever reads, takes one whole. */
 static void *hand_on(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
-    int fds[3] = {-1, -1, -1};
-    int count = take_message(later.helper.talk, text, sizeof text, fds, 3);
+    int fds[HANDED_MAX] = {-1, -1, -1, -1};
+    int count = take_message(later.helper.talk, text, sizeof text, fds, HANDED_MAX);
     snprintf(copy, sizeof copy, "%s", text);
     take_answer(copy, fds, count, later.container);
     keep_detached();
@@ -61,7 +61,7 @@ bool await_later(spank_t spank, struct helper helper, struct container *containe
 /* In a task. What the thread has done to the container when the task was forked is not looked at. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
-    int fds[3] = {-1, -1, -1};
+    int fds[HANDED_MAX] = {-1, -1, -1, -1};
     uint32_t task = 1;
     struct pollfd answer = {.fd = later.tasks[0], .events = POLLIN};
     if (!later.begun)
@@ -70,7 +70,7 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc signals nothing that is called slurmstepd */
     if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0 && poll(&answer, 1, SLOW_MS) == 0)
         dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);
-    int count = take_message(later.tasks[0], text, sizeof text, fds, 3);
+    int count = take_message(later.tasks[0], text, sizeof text, fds, HANDED_MAX);
     container->mounts = container->user = container->lock = -1;
     container->folder = false;
     container->error[0] = container->note[0] = '\0';

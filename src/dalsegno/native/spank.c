@@ -26,7 +26,7 @@ SPANK_PLUGIN(dalsegno_container, 1)
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
-static struct container container = {.mounts = -1, .user = -1, .lock = -1};
+static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1};
 
 /* ---- options */
 

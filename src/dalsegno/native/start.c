@@ -203,13 +203,15 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
         container->user = fds[next++];
     if (strstr(text, " lock"))
         container->lock = fds[next++];
+    if (strstr(text, " unpacked"))
+        container->unpacked = fds[next++];
     container->folder = strstr(text, " folder") != NULL;
 }
 
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
     struct words words = {.count = 0}, variables = {.count = 0};
     char text[ANSWER_LENGTH];
-    int fds[3] = {-1, -1, -1};
+    int fds[HANDED_MAX] = {-1, -1, -1, -1};
     const char *image = given[OPTION_IMAGE];
     bool import = image && !image_is_path(image);
     add(&words, "dalsegno-container");
@@ -237,7 +239,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     free_words(&variables);
     if (import && await_later(spank, helper, container))
         return;
-    int count = take_message(helper.talk, text, sizeof text, fds, 3);
+    int count = take_message(helper.talk, text, sizeof text, fds, HANDED_MAX);
     end_helper(&helper);
     take_answer(text, fds, count, container);
     keep_detached();
