@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.recovery.agent_view import Presence
-from dalsegno.recovery.presence import LOOK_S, NEW_S, PROBE_S, STUCK_S, Attendance
+from dalsegno.recovery.presence import KNOWN_S, LOOK_S, NEW_S, PROBE_S, STUCK_S, Attendance
 
 BEAT_S = 0.4
 
@@ -139,6 +139,45 @@ def test_a_node_that_was_never_heard_of_is_gone_only_after_a_while_and_without_a
     assert played["a"] is played["b"] is Presence.NEVER and played.attendance.signs["b"].host is False
     played.on(4)
     assert (played["a"], played["b"]) == (Presence.NEVER, Presence.GONE)
+
+
+def successor(*beating: str) -> Played:
+    """A controller that begins after another, and knows from it that both nodes were in service."""
+    played = Played()
+    played.beating = set(beating)
+    played.attendance.remember(["a", "b"], played.now)
+    return played
+
+
+def test_a_node_that_a_former_controller_knew_is_missed_sooner_while_others_are_heard():
+    played = successor("a")
+    played.power_off("b")
+    assert played.until("b", Presence.GONE, KNOWN_S + 1.0) >= KNOWN_S and played["a"] is Presence.CONNECTED
+    assert len(played.probed) >= 5, "and was asked again and again before that"
+
+
+def test_a_controller_that_hears_nobody_misses_nobody_sooner():
+    """It may be cut off, or have booted together with all of them."""
+    played = successor()
+    for node in ("a", "b"):
+        played.power_off(node)
+    assert played.on(NEW_S - 1)["b"] is Presence.NEVER
+
+
+def test_a_host_that_answers_is_not_missed_and_has_its_time_from_its_last_answer():
+    played = successor("a")
+    played.slurmd.discard("b")
+    assert played.on(NEW_S + 5)["b"] is Presence.NEVER, "its agent may be slow"
+    played.power_off("b")
+    assert played.until("b", Presence.GONE, KNOWN_S + 3.0) >= KNOWN_S - 2.5
+
+
+def test_a_new_node_has_its_whole_time_whoever_else_is_heard():
+    played = Played()
+    played.beating = {"a"}
+    played.attendance.remember(["a"], played.now)
+    played.power_off("b")
+    assert played.on(NEW_S - 1)["b"] is Presence.NEVER
 
 
 def test_slurmd_can_be_asked_after_while_the_agent_beats():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dalsegno.health.report import MOST_FINDINGS, BadReport, Report
@@ -112,6 +112,10 @@ class Agents:
     def address(self, node: str) -> str:
         """Where its agent called from."""
         return self._known[node].seen
+
+    def remember(self, nodes: Iterable[str]) -> None:
+        """Those that a former controller has had in service."""
+        self._attendance.remember(nodes, time.monotonic())
 
     def ask_slurmd(self, node: str) -> None:
         """Find out whether its slurmd answers; the view tells within half a second."""

@@ -239,6 +239,9 @@ class FakeAgents:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
 
+    def remember(self, nodes: Iterable[str]) -> None:
+        """Whoever is gone here is gone at once."""
+
     def views(self) -> Mapping[str, AgentView]:
         return {name: self._view(name, node) for name, node in self.cluster.nodes.items()}
 

@@ -34,6 +34,10 @@ class Slurm(Protocol):
 class Agents(Protocol):
     """The node agents, as their link knows them. None of these waits for long."""
 
+    def remember(self, nodes: Iterable[str]) -> None:
+        """Nodes that were in service when the controller before this one ended: they are missed sooner."""
+        ...
+
     def views(self) -> Mapping[str, AgentView]: ...
 
     def validations(self) -> Mapping[str, Validation]:

@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,6 +109,9 @@ class NodeLink:
 
     def validating(self) -> Mapping[str, str]:
         return self._in_loop(lambda: dict(self._validating))
+
+    def remember(self, nodes: Iterable[str]) -> None:
+        self._in_loop(lambda: self._agents.remember(nodes))
 
     def ask_slurmd(self, node: str) -> None:
         self._in_loop(lambda: self._agents.ask_slurmd(node))

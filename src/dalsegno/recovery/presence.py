@@ -7,6 +7,7 @@ node lives, whatever has become of its agent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dalsegno.recovery.agent_view import Presence
@@ -19,6 +20,7 @@ AGAIN_S = 0.5  # from one probe of a silent node to the next
 SLOWLY_S = 2.0  # the same for nodes about which all is said
 STUCK_S = 10.0  # an agent that says nothing for so long, though its host answers, is as good as dead
 NEW_S = 15.0  # how long a node may take to be heard of for the first time
+KNOWN_S = 5.0  # the same where a former controller has heard of it, as long as we hear others: no word of any kind
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Sign:
     heard: float  # its agent's last word, or when silence began to count
     probe: float  # when the next one is due
     probing: bool = False
+    known: bool = False  # to a controller before us
     broken: bool = False  # its connection is: it need not be waited for
     host: bool | None = None
     slurmd: bool | None = None
@@ -54,6 +57,14 @@ class Attendance:
         """A node that ought to be there; one that is known stays as it is."""
         if node not in self.signs:
             self.signs[node] = Sign(Presence.NEVER, now, now, now + NEW_S)
+
+    def remember(self, nodes: Iterable[str], now: float) -> None:
+        """A former controller has had these in service: what was lost while nobody looked need not be waited for as
+        long as what is new."""
+        for node in nodes:
+            sign = self.signs.get(node)
+            if sign and sign.presence is Presence.NEVER and not sign.known:
+                self.signs[node] = replace(sign, known=True, heard=now, probe=now + SILENT_S)
 
     def forget(self, node: str) -> None:
         self.signs.pop(node, None)
@@ -80,8 +91,15 @@ class Attendance:
         sign = replace(sign, probing=False, slurmd=sign.slurmd if slurmd is None else slurmd)
         # One that was heard of meanwhile needs no witness, and a probe that we could not make is none.
         if sign.presence is not Presence.CONNECTED and (host is not None or slurmd):
-            sign = _turned(replace(sign, host=host), _verdict(sign, bool(host or slurmd), now), now)
+            alive = bool(host or slurmd)
+            turned = _turned(replace(sign, host=host), _verdict(sign, alive, now, self._grace_s(sign)), now)
+            sign = replace(turned, heard=now) if alive and turned.presence is Presence.NEVER else turned
         self.signs[node] = sign
+
+    def _grace_s(self, sign: Sign) -> float:
+        """Whoever hears nobody may be cut off, or have booted with all the others."""
+        hears = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
+        return KNOWN_S if hears else NEW_S
 
     def ask(self, node: str, now: float) -> None:
         """Have a node probed at the next look, its slurmd with it."""
@@ -101,19 +119,20 @@ class Attendance:
 
     def _forgive(self, now: float) -> None:
         for node, sign in self.signs.items():
-            heard = now if sign.presence in (Presence.CONNECTED, Presence.SILENT) else sign.heard
+            heard = sign.heard if sign.presence in (Presence.GONE, Presence.AGENT_DEAD) else now
             self.signs[node] = replace(sign, heard=heard, probe=now + SILENT_S, probing=False)
 
 
 def _probed(sign: Sign, now: float) -> Sign:
-    pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) else AGAIN_S
+    young = sign.known and sign.presence is Presence.NEVER and now - sign.since < NEW_S
+    pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) and not young else AGAIN_S
     if sign.presence is Presence.CONNECTED and now - sign.heard >= SILENT_S:
         sign = replace(_turned(sign, Presence.SILENT, now), slurmd=None)
     return replace(sign, probing=True, probe=now + pause)
 
 
-def _verdict(sign: Sign, alive: bool, now: float) -> Presence:
-    if sign.presence is Presence.NEVER and (alive or now - sign.since < NEW_S):
+def _verdict(sign: Sign, alive: bool, now: float, grace_s: float) -> Presence:
+    if sign.presence is Presence.NEVER and (alive or now - (sign.heard if sign.known else sign.since) < grace_s):
         return Presence.NEVER
     if not alive:
         return Presence.GONE

@@ -44,7 +44,7 @@ class Watch:
         self._rung, self._closed = threading.Event(), False
         self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
         self._thread = threading.Thread(target=self._serve, name="watch", daemon=True)
-        self._complaint = ""
+        self._complaint, self._is_new = "", True
         self.policy = Policy(mode=OFF)  # until it was read
         self.partitions: Mapping[str, tuple[str, ...]] = {}  # of each node, as Slurm said last
 
@@ -93,6 +93,9 @@ class Watch:
 
     def _look_after(self, healer: Healer) -> float:
         """Rounds until none brings anything; returns how long nobody needs to look."""
+        if self._is_new:
+            self.agents.remember(known_before(healer.store.look()))
+            self._is_new = False
         for _ in range(AT_ONCE):
             self._rung.clear()
             if self.site.is_being_changed():
@@ -127,6 +130,11 @@ class Watch:
         if text != self._complaint:
             self.say(text)
         self._complaint = text
+
+
+def known_before(book: Book) -> list[str]:
+    """Nodes that were heard of and in service when this was last written."""
+    return [node.node for node in book.nodes.values() if node.seen and node.last_boot and not node.phase.out]
 
 
 def _note_reports(healer: Healer, facts: Facts) -> None:
