@@ -16,7 +16,7 @@ import pytest
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import end
 from dalsegno.targets.local.room_client import MachineRoom
-from tests.cluster.conftest import SOURCE, Cli, leftovers, make_home, taken_down
+from tests.cluster.conftest import PINGED_S, SOURCE, Cli, leftovers, make_home, taken_down
 from tests.waiting import eventually
 
 NOBODY = 65534
@@ -103,7 +103,7 @@ def test_nodes_are_added(user: Rootless):
     mark = room.boot_id("train-2")
     room.reboot("train-2")
     assert room.boot_id("train-2") != mark
-    eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0)
+    eventually(lambda: user.run("shell", "--", "srun", "-w", "train-2", "--immediate=5", "true").code == 0, PINGED_S)
     user.ok("down", "two")
 
 
