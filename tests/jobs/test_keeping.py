@@ -54,11 +54,7 @@ def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: 
     keeper = (
         "import os, signal, sys\n"
         "from dalsegno.jobs import keeping\n"
-        "real = keeping.start\n"
-        "def start(argv, env):\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return real(argv, env)\n"
-        "keeping.start = start\n"
+        "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os.kill(os.getpid(), signal.SIGTERM))\n"
         f"sys.exit(keeping.keep([sys.executable, '-c', {child!r}]))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
