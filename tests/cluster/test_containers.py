@@ -352,6 +352,24 @@ def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
     assert (folder / "d/saved.sqsh").exists()
 
 
+def test_a_step_that_is_saved_has_its_terminal(someone: Contained):
+    """Who reads from a terminal must be in its foreground; ^C there (\\003) reaches the program, and once."""
+    folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
+    first, second = "read line\necho got-$line\n", "until read line; do :; done\necho then-$line\nexit 3\n"
+    (folder / "typed").write_text(f"trap 'echo interrupted' INT\necho ready\n{first}{second}")
+    (folder / "typed").chmod(0o755)
+    line = (
+        f"srun --pty --container-image={someone.image} --container-mounts={folder}:/x --container-save={folder}/s.sqsh"
+    )
+    typed = (
+        f"until grep -q ready {folder}/seen; do sleep 0.1; done; printf 'one\\n'; until grep -q got {folder}/seen; do"
+    )
+    typed += f" sleep 0.1; done; printf '\\003'; until grep -q inter {folder}/seen; do sleep 0.1; done; printf 'two\\n'"
+    done = someone.sh(f": >{folder}/seen; ({typed}) | script -qefc '{line} sh /x/typed' {folder}/seen")
+    assert done.code == 3 and (folder / "s.sqsh").exists(), done
+    assert [done.out.count(word) for word in ("got-one", "interrupted", "then-two")] == [1, 1, 1], done
+
+
 def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     home, uid = someone.cli.home, someone.uid
     script, out = home / f"tmp/job-{uid}.sh", home / f"tmp/job-{uid}.out"

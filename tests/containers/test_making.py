@@ -204,6 +204,8 @@ def test_a_file_elsewhere_is_verified_by_what_is_known_of_it(image: Image, tmp_p
     first, second = json.loads(broken.stdout)
     assert broken.returncode == 1 and first["fault"] == f"not what was written there for {root}; import it again"
     assert second["fault"].startswith("damaged: FATAL ERROR") and second["names"] == []
+    cut = image.run("show", strange)
+    assert (cut.returncode, cut.stdout) == (1, "") and f"{strange} is damaged: " in cut.stderr
     file.unlink()
     assert "removed 1 file, " in image.run("gc").stderr
 

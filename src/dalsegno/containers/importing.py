@@ -171,7 +171,7 @@ class Importer:
                 f"{name.path} {what}",
                 hint="a .sqsh is used as it is; `dalsegno image build FOLDER` makes one of a folder",
             )
-        self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}")
+        self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}:{name.tag}")
         return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
 
 

@@ -25,9 +25,19 @@ def look_inside(path: Path, runner: Runner) -> Inside:
     """Read the files that Enroot and we put into an image; those it lacks are empty."""
     tool = _tool()
     runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
-    environment = runner.run([tool, "-cat", str(path), "etc/environment"]).stdout
-    rc = runner.run([tool, "-cat", str(path), "etc/rc"]).stdout
+    environment, rc = (_text_in(path, name, tool, runner) for name in ("etc/environment", "etc/rc"))
     return Inside(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
+
+
+def _text_in(path: Path, name: str, tool: str, runner: Runner) -> str:
+    """Of a file that the image lacks: "". An image that is cut off has a good first block, and no more."""
+    done = runner.run([tool, "-cat", str(path), name])
+    if "FATAL ERROR" in done.stderr:
+        why = next(line for line in done.stderr.splitlines() if line.strip())
+        raise DalsegnoError(
+            f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` reads all"
+        )
+    return done.stdout
 
 
 def read_through(path: Path, runner: Runner) -> str:

@@ -14,6 +14,7 @@ from typing import IO
 
 from dalsegno.errors import DalsegnoError
 
+_ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
@@ -136,12 +137,10 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
             hint="free some space, or name another disk: by DALSEGNO_HOME, for images by DALSEGNO_IMAGES or `-o`",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DalsegnoError(f"may not write {path}", hint="use sudo, or set DALSEGNO_HOME to a folder of yours")
+        return DalsegnoError(f"may not write {path}", hint=f"use sudo, or {_ELSEWHERE}")
     if error.errno == errno.EROFS:
-        return DalsegnoError(f"{path} is on a read-only file system", hint="set DALSEGNO_HOME to another folder")
-    return DalsegnoError(
-        f"cannot write {path}: {error.strerror}", hint="look at that path; DALSEGNO_HOME may name another folder"
-    )
+        return DalsegnoError(f"{path} is on a read-only file system", hint=_ELSEWHERE)
+    return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"look at that path, or {_ELSEWHERE}")
 
 
 def owner_name(path: Path) -> str:
