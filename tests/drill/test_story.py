@@ -105,6 +105,14 @@ def test_a_stop_that_no_fault_has_in_its_line_is_told_apart():
     assert drill((blow,), (), done[:3]).more_stops == ()
 
 
+def test_a_run_that_trains_on_to_its_end_has_not_stopped():
+    """The controller may not mend the node now, and left it in service."""
+    blow = Blow(1, "xid 79", "n1", 10.0)
+    assert not drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1), (12.0, 7, 1))).recoveries[0].stopped
+    assert drill((blow,), (), steps((9.0, 5, 1), (10.2, 6, 1))).recoveries[0].stopped, "that one was under way"
+    assert drill((blow,), (), steps((9.0, 5, 1), (11.0, 6, 1), (14.0, 7, 2))).recoveries[0].stopped
+
+
 def test_nothing_is_told_of_the_time_in_which_nothing_came():
     blow = Blow(1, "xid 79", "n1", 10.0)
     assert drill((blow,), (Mark(12.0, KNOWN, "n1"),), steps((30.0, 1, 1))).told_until == 30.0

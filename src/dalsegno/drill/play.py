@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dalsegno.drill.lots import Kind, Lot
-from dalsegno.drill.story import Blow, Step
+from dalsegno.drill.story import UNDER_WAY_S, Blow, Step
 
 LOOK_S = 0.05
 PATIENCE_S = 60.0  # a run that does not train again within that is not struck any more
@@ -99,4 +99,4 @@ def _open_to(kind: Kind, members: Sequence[str], blows: Sequence[Blow]) -> Seque
 
 def _goes_on(step: Step, last: Blow) -> bool:
     """A step under way when the blow fell may still be noted a moment later."""
-    return step.at > last.at + 0.5
+    return step.at > last.at + UNDER_WAY_S

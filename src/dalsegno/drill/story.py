@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
 KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
 
 
@@ -53,6 +54,7 @@ class Recovery:
     resumed_s: float | None = None
     returned_s: float | None = None
     steps_lost: int = 0
+    stopped: bool = True  # training did, as far as anybody can tell
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Se
         resumed_s=resumed(blow, steps) if blow.stops else None,
         returned_s=after(RETURNED, blow.at + drained_s) if drained_s is not None else None,
         steps_lost=lost_to(blow, blows, steps),
+        stopped=blow.stops and not _trained_on(blow, steps),
     )
 
 
@@ -176,6 +179,12 @@ def _generation_after(blow: Blow, steps: Sequence[Step]) -> int | None:
     """The one that trains on after it."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
     return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
+
+
+def _trained_on(blow: Blow, steps: Sequence[Step]) -> bool:
+    """Nobody has taken the node from the run, which was done before anything came of it."""
+    after = [step for step in steps if step.at > blow.at + UNDER_WAY_S]
+    return bool(after) and _generation_after(blow, steps) is None
 
 
 def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[Step]) -> int:

@@ -20,7 +20,7 @@ def rows(drill: Drill) -> list[list[str]]:
 def _row(drill: Drill, each: Recovery) -> list[str]:
     blow = each.blow
     waited = ", no spare ready" if blow.without_spare else ""
-    trains_on = seconds(each.resumed_s) + waited if blow.stops else "no stop"
+    trains_on = seconds(each.resumed_s) + waited if each.stopped else "no stop"
     unseen = "held back" if blow.node in drill.held_back else "not seen"
     healed = [seconds(each.drained_s, unseen), seconds(each.returned_s, unseen)] if blow.heals else ["", ""]
     times = [seconds(each.known_s), healed[0], trains_on, healed[1]]
