@@ -105,6 +105,14 @@ def test_a_stop_that_no_fault_has_in_its_line_is_told_apart():
     assert drill((blow,), (), done[:3]).more_stops == ()
 
 
+def test_such_a_stop_is_told_with_the_fault_of_the_node_that_was_taken_and_not_with_the_last_one():
+    first, last = Blow(1, "slurmd-dead", "n1", 10.0, stops=False), Blow(2, "agent-dead", "n2", 15.0, False, False)
+    done = steps((9.0, 5, 1), (16.0, 9, 1), (20.0, 10, 2))
+    (stop,) = drill((first, last), (Mark(15.5, DRAINED, "n1"),), done).more_stops
+    assert stop == Stop(first, 6.0, 4.0)
+    assert drill((first, last), (), done).more_stops == (Stop(last, 1.0, 4.0),), "nobody knows better"
+
+
 def test_a_run_that_trains_on_to_its_end_has_not_stopped():
     """The controller may not mend the node now, and left it in service."""
     blow = Blow(1, "xid 79", "n1", 10.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
+LEAVES_S = 10.0  # from when a node is drained until the run has left it
 KNOWN, DRAINED, VALIDATED, RETURNED = "known", "drained", "validated", "returned"
 
 
@@ -170,9 +171,13 @@ def stops_beside(blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[S
 
 
 def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[Mark]) -> Stop:
-    blow = max((each for each in blows if each.at <= ended), key=lambda each: each.at, default=None)
-    whys = [f"{mark.node}: {mark.text}" for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
-    return Stop(blow, began - blow.at if blow else 0.0, ended - began, whys[0] if whys else "")
+    missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
+    taken = [mark for mark in marks if mark.what == DRAINED and began - LEAVES_S <= mark.at <= ended]
+    hit = {mark.node for mark in (missed or taken)}
+    before = [each for each in blows if each.at <= ended]
+    blow = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
+    why = f"{missed[0].node}: {missed[0].text}" if missed else ""
+    return Stop(blow, began - blow.at if blow else 0.0, ended - began, why)
 
 
 def _generation_after(blow: Blow, steps: Sequence[Step]) -> int | None:
