@@ -38,7 +38,7 @@ def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])
 def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, does: str, code: int) -> None:
     ready = tmp_path / "ready"
-    child = f"import signal, sys; {does}; open({str(ready)!r}, 'w'); signal.pause()"
+    child = f"import signal, sys, time; {does}; open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.1)"
     keeper = f"import sys; from dalsegno.jobs.keeping import keep; sys.exit(keep([sys.executable, '-c', {child!r}]))"
     process = subprocess.Popen(
         [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -50,7 +50,7 @@ def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, do
 
 def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: Path) -> None:
     """Whenever it comes after `keep` has begun: the coordinator is never left alone."""
-    child = "import signal; signal.pause()"
+    child = "import time\nwhile True: time.sleep(0.1)"
     keeper = (
         "import os, signal, sys\n"
         "from dalsegno.jobs import keeping\n"
