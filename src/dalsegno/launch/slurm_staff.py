@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.events import Cancelled, Doubted, Leaving, Moved
+from dalsegno.launch.departure import Departure
+from dalsegno.launch.events import Cancelled, Doubted, Moved
 from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
 from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
@@ -24,7 +25,6 @@ from dalsegno.slurm.states import JobState
 from dalsegno.system.procfs import start_ticks
 
 ASK_AGAIN_S = 5.0
-LAST_MOMENT_S = 10.0  # before the end of its job, a run that has not left by then is taken off it
 
 
 class SlurmStaff:
@@ -44,6 +44,7 @@ class SlurmStaff:
         self._called: set[str] = set()  # nodes that have been asked whether they answer
         self._told_slow: set[str] = set()
         self._jobs = SlurmJobs(site, self)
+        self._departure = Departure(site, boss, self._jobs, lambda: self.begin(NEXT))
 
     # Asking for nodes
 
@@ -312,52 +313,11 @@ class SlurmStaff:
                 job.left = left
 
     def leaving(self, job: int, node: str = "") -> None:
-        """At once: workers that save quickly end before Slurm has told what this is about.
-
-        A node that joined is only lost when its own job has to go. So is one that Slurm has set down: what was left of
-        a job there is ended when it is back, and the job may be over already.
-        """
-        of_the_run = [each.id for each in self._jobs.jobs if each.role != JOIN]
-        if node in self._down or (job and job not in of_the_run):
-            return
-        self.boss.apply(Leaving())
-        self.soon(self._leave())
-
-    async def _leave(self) -> None:
-        """An agent was signalled: the time is nearly up, we are preempted, or the user has cancelled. Slurm knows."""
-        await self._jobs.check()
-        if self.boss.ending:
-            return
-        if self.site.own_job is not None:
-            self._leave_in_time(self.site.own_job)
-        elif not any(job.role == NEXT for job in self._jobs.jobs):
-            self.begin(NEXT)
-
-    def _leave_in_time(self, own: int) -> None:
-        """What does not save goes on from where it last did: in the job's next life, before this one is out of time."""
-        ends_at = next((job.ends_at for job in self._jobs.jobs if job.id == own), None)
-        if ends_at is not None:
-            left_s = max(0.0, ends_at - LAST_MOMENT_S - time.time())
-            asyncio.get_running_loop().call_later(left_s, lambda: self.soon(self.move()))
+        if node not in self._down:  # what was left of a job there is ended when it is back: the job may be over already
+            self._departure.announced(job)
 
     async def move(self) -> None:
-        """The next job starts when none of ours is left; the one whose batch step we live in is queued again.
-
-        But first Slurm is asked once more: a user who has cancelled the job wants none of it.
-        """
-        await self._jobs.check()
-        if self.boss.ending:
-            return
-        if self.site.own_job is not None:
-            if await self._jobs.slurm.requeue(self.site.own_job):
-                self.boss.rest("waits in the queue again")
-            else:
-                self.boss.stop(1, "Slurm does not queue its job again")
-            return
-        await self._jobs.give_back([job for job in self._jobs.jobs if job.role != NEXT], code=0)
-        if not self._jobs.jobs:
-            self.begin(NEXT)
-        self.boss.keep()
+        await self._departure.move()
 
     async def call_back(self, nodes: Collection[str]) -> set[str]:
         present = self.boss.present  # now: they go home while others are called
@@ -366,7 +326,7 @@ class SlurmStaff:
         asked = sorted(set[str]().union(*bare.values()))
         found = await self._look_at(asked) if asked else ()
         dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
-        for job in jobs:
+        for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been given back meanwhile
             self._jobs.staff(job, sorted(bare[job.id] - set(dead)))
         return self._jobs.expected(present) & set(nodes)
 
