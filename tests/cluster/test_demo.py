@@ -18,7 +18,7 @@ def test_training_survives_and_the_cluster_mends_itself(cache: Path):
         page = cli.home / "a page.html"
         done = subprocess.run(
             cli.argv("demo", "--report", str(page)), env={**cli.env, "PYTHONIOENCODING": "ascii"}, cwd=cli.home,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=560, check=False,
         )  # fmt: skip
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
