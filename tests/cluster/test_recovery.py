@@ -147,7 +147,7 @@ def test_someone_else_s_drain_is_not_touched_and_paused_nothing_is_begun(cluster
     request(cluster, {"automation": "pause"})
     cluster.ok("shell", "--", "scontrol", "update", "node=train-1", "state=resume")
     cluster.ok("inject", "--clear", "train-1")
-    eventually(lambda: any("excused is over" in each["text"] for each in events(cluster, "train-1", before)))
+    eventually(lambda: any("wrong with it is over" in each["text"] for each in events(cluster, "train-1", before)))
     assert not [each for each in events(cluster, "train-1", before) if "would" in each["text"]], "it was left to them"
     cluster.ok("inject", "xid", "79", "train-1")
     eventually(lambda: any("paused; would drain it" in each["text"] for each in events(cluster, "train-1", before)))
