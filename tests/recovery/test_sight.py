@@ -8,8 +8,12 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import SetDown
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.decide import decide
-from dalsegno.recovery.sight import is_blind
+from dalsegno.recovery.facts import Facts, NodeFacts
+from dalsegno.recovery.sight import SETTLE_S, is_blind, is_doubtful
+from dalsegno.slurm import NodeInfo, NodeState
 from tests.recovery.clinic import MakeClinic
 
 
@@ -117,3 +121,17 @@ def test_a_node_is_missed_only_when_another_was_heard_after_it_was_given_up(
     told = replace(facts, nodes={**nodes, "n1": lost})
     actions = decide(told, clinic.store.book, clinic.policy, clinic.cluster.now)
     assert [type(action) for action in actions] == ([SetDown] if missed else [])
+
+
+def test_a_node_that_is_given_up_only_after_we_see_again_was_missed_blindly_too():
+    """Its silence began when we saw nothing; the others are heard first."""
+    view = AgentView("n2", Presence.GONE, since=101.0, heard=90.0, boot="b", host_answers=False, slurmd_answers=False)
+    gone = NodeFacts(NodeInfo("n2", NodeState.IDLE), agent=view)
+    other = NodeFacts(NodeInfo("n1", NodeState.IDLE), agent=AgentView("n1", Presence.CONNECTED, 100.5, 102.0, boot="b"))
+    facts = Facts({"n1": other, "n2": gone}, slurm_at=102.0)
+    known = {name: NodeBook(name, seen=True, last_boot="b") for name in ("n1", "n2")}
+    book = Book(known, saw_at=100.0)
+    assert is_doubtful(gone, facts, book, 102.0)
+    assert not is_doubtful(gone, facts, book, 100.0 + SETTLE_S), "but not for ever"
+    heard_since = replace(gone, agent=replace(view, heard=100.5))
+    assert not is_doubtful(heard_since, facts, book, 102.0), "one that is lost after that is lost"

@@ -29,7 +29,8 @@ def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
     """It was missed while we saw nothing, and has not had the time to be heard again; or nobody was heard since."""
     if not node.gone:
         return False
-    missed_blindly = node.agent.since <= book.saw_at and now < book.saw_at + SETTLE_S
+    silent_since = node.agent.heard or node.agent.since  # it may be given up only now for what we missed then
+    missed_blindly = silent_since <= book.saw_at and now < book.saw_at + SETTLE_S
     return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
 
 
