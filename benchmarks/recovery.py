@@ -89,9 +89,11 @@ def drill(stage: Stage, faults: int, *words: str) -> dict[str, Any]:
 
 def of(told: dict[str, Any], what: str, figure: str, limit_s: float | None, busy: float) -> Row:
     """A figure of all faults; one that was not seen is no figure, and said."""
-    found = [each[figure] for each in told["faults"]]
+    told_of = [each[figure] for each in told["faults"]]
+    found = [each for each in told_of if figure != "drained_s" or each != 0]  # 0: it hit a node that was out already
     seen = [each for each in found if each is not None]
     notes = [f"{len(found) - len(seen)} of {len(found)} not seen"] if len(seen) < len(found) else []
+    notes += [f"{out} hit a node that was out already"] if (out := len(told_of) - len(found)) else []
     notes += [f"worst {seconds(max(seen))}"] if seen else []
     notes += [f"{bare} without a spare ready"] if figure == "resumed_s" and (bare := without_spare(told)) else []
     return Row(what, limit_s, tuple(seen), busy, "; ".join(notes), held=len(seen) == len(found))
