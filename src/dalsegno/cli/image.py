@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,15 @@ import click
 
 from dalsegno.cli import image_words, out
 from dalsegno.cli.image_progress import Bar
+from dalsegno.cli.image_verdict import find_image, verdict_of
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import json_option
 from dalsegno.cli.sizes import size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.containers.store import Store, Stored
+    from dalsegno.containers.store import Store
 
-_LISTS = "`dalsegno image ls` lists the images kept here"
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write this file, and keep none here."
@@ -179,7 +178,7 @@ def show(image: str, json_: bool) -> None:
     if image.endswith(".sqsh") and Path(image).is_file():
         _show_file(Path(image), json_)
         return
-    found = _find(_store(), image)
+    found = find_image(_store(), image)
     if json_:
         out.as_json(image_words.as_json(found))
     else:
@@ -257,7 +256,7 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
     """
     store = _store()
     with _bar(quiet=json_) as bar:
-        verdicts = [_verdict(each, store, bar) for each in images or [str(each.path) for each in store.all()]]
+        verdicts = [verdict_of(each, store, bar) for each in images or [str(each.path) for each in store.all()]]
     if json_:
         out.as_json([{**verdict.facts, "fault": verdict.fault} for verdict in verdicts])
     else:
@@ -265,66 +264,6 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
             out.data(f"{verdict.title}: {verdict.fault or verdict.praise}")
     if any(verdict.fault for verdict in verdicts):
         raise SystemExit(1)
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    title: str
-    facts: dict[str, object]
-    fault: str = ""
-    praise: str = "whole"
-
-
-def _verdict(image: str, store: Store, bar: Bar) -> _Verdict:
-    path = Path(os.path.abspath(image))
-    if image.endswith(".sqsh") and path.is_file() and path not in [each.path for each in store.all()]:
-        return _file_verdict(path, store, bar)
-    stored = _find(store, image)
-    told = _Verdict(stored.names[0] if stored.names else stored.record.hex[:12], image_words.as_json(stored))
-    sha256, fault = _read(stored.path, bar)
-    if not fault and sha256 != stored.record.sha256:
-        fault = "damaged; remove and import it again"
-    return replace(told, fault=fault)
-
-
-def _file_verdict(path: Path, store: Store, bar: Bar) -> _Verdict:
-    from dalsegno.containers.inside import read_through
-    from dalsegno.system.processes import LocalRunner
-
-    sha256, fault = _read(path, bar)
-    written, name = store.written(path), store.known_as(sha256)
-    told = _Verdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
-    if fault or name:
-        return replace(told, praise=f"whole: {name}")
-    if written:
-        return replace(told, fault=f"not what was written there for {written.name}; import it again")
-    if said := read_through(path, LocalRunner()):
-        return replace(told, fault=f"damaged: {said}")
-    return replace(told, praise="can be read to its end; what it should be is not known here")
-
-
-def _find(store: Store, image: str) -> Stored:
-    try:
-        return store.find(image)
-    except NotThere:
-        if image.startswith(("/", "./", "../")) and not os.path.lexists(image):
-            raise NotThere(f"{image}: no such file", hint=_LISTS) from None
-        if not os.path.exists(image):
-            raise
-        if not Path(image).is_file():
-            raise UsageError(f"{image} is no regular file", hint=_LISTS) from None
-        raise UsageError(f"{image} is no .sqsh file", hint=_LISTS) from None
-
-
-def _read(path: Path, bar: Bar) -> tuple[str, str]:
-    """Its digest; or why there is none."""
-    from dalsegno.containers.importing import sha256_of
-
-    try:
-        bar.stage(f"reading {path.name}", path.stat().st_size)
-        return sha256_of(path, bar.advance), ""
-    except OSError as error:
-        return "", f"cannot be read: {error.strerror}"
 
 
 def _store() -> Store:
