@@ -4,6 +4,7 @@
 |---|---|
 | `/fsx/pytorch.sqsh`, `./pytorch.sqsh`, `../rootfs` | a file, or a folder |
 | `[USER@][REGISTRY#]IMAGE[:TAG][@sha256:…]`, with `docker://` before it or not | an image in a registry, as Enroot and Pyxis write it |
+| `[USER@]REGISTRY/IMAGE[:TAG][@sha256:…]`, likewise, with a `.` or `:` in REGISTRY | the same, as Docker writes it |
 | `dockerd://IMAGE[:TAG]`, `podman://IMAGE[:TAG]` | an image that Docker or Podman has on this machine |
 | `oci:DIR[:TAG]` | an image in an OCI layout |
 | `docker-archive:FILE[:IMAGE:TAG]` | what `docker save` wrote |
@@ -125,10 +126,11 @@ def _in_registry(rest: str, text: str) -> ImageName:
     if (at and not user) or (user and not _USER.fullmatch(user)):
         raise _wrong(text, "before `@` stands the user who logs in, as in `USER@REGISTRY#IMAGE`")
     registry, hash_sign, body = body.rpartition("#")
+    if not hash_sign:
+        _refuse_other_spellings(body, text)
+        registry, body = _docker_registry(body)
     if (hash_sign and not registry) or (registry and not _HOST.fullmatch(registry)):
-        raise _wrong(text, "before `#` stands the registry, as in `nvcr.io#nvidia/pytorch:24.01-py3`")
-    if not registry:
-        _refuse_other_spellings(user, body, text)
+        raise _wrong(text, "before `#` stands the registry, HOST or HOST:PORT, as in `nvcr.io#nvidia/pytorch:24.01`")
     repository, tag = _repository_and_tag(body, text)
     hub = not registry or registry in _HUB_NAMES
     if hub and "/" not in repository:
@@ -144,15 +146,18 @@ def _in_registry(rest: str, text: str) -> ImageName:
     )
 
 
-def _refuse_other_spellings(user: str, body: str, text: str) -> None:
-    """Docker writes `host/image`; a file without `./` looks like an image of Docker Hub: both are common slips."""
+def _docker_registry(body: str) -> tuple[str, str]:
+    """Split `host/image`, as Docker and Enroot do: without a `.` or a `:`, the first part is a name at Docker Hub."""
+    first, slash, rest = body.partition("/")
+    is_host = slash and ("." in first or ":" in first or first == "localhost")
+    return (first, rest) if is_host else ("", body)
+
+
+def _refuse_other_spellings(body: str, text: str) -> None:
+    """A file without `./` looks like an image of Docker Hub: a common slip, as is a scheme without `//`."""
     scheme, colon, name = body.partition(":")
     if scheme in ("docker", "dockerd", "podman") and colon and ("/" in name or ":" in name):
         raise _wrong(text, f"did you mean `{scheme}://{name.lstrip('/')}`?")
-    first, slash, rest = body.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        who = f"{user}@" if user else ""
-        raise _wrong(text, f"did you mean `{who}{first}#{rest}`? A `#` stands between a registry and its image")
     if body.endswith((".sqsh", ".squashfs", ".sqfs", ".img")):
         raise _wrong(text, f"did you mean the file `./{body}`?")
     if body.endswith((".tar", ".tar.gz", ".tgz")):

@@ -2,11 +2,21 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.credentials import Credential, Wallet, parse_docker_config, parse_netrc
+from dalsegno.containers.credentials import (
+    Credential,
+    Server,
+    UnknownRealm,
+    Wallet,
+    are_of_one_domain,
+    parse_docker_config,
+    parse_netrc,
+    server_of,
+)
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import DOCKER_HUB
 from dalsegno.system.processes import Completed, FakeRunner
@@ -30,52 +40,150 @@ def wallet(home: Path, runner: FakeRunner | None = None, **env: str) -> Wallet:
     return Wallet(env, home, runner or FakeRunner({}))
 
 
+def https(address: str) -> Server:
+    server = server_of(f"https://{address}/")
+    assert server
+    return server
+
+
 def write(home: Path, path: str, text: str) -> None:
     (home / path).parent.mkdir(parents=True, exist_ok=True)
     (home / path).write_text(text)
 
 
-def test_enroots_file_is_read_over_lines_and_variables_are_looked_up():
-    found = dict(parse_netrc(NETRC, {"TOKEN": "gh"}))
+def test_enroots_file_is_read_over_lines_and_variables_are_looked_up(tmp_path: Path):
+    found = dict(parse_netrc(NETRC))
     assert found["nvcr.io"] == Credential("$oauthtoken", "NGC")
     assert found["auth.docker.io"] == Credential("ann", "word")
-    assert found["ghcr.io"] == Credential("bob", "gh")
+    write(tmp_path, ".config/enroot/.credentials", NETRC)
+    assert wallet(tmp_path, TOKEN="gh").for_registry(https("ghcr.io")) == Credential("bob", "gh")
 
 
 def test_lines_that_lack_a_part_are_passed_over():
     text = (
         "login a password b\nmachine x account a password b\nmachine y login a\nmachine z login a password b\nmachine"
     )
-    assert [machine for machine, _ in parse_netrc(text, {})] == ["z"]
+    assert [machine for machine, _ in parse_netrc(text)] == ["z"]
 
 
-def test_a_password_that_is_a_command_is_not_run():
+def test_password_command_is_refused_for_its_own_machine_only(tmp_path: Path):
+    write(tmp_path, ".config/enroot/.credentials", f"machine ecr.example login a password $(aws ecr)\n{NETRC}")
     with pytest.raises(DalsegnoError, match="not run") as caught:
-        parse_netrc("machine x login a password $(aws ecr get-login-password)", {})
+        wallet(tmp_path).for_registry(https("ecr.example"))
     assert "credential helper" in caught.value.hint
+    assert wallet(tmp_path).for_registry(https("nvcr.io"))
 
 
 def test_a_password_goes_to_its_registry_only(tmp_path: Path):
     write(tmp_path, ".config/enroot/.credentials", NETRC)
     write(tmp_path, ".docker/config.json", json.dumps({"auths": {"quay.io": auth("cem", "q:w")}}))
     mine = wallet(tmp_path)
-    assert mine.find("nvcr.io", "nvcr.io") == Credential("$oauthtoken", "NGC")
-    assert mine.find(DOCKER_HUB, "auth.docker.io") == Credential("ann", "word")
-    assert mine.find("quay.io", "quay.io") == Credential("cem", "q:w")
-    assert mine.find("evil.example", "evil.example") is None
-    assert mine.find("nvcr.io", "nvcr.io", user="other") is None
+    assert mine.for_registry(https("nvcr.io")) == Credential("$oauthtoken", "NGC")
+    assert mine.for_realm(https(DOCKER_HUB), https("auth.docker.io")) == Credential("ann", "word")
+    assert mine.for_registry(https("quay.io")) == Credential("cem", "q:w")
+    assert mine.for_registry(https("evil.example")) is None
+    assert mine.for_registry(https("nvcr.io"), user="other") is None
+
+
+@pytest.mark.parametrize("realm", ["auth.docker.io", "nvcr.io", "quay.io", "authn.nvidia.com"])
+def test_realm_credentials_are_not_used_for_a_registry_that_only_names_the_realm(tmp_path: Path, realm: str):
+    write(tmp_path, ".config/enroot/.credentials", NETRC)
+    write(tmp_path, ".docker/config.json", json.dumps({"auths": {"quay.io": auth("cem", "q:w")}}))
+    for registry in ("evil.example", f"evil.{realm}", f"{realm}.evil.example", "10.0.0.1:5000"):
+        assert wallet(tmp_path).for_realm(https(registry), https(realm)) is None
+
+
+def test_registry_password_goes_to_known_realms_only(tmp_path: Path):
+    def netrc(*machines: str) -> Wallet:
+        lines = [f"machine {each} login ann password word" for each in machines]
+        write(tmp_path, ".config/enroot/.credentials", "\n".join(lines))
+        return wallet(tmp_path)
+
+    ann = Credential("ann", "word")
+    registry, realm = https("reg.example.org"), https("login.other.net")
+    with pytest.raises(UnknownRealm, match=r"login\.other\.net") as caught:
+        netrc("reg.example.org").for_realm(registry, realm)
+    assert "machine login.other.net login USER" in caught.value.hint
+    assert netrc("reg.example.org", "login.other.net").for_realm(registry, realm) == ann
+    for same in ("reg.example.org", "reg.example.org:8443", "auth.example.org", "example.org"):
+        assert netrc("reg.example.org").for_realm(registry, https(same)) == ann
+    plain = Server("http", "registry-1.docker.io", 80)
+    assert netrc("auth.docker.io").for_realm(plain, https("auth.docker.io")) is None
+
+
+def test_machine_without_port_is_no_other_port_of_a_host_without_tls(tmp_path: Path):
+    write(tmp_path, ".config/enroot/.credentials", "machine Git.example login ann password word")
+    mine = wallet(tmp_path)
+    assert mine.for_registry(https("git.example:5005")) and mine.for_registry(Server("http", "git.example", 80))
+    assert mine.for_registry(Server("http", "git.example", 5005)) is None
+    write(tmp_path, ".config/enroot/.credentials", "machine git.example:5005 login ann password word")
+    assert mine.for_registry(Server("http", "git.example", 5005)) and mine.for_registry(https("git.example")) is None
+
+
+def test_docker_key_with_https_is_not_for_a_registry_without_tls(tmp_path: Path):
+    write(tmp_path, ".docker/config.json", json.dumps({"auths": {"https://reg.example:5000": auth("cem", "w")}}))
+    assert wallet(tmp_path).for_registry(https("reg.example:5000"))
+    assert wallet(tmp_path).for_registry(Server("http", "reg.example", 5000)) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "server"),
+    [
+        ("https://Auth.example/token?x=1", Server("https", "auth.example", 443)),
+        ("http://[::1]:5000/", Server("http", "::1", 5000)),
+        ("https://auth.docker.io@evil.example/", None),
+        ("https://auth.docker.io:x@evil.example/", None),
+        ("https://auth.docker.io\\@evil.example/", None),
+        ("https://auth.docker.io:0/", None),
+        ("https://auth.docker.io:x/", None),
+        ("https://evil.example/\x1b[2J", None),
+        ("file:///etc/shadow", None),
+        ("ftp://evil.example/", None),
+        ("https:///token", None),
+        ("", None),
+    ],
+)
+def test_server_of_a_url_is_who_would_be_asked(url: str, server: Server | None):
+    assert server_of(url) == server
+
+
+def test_hosts_are_of_one_domain_by_their_names_alone():
+    assert are_of_one_domain(https("registry.gitlab.com"), https("gitlab.com"))
+    assert not are_of_one_domain(https("registry.com"), https("auth.com"))
+    assert not are_of_one_domain(https("10.0.0.1"), https("10.1.0.1"))
+    assert not are_of_one_domain(Server("http", "a.example.org", 80), https("b.example.org"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user take root")
+def test_file_of_another_user_is_not_read_and_the_refusal_says_so(tmp_path: Path):
+    path = tmp_path / ".docker/config.json"
+    write(tmp_path, ".docker/config.json", json.dumps({"auths": {"quay.io": auth("mallory", "w")}}))
+    os.chown(path, 12345, 12345)
+    mine = wallet(tmp_path)
+    assert mine.for_registry(https("quay.io")) is None
+    assert mine.unused == [f"{path} was not read, for it belongs to another user (uid 12345)"]
+    assert wallet(tmp_path, SUDO_UID="12345").for_registry(https("quay.io"))
+    os.chown(path, 0, 0)
+    path.chmod(0o666)
+    assert wallet(tmp_path).for_registry(https("quay.io")) is None
+    path.unlink()
+    os.mkfifo(path)  # whoever opens it to read would wait for ever
+    assert wallet(tmp_path).for_registry(https("quay.io")) is None
 
 
 def test_docker_hub_has_the_name_that_docker_login_gave_it(tmp_path: Path):
     write(tmp_path, ".docker/config.json", json.dumps({"auths": {"https://index.docker.io/v1/": auth("ann", "w")}}))
-    assert wallet(tmp_path).find(DOCKER_HUB, "auth.docker.io") == Credential("ann", "w")
+    assert wallet(tmp_path).for_realm(https(DOCKER_HUB), https("auth.docker.io")) == Credential("ann", "w")
 
 
 def test_podmans_file_and_other_places_are_looked_at(tmp_path: Path):
     write(tmp_path, "run/containers/auth.json", json.dumps({"auths": {"quay.io": auth("ann", "w")}}))
-    assert wallet(tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "run")).find("quay.io", "") == Credential("ann", "w")
+    assert wallet(tmp_path, XDG_RUNTIME_DIR=str(tmp_path / "run")).for_registry(https("quay.io")) == Credential(
+        "ann", "w"
+    )
     write(tmp_path, "d/config.json", json.dumps({"auths": {"quay.io": {"identitytoken": "T"}}}))
-    assert wallet(tmp_path, DOCKER_CONFIG=str(tmp_path / "d")).find("quay.io", "") == Credential("", "", "T")
+    mine = wallet(tmp_path, DOCKER_CONFIG=str(tmp_path / "d"))
+    assert mine.for_registry(https("quay.io")) == Credential("", "", "T")
 
 
 def test_dockers_helpers_are_asked(tmp_path: Path):
@@ -85,8 +193,8 @@ def test_dockers_helpers_are_asked(tmp_path: Path):
     def helper(argv: tuple[str, ...], stdin: str | None) -> Completed | str:
         return answer if (argv, stdin) == (("docker-credential-vault", "get"), "quay.io") else Completed(argv, 1)
 
-    assert wallet(tmp_path, FakeRunner(helper)).find("quay.io", "") == Credential("ann", "w")
-    assert wallet(tmp_path, FakeRunner(helper)).find("ghcr.io", "") is None
+    assert wallet(tmp_path, FakeRunner(helper)).for_registry(https("quay.io")) == Credential("ann", "w")
+    assert wallet(tmp_path, FakeRunner(helper)).for_registry(https("ghcr.io")) is None
 
 
 def test_a_password_is_never_shown():

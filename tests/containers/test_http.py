@@ -5,8 +5,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from dalsegno.containers.credentials import server_of
 from dalsegno.containers.http_client import Http, Refused, Unreachable
-from dalsegno.containers.registry import Challenge, is_loopback, parse_challenge
+from dalsegno.containers.registry import Challenge, parse_challenge
 from tests.containers.registries import serving
 
 
@@ -36,6 +37,28 @@ def test_a_token_goes_along_to_the_same_host_and_to_no_other():
     with serving(handler("/blob", here)) as first:
         Http({}).get(f"http://{first}/", {"Authorization": "Bearer T"}).close()
     assert here == ["Bearer T"] * 3
+
+
+def test_redirects_lead_to_http_only_and_take_no_proxy_password_along(monkeypatch: pytest.MonkeyPatch):
+    for elsewhere in ("file:///etc/passwd", "ftp://127.0.0.1:1/x"):
+        with serving(handler(elsewhere, [])) as first, pytest.raises((Refused, Unreachable)):
+            Http({}).get(f"http://{first}/")
+    seen: list[str | None] = []
+
+    class Direct(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Proxy-Authorization"))
+            self.send_response(307 if self.path != "/blob" else 200)
+            self.send_header("Location", f"http://{self.headers['Host'].replace('registry.example', direct)}/blob")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(Direct) as direct, serving(Direct) as proxy:
+        Http({"http": f"http://me:word@{proxy}"}).get("http://registry.example/").close()
+    assert seen[0] and seen[1] is None
 
 
 def test_a_refusal_and_silence_are_told_apart():
@@ -84,4 +107,5 @@ def test_a_challenge_is_read_and_a_token_is_preferred():
      ("127.0.0.1.example", False), ("localhost.example:5000", False)],
 )  # fmt: skip
 def test_only_this_machine_may_go_without_encryption(host: str, is_: bool):
-    assert is_loopback(host) == is_
+    server = server_of(f"https://{host}/")
+    assert server and server.is_loopback == is_

@@ -261,6 +261,23 @@ def test_a_proxy_is_asked_where_the_environment_names_one(hub: Hub, tmp_path: Pa
     assert imported("registry.example#team/app:v1", tmp_path, plain_http=True).exists()
 
 
+def test_registry_without_tls_is_told_with_the_variable_that_allows_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By an address that is not loopback, on a machine that reaches nothing else: what srun on a virtual node sees."""
+    own = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
+    if not own:
+        pytest.skip("this machine has no address but loopback")
+    with serving(Meddler(hub.address).handler(), own[0]) as address:
+        with pytest.raises(DalsegnoError, match="does not speak TLS") as caught:
+            imported(hub.name("v1", address), tmp_path)
+        assert "ENROOT_ALLOW_HTTP=yes" in caught.value.hint
+        said = _command(tmp_path, "import", hub.name("v1", address)).communicate(timeout=60)[1]
+        assert "ENROOT_ALLOW_HTTP=yes" in said
+        monkeypatch.setenv("ENROOT_ALLOW_HTTP", "yes")
+        assert imported(hub.name("v1", address), tmp_path).exists()
+
+
 # Who we are -----------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +309,7 @@ def test_enroots_credentials_are_used_too(hub: Hub, locked: tuple[str, Tokens], 
     address, tokens = locked
     tokens.passwords["bob"] = "word"
     (tmp_path / ".config/enroot").mkdir(parents=True)
-    (tmp_path / ".config/enroot/.credentials").write_text("# mine\nmachine 127.0.0.1 login bob password word\n")
+    (tmp_path / ".config/enroot/.credentials").write_text(f"# mine\nmachine {address} login bob password word\n")
     assert imported(f"bob@{hub.name('v1', address)}", tmp_path, home=tmp_path).exists()
 
 

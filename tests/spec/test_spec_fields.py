@@ -123,9 +123,9 @@ AT_THE_TOP = {
         "`health.checks.zombies` must be a mapping, not `3`",
         "write `key: value` lines below it",
     ),
-    "containers: {enabled: true, images: [nvcr.io/nvidia/pytorch:24.01]}": (
-        "`containers.images` cannot be `nvcr.io/nvidia/pytorch:24.01`",
-        "did you mean `nvcr.io#nvidia/pytorch:24.01`? A `#` stands between a registry and its image",
+    "containers: {enabled: true, images: [Ubuntu:24.04]}": (
+        "`containers.images` cannot be `Ubuntu:24.04`",
+        "images are written in lower case: did you mean `ubuntu:24.04`?",
     ),
     "containers: {enabled: true, images: [/fsx/pytorch.sqsh]}": (
         "`containers.images` cannot be `/fsx/pytorch.sqsh`",

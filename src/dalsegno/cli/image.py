@@ -19,6 +19,7 @@ from dalsegno.cli.sizes import size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.containers.http_client import Unreachable
     from dalsegno.containers.store import Store
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
@@ -85,11 +86,11 @@ def import_(
     out.data(str(path))
 
 
-def _where_it_can_be_had(error: DalsegnoError, source: str) -> DalsegnoError:
+def _where_it_can_be_had(error: Unreachable, source: str) -> DalsegnoError:
     """Nodes often have no way out, and virtual ones never do: then no other look at the name or the network helps."""
     from dalsegno.system.network import reaches_beyond
 
-    if reaches_beyond():
+    if error.answered or reaches_beyond():
         return error
     hint = (
         "this host reaches its own networks alone, and a virtual node only its machine: "

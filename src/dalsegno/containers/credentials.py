@@ -1,22 +1,83 @@
-"""Who we are to a registry: the files that Enroot, Docker, Podman and Skopeo keep, and Docker's helper programs."""
+"""Who we are to a registry: the files that Enroot, Docker, Podman and Skopeo keep, and Docker's helper programs.
+
+A registry is not trusted with anything but its own password:
+
+- Basic authentication gets the credential that is written down for the registry itself.
+- For a token, that same credential goes to the token server (the realm) that the registry names, if the two are a known
+  pair: one host, a pair of `KNOWN_REALMS`, hosts of one domain, or two hosts for which the user wrote down the same
+  credential.
+- A credential that is written down for the token server alone, as Enroot's files have it, is used for the registries of
+  `KNOWN_REALMS` only. Otherwise a registry that names somebody else's token server would get that one's tokens.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import ipaddress
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import DOCKER_HUB
-from dalsegno.system.files import read_text
 from dalsegno.system.processes import Runner
 
+KNOWN_REALMS: Mapping[str, tuple[str, ...]] = {
+    DOCKER_HUB: ("auth.docker.io",),
+    "nvcr.io": ("authn.nvidia.com",),
+    "registry.gitlab.com": ("gitlab.com",),
+}
 _HUB_KEYS = ("https://index.docker.io/v1/", "docker.io", "index.docker.io", "auth.docker.io", DOCKER_HUB)
+_HUB_MACHINES = ("docker.io", "index.docker.io")
 _HELPER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MACHINE = re.compile(r"(\[[0-9a-f:]+\]|[^:]+)(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS = {"https": 443, "http": 80}
+_MOST = 1 << 20  # no file of credentials is longer
+
+
+@dataclass(frozen=True)
+class Server:
+    """Who answers at an address."""
+
+    scheme: str
+    host: str  # in lower case; an IPv6 address without its brackets
+    port: int
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if _DEFAULT_PORTS.get(self.scheme) == self.port else f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return False
+
+    def is_same_host(self, other: Server) -> bool:
+        return self.host == other.host or (self.is_loopback and other.is_loopback)
+
+
+def server_of(url: str) -> Server | None:
+    """The server of an http or https URL; None if the URL is not a plain one, without a user in it."""
+    try:
+        parts = urlsplit(url)
+        port = _DEFAULT_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+    except ValueError:
+        return None
+    plain = url.isascii() and url.isprintable() and not set(url) & set(" \\") and "@" not in parts.netloc
+    if not plain or parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not port:
+        return None
+    return Server(parts.scheme, parts.hostname.lower(), port)
 
 
 @dataclass(frozen=True)
@@ -28,6 +89,10 @@ class Credential:
     identity_token: str = field(default="", repr=False)
 
 
+class UnknownRealm(DalsegnoError):
+    """A registry wants its password to be sent to a server that it is not known to belong to."""
+
+
 @dataclass(frozen=True)
 class Wallet:
     """Where credentials are looked for."""
@@ -35,22 +100,63 @@ class Wallet:
     env: Mapping[str, str]
     home: Path
     runner: Runner
-    lacking: list[str] = field(default_factory=list)  # helpers that a file names, and that could not be started
+    unused: list[str] = field(default_factory=list)  # why helpers and files were not: told if the registry refuses us
 
-    def find(self, registry: str, realm_host: str, user: str = "") -> Credential | None:
-        """The first that fits; Enroot's file names the host that gives tokens, Docker's the registry."""
-        for found in self._all(registry, realm_host):
-            if found.identity_token or not user or found.user == user:
-                return found
-        return None
+    def for_registry(self, registry: Server, user: str = "") -> Credential | None:
+        """The registry's own credential, for the registry itself."""
+        return _first(self._written_for(registry), user)
 
-    def _all(self, registry: str, realm_host: str) -> Iterator[Credential]:
-        hosts = _hosts(registry, realm_host)
-        for machine, credential in parse_netrc(_text_of(self._enroot_file()), self.env):
-            if machine in hosts:
-                yield credential
+    def for_realm(self, registry: Server, realm: Server, user: str = "") -> Credential | None:
+        """The credential that the realm may get for the registry. Raises UnknownRealm where they are no known pair."""
+        with_tls = (registry.scheme, realm.scheme) == ("https", "https")
+        pair = with_tls and realm.host in KNOWN_REALMS.get(registry.host, ())
+        found = _first(self._written_for(registry, realm if pair else None), user)
+        if found is None or pair or registry.is_same_host(realm) or are_of_one_domain(registry, realm):
+            return found
+        if found in self._static(realm, _docker_keys(realm)):
+            return found
+        raise UnknownRealm(
+            f"{registry.address} asks for its password to be sent to {realm.address}, which may be somebody else's",
+            hint=f"if {realm.address} does log users of {registry.address} in, write the same login and password for "
+            f"it: `machine {realm.address} login USER password WORD` in {self._enroot_file()}",
+        )
+
+    def _written_for(self, registry: Server, realm: Server | None = None) -> Iterator[Credential]:
+        """Enroot's file may name the server that gives tokens, Docker's names the registry."""
+        hub = [Server("https", host, 443) for host in _HUB_MACHINES if registry.host == DOCKER_HUB]
+        yield from self._in_netrc([registry, *hub, *([realm] if realm else [])])
         for path in self._docker_files():
-            yield from self._of_docker(path, _keys(registry))
+            yield from self._of_docker(path, _docker_keys(registry))
+
+    def _in_netrc(self, servers: list[Server]) -> Iterator[Credential]:
+        for machine, credential in parse_netrc(self._read(self._enroot_file())):
+            if any(_is_machine(machine, server) for server in servers):
+                yield _expanded(credential, machine, self.env)
+
+    def _static(self, server: Server, keys: tuple[str, ...]) -> Iterator[Credential]:
+        """What files say of a server. No helper is asked: it might show a window for a server that nobody named."""
+        yield from self._in_netrc([server])
+        for path in self._docker_files():
+            auths = parse_docker_config(self._read(path), path).auths
+            yield from (found for key in keys if (found := auths.get(key)))
+
+    def _read(self, path: Path) -> str:
+        """A file of credentials, unless others can have written it: they would decide who we are."""
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
+                if why := _distrust(os.fstat(file.fileno()), self.env):
+                    self._note(f"{path} was not read, for it {why}")
+                    return ""
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise DalsegnoError(
+                f"{path} cannot be read: {error}", hint="it holds credentials; look at its rights"
+            ) from error
+
+    def _note(self, why: str) -> None:
+        self.unused.extend({why}.difference(self.unused))
 
     def _enroot_file(self) -> Path:
         config = self.env.get("XDG_CONFIG_HOME") or str(self.home / ".config")
@@ -64,7 +170,7 @@ class Wallet:
         return [*named, *podman, self.home / ".config/containers/auth.json", config]
 
     def _of_docker(self, path: Path, keys: tuple[str, ...]) -> Iterator[Credential]:
-        value = parse_docker_config(_text_of(path), path)
+        value = parse_docker_config(self._read(path), path)
         for key in keys:
             helper = value.helpers.get(key) or (value.store if key in value.auths or key == keys[0] else "")
             if helper:
@@ -80,7 +186,7 @@ class Wallet:
         try:
             said = self.runner.run([program, "get"], stdin=key, env=self.env, timeout_s=60)
         except DalsegnoError:  # a helper of another machine: the registry will say whether it wants to know us
-            self.lacking.extend({program}.difference(self.lacking))
+            self._note(f"{program} was to be asked, and is not on this machine")
             return
         try:
             value = json.loads(said.stdout) if said.exit_code == 0 else {}
@@ -91,29 +197,65 @@ class Wallet:
             yield Credential("", "", secret) if user == "<token>" else Credential(user, secret)
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return read_text(path) or ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise DalsegnoError(
-            f"{path} cannot be read: {error}", hint="it holds credentials; look at its rights"
-        ) from error
+def _first(found: Iterator[Credential], user: str) -> Credential | None:
+    return next((each for each in found if each.identity_token or not user or each.user == user), None)
 
 
-def _hosts(registry: str, realm_host: str) -> set[str]:
-    names = {registry, realm_host, registry.partition(":")[0], realm_host.partition(":")[0]} - {""}
-    return names | ({"docker.io", "index.docker.io"} if registry == DOCKER_HUB else set())
+def are_of_one_domain(registry: Server, realm: Server) -> bool:
+    """`registry.example.org` with `auth.example.org` or `example.org`, both with TLS."""
+    if (registry.scheme, realm.scheme) != ("https", "https"):
+        return False
+    above = {host: host.partition(".")[2] for host in (registry.host, realm.host)}
+    names = [{host} | ({parent} if "." in parent else set()) for host, parent in above.items() if not _is_ip(host)]
+    return len(names) == 2 and bool(names[0] & names[1])
 
 
-def _keys(registry: str) -> tuple[str, ...]:
-    return _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}", f"https://{registry}/v2/")
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _is_machine(machine: str, server: Server) -> bool:
+    """Whether a `machine` of Enroot's file is this server. Without a port it is any port of the host, as for curl, but
+    not without TLS: there, any user of that host can listen on another port."""
+    found = _MACHINE.fullmatch(machine.lower())
+    if found is None or found[1].strip("[]") != server.host:
+        return False
+    if found[2]:
+        return int(found[2]) == server.port
+    return server.scheme == "https" or server.port == _DEFAULT_PORTS["http"]
+
+
+def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
+    """Why an open file is not taken for one of credentials, "" if it is."""
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST:
+        return "is not a regular file" if about.st_size <= _MOST else f"is longer than {_MOST >> 20} MiB"
+    if about.st_uid not in _trusted_owners(env):
+        return f"belongs to another user (uid {about.st_uid})"
+    return "can be written by everyone" if about.st_mode & stat.S_IWOTH else ""
+
+
+def _trusted_owners(env: Mapping[str, str]) -> set[int]:
+    """Root, us, and who called us through sudo."""
+    caller = env.get("SUDO_UID", "")
+    return {0, os.geteuid()} | ({int(caller)} if os.geteuid() == 0 and caller.isdecimal() else set())
+
+
+def _docker_keys(server: Server) -> tuple[str, ...]:
+    """What Docker's files call a server; a key with `https://` is not for one without TLS."""
+    if server.host == DOCKER_HUB:
+        return _HUB_KEYS
+    with_tls = (f"https://{server.address}", f"https://{server.address}/v2/") if server.scheme == "https" else ()
+    explicit = () if server.address.endswith(f":{server.port}") else (f"{server.address}:{server.port}",)
+    return (server.address, *explicit, *with_tls)
 
 
 # What the files say ----------------------------------------------------------------------------------------------
 
 
-def parse_netrc(text: str, env: Mapping[str, str]) -> list[tuple[str, Credential]]:
-    """`machine HOST login USER password WORD`, in this order, over lines or not; `$NAME` is looked up if it is set."""
+def parse_netrc(text: str) -> list[tuple[str, Credential]]:
+    """`machine HOST login USER password WORD`, in this order, over lines or not."""
     bare = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     words = " ".join(bare).split()
     found: list[tuple[str, dict[str, str]]] = []
@@ -126,17 +268,19 @@ def parse_netrc(text: str, env: Mapping[str, str]) -> list[tuple[str, Credential
             found[-1][1].setdefault(key, value)
         at += 2 if key in ("machine", "login", "password", "account") else 1
     whole = [(machine, each) for machine, each in found if {"login", "password"} <= set(each)]
-    return [(machine, Credential(each["login"], _expanded(each["password"], machine, env))) for machine, each in whole]
+    return [(machine, Credential(each["login"], each["password"])) for machine, each in whole]
 
 
-def _expanded(password: str, machine: str, env: Mapping[str, str]) -> str:
+def _expanded(credential: Credential, machine: str, env: Mapping[str, str]) -> Credential:
+    """A password `$NAME` is looked up in the environment, if it is set there."""
+    password = credential.password
     if password.startswith(("$(", "`")):
         raise DalsegnoError(
             f"the password for {machine} in Enroot's .credentials is a command, which is not run here",
             hint="write the password itself, or use a credential helper in ~/.docker/config.json",
         )
     name = re.fullmatch(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?", password)
-    return env.get(name[1], password) if name else password
+    return Credential(credential.user, env.get(name[1], password)) if name else credential
 
 
 @dataclass(frozen=True)

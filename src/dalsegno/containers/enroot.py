@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from dalsegno.containers.http_client import PLAIN_HINT
 from dalsegno.image_name import DOCKER_HUB, ImageName
 from dalsegno.system.files import explain, make_folder, remove_tree
 from dalsegno.system.processes import Runner
+
+_HINT = "Enroot imported it, as it is installed here; `--own` does it without"
+_NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol .http. (not supported|disabled)")
 
 
 def uri(name: ImageName) -> str:
@@ -28,7 +33,8 @@ def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runn
     try:
         made = aside / "image.sqsh"
         argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
-        runner.run(argv).checked(hint="Enroot imported it, as it is installed here; `--own` does it without")
+        done = runner.run(argv)
+        done.checked(hint=PLAIN_HINT if _NO_TLS.search(done.stderr) else _HINT)
         os.replace(made, target)
     except OSError as error:
         raise explain(error, target) from error

@@ -106,7 +106,8 @@ class Importer:
         if known is None:
             raise error
         if not self.or_kept:
-            raise Unreachable(error.what, hint=f"{error.hint}; `--or-kept` takes what it gave before: {known.path}")
+            hint = f"{error.hint}; `--or-kept` takes what it gave before: {known.path}"
+            raise Unreachable(error.what, hint=hint, answered=error.answered)
         self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
         return known
 
@@ -156,7 +157,7 @@ class Importer:
         if name.kind is Kind.REGISTRY:
             wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
             plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
-            return FromRegistry(name, Registry(name, Http(), wallet, plain_http=plain), self.store)
+            return FromRegistry(name, Registry(name, Http(plain_http=plain), wallet, plain_http=plain), self.store)
         if name.kind is Kind.OCI:
             return FromLayout(name)
         if name.kind is Kind.ARCHIVE:

@@ -1,0 +1,172 @@
+"""Hostile registries on loopback try to get passwords and tokens that are not theirs, and get none."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+from tests.containers.registries import serving
+
+ROOT = Path(__file__).parents[2]
+SECRET = "the-password"
+Headers = dict[str, str]
+
+
+@dataclass
+class Server:
+    """Answers as it is told, and notes what it was asked."""
+
+    answer: Callable[[str, str], tuple[int, Headers, bytes]]  # path, Authorization
+    address: str = ""
+    seen: list[tuple[str, str]] = field(default_factory=list)  # path, Authorization
+
+    def take(self, to: BaseHTTPRequestHandler) -> None:
+        authorization = to.headers.get("Authorization", "")
+        self.seen.append((to.path, authorization))
+        status, headers, body = self.answer(to.path, authorization)
+        to.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            to.send_header(key, value)
+        to.end_headers()
+        to.wfile.write(body)
+
+    @property
+    def authorizations(self) -> list[str]:
+        return [authorization for _, authorization in self.seen if authorization]
+
+
+@contextmanager
+def server(answer: Callable[[str, str], tuple[int, Headers, bytes]]) -> Iterator[Server]:
+    made = Server(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.take(self)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Handler) as made.address:
+        yield made
+
+
+def challenge(text: str) -> Callable[[str, str], tuple[int, Headers, bytes]]:
+    return lambda path, authorization: (401, {"WWW-Authenticate": text}, b"")
+
+
+def tokens(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+    """A token server: with the password a token that opens everything."""
+    if authorization != basic("ann", SECRET):
+        return 401, {}, b""
+    return 200, {}, json.dumps({"token": "opens-everything"}).encode()
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def import_from(registry: str, home: Path, *machines: str) -> subprocess.CompletedProcess[str]:
+    """`dalsegno image import` of a user who has passwords for these machines."""
+    folder = home / ".config/enroot"
+    folder.mkdir(parents=True)
+    lines = [f"machine {each} login ann password {SECRET}\n" for each in machines]
+    (folder / ".credentials").write_text("".join(lines))
+    auths = {each: {"auth": basic("ann", SECRET).split()[1]} for each in machines}
+    (home / ".docker").mkdir()
+    (home / ".docker/config.json").write_text(json.dumps({"auths": auths}))
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
+    env["DALSEGNO_IMAGES"] = str(home / "images")
+    argv = [sys.executable, "-m", "dalsegno", "image", "import", "--own", f"{registry}#team/app:v1"]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_basic_challenge_with_another_realm_gets_no_password(tmp_path: Path):
+    with server(tokens) as victim:
+        text = f'Basic realm="http://localhost:{victim.address.split(":")[1]}/"'
+        with server(challenge(text)) as hostile:
+            said = import_from(hostile.address, tmp_path, victim.address.replace("127.0.0.1", "localhost"))
+    assert said.returncode == 1 and "wants a user and a password" in said.stderr
+    assert hostile.seen and hostile.authorizations == [] and victim.seen == []
+
+
+def test_bearer_challenge_with_another_realm_gets_no_token(tmp_path: Path):
+    with server(tokens) as victim:
+        realm = victim.address.replace("127.0.0.1", "localhost")
+        text = f'Bearer realm="http://{realm}/token",service="victim",scope="repository:secret/model:pull,push"'
+        with server(challenge(text)) as hostile:
+            said = import_from(hostile.address, tmp_path, realm)
+    assert said.returncode == 1 and SECRET not in said.stderr
+    assert victim.seen and victim.authorizations == []
+    assert hostile.seen and hostile.authorizations == []
+
+
+def test_realm_with_a_user_in_its_url_is_refused(tmp_path: Path):
+    with server(tokens) as hostile:
+        hostile.answer = challenge(f'Bearer realm="http://auth.docker.io@{hostile.address}/token"')
+        said = import_from(hostile.address, tmp_path, "auth.docker.io", hostile.address)
+    assert said.returncode == 1 and "not a plain URL" in said.stderr
+    assert hostile.seen and hostile.authorizations == []
+
+
+def test_own_token_is_for_one_repository_whatever_the_registry_asks_for(tmp_path: Path):
+    with server(tokens) as registry:
+        realm = f'Bearer realm="http://{registry.address}/token",scope="repository:secret/model:pull,push"'
+
+        def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+            return tokens(path, authorization) if path.startswith("/token") else challenge(realm)(path, authorization)
+
+        registry.answer = answer
+        import_from(registry.address, tmp_path, registry.address)
+    asked = [path for path, _ in registry.seen if path.startswith("/token")]
+    assert asked and all("scope=repository%3Ateam%2Fapp%3Apull" in path for path in asked)
+    assert "secret" not in "".join(asked)
+
+
+def test_challenge_of_a_server_behind_a_redirect_is_not_answered(tmp_path: Path):
+    """The registry is honest and has our password; where it redirects to, somebody else asks for it."""
+    with server(tokens) as hostile:
+        hostile.answer = challenge(f'Bearer realm="http://{hostile.address}/token"')
+
+        def redirect(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+            return 307, {"Location": f"http://{hostile.address}{path}"}, b""
+
+        with server(redirect) as registry:
+            said = import_from(registry.address, tmp_path, registry.address)
+    assert said.returncode == 1 and f"redirects to {hostile.address}, which answered 401" in said.stderr
+    assert hostile.seen and hostile.authorizations == []
+
+
+def test_password_and_token_stay_behind_at_a_redirect(tmp_path: Path):
+    with server(lambda path, authorization: (200, {}, b"{}")) as hostile:
+
+        def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+            if not authorization:
+                return challenge('Basic realm="registry"')(path, authorization)
+            return 307, {"Location": f"http://{hostile.address}{path}"}, b""
+
+        with server(answer) as registry:
+            import_from(registry.address, tmp_path, registry.address)
+    assert registry.authorizations == [basic("ann", SECRET)]
+    assert hostile.seen and hostile.authorizations == []
+
+
+def test_password_of_another_port_is_not_sent_without_tls(tmp_path: Path):
+    """Any user of a host can listen on a port of it."""
+    with server(challenge('Basic realm="registry"')) as hostile:
+        said = import_from(hostile.address, tmp_path, "127.0.0.1", "127.0.0.1:5000")
+    assert said.returncode == 1 and hostile.seen and hostile.authorizations == []
+
+
+def test_control_characters_of_a_registry_do_not_reach_the_terminal(tmp_path: Path):
+    with server(challenge('Bearer realm="http://\x1b]0;owned\x07/"')) as hostile:
+        said = import_from(hostile.address, tmp_path)
+    assert said.returncode == 1 and "\x1b" not in said.stderr and "\x07" not in said.stderr
