@@ -25,9 +25,12 @@ UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
-TRAIN_TALK = ("train.contract", "train.frames", "train.proof", "train.keeper", "train.memory", "train.saver")
+TRAIN_TALK = (
+    "train.contract", "train.errors", "train.frames", "train.peer", "train.proof", "train.keeper", "train.memory",
+    "train.saver",
+)  # fmt: skip
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
-TRAIN_LEFT = ("train.contract", "train.memory.names")  # what a run leaves on a node
+TRAIN_LEFT = ("train.contract", "train.memory.names", "train.memory.owned")  # what a run leaves on a node
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

@@ -262,8 +262,9 @@ class Run:
 
     def safe(self) -> Safe:
         """The newest word on what no single node takes along, of all that its hosts have heard."""
-        found = [each for host in _hosts(self.cli).values() for each in Path(_shared_memory(host)).glob("*.safe")]
-        words = [read_safe(path) or NOTHING_SAFE for path in found if f".{self.id}." in path.name]
+        name = f"dalsegno.*/{self.id}.safe"
+        found = [each for host in _hosts(self.cli).values() for each in Path(_shared_memory(host)).glob(name)]
+        words = [read_safe(path) or NOTHING_SAFE for path in found]
         return max(words, key=lambda word: (word.generation, word.place), default=NOTHING_SAFE)
 
     # Its end

@@ -43,7 +43,7 @@ class Node:
         return self.name, self.port
 
     def held(self) -> list[OnNode]:
-        return [OnNode(SlotName(0, "a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
+        return [OnNode(SlotName("a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
 
     def told(self) -> list[Held]:
         return [

@@ -14,7 +14,8 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU here", allow_module_level=True)
 
 from dalsegno.train.keeping import Keeping  # noqa: E402
-from dalsegno.train.memory.names import FOLDER, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.names import slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.owned import own_folder  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
 from dalsegno.train.objects import Objects  # noqa: E402
 from dalsegno.train.request import Terms  # noqa: E402
@@ -65,7 +66,7 @@ def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
 
 
 def held() -> dict[int, dict[str, Any]]:
-    found = [open_snapshot(FOLDER / str(name)) for name in slots_of(RUN)]
+    found = [open_snapshot(own_folder() / str(name)) for name in slots_of(RUN)]
     states = [state_of(each) for each in found if each is not None]
     return {state.step: {piece.key: piece.tensor.clone() for piece in state.pieces} for state in states}
 

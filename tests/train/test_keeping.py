@@ -12,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.keeping import Keeping  # noqa: E402
-from dalsegno.train.memory.names import FOLDER, safe_name, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.names import safe_name, slots_of, sweep  # noqa: E402
+from dalsegno.train.memory.owned import own_folder  # noqa: E402
 from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
 from dalsegno.train.moving import Beside  # noqa: E402
@@ -65,7 +66,7 @@ class Training:
 
 
 def snapshots() -> list[Any]:
-    found = [open_snapshot(FOLDER / str(name)) for name in slots_of(RUN)]
+    found = [open_snapshot(own_folder() / str(name)) for name in slots_of(RUN)]
     return [each for each in found if each is not None]
 
 
@@ -191,7 +192,7 @@ def test_what_was_saved_here_does_not_wait_for_an_earlier_save_that_is_still_und
     tmp_path: Path, keeping: Keeping, said: list[str]
 ) -> None:
     training = Training()
-    write_safe(FOLDER / safe_name(os.getuid(), RUN), Safe(1))  # no slot may be overwritten
+    write_safe(own_folder() / safe_name(RUN), Safe(1))  # no slot may be overwritten
     for step in (1, 2, 3):
         keeping.keep(training.state(step), training.objects.steady(), save=step == 1)
     keeping.settle(wait=True)

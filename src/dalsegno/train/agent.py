@@ -10,6 +10,7 @@ from typing import Any
 
 from dalsegno.train import contract
 from dalsegno.train.frames import BadFrame, Reader, send
+from dalsegno.train.peer import check_peer
 
 ANSWER_S = 60.0  # an agent that is alive answers at once; its coordinator may be on its way back
 
@@ -50,6 +51,7 @@ class AgentLink:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 sock.connect("\0" + self._name)
+                check_peer(sock)
             except OSError:
                 sock.close()
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import secrets
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.exact import fix_layouts
 from dalsegno.train.interval import Never, parse_interval
 from dalsegno.train.keeping import Keeping
+from dalsegno.train.memory.alive import sweep_abandoned
 from dalsegno.train.memory.names import ALONE, sweep_rank
 from dalsegno.train.objects import Objects
 from dalsegno.train.own import Own
@@ -39,6 +41,7 @@ GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # of this process
+_PROCESS = secrets.token_hex(4)  # containers may share /dev/shm and have the same process ids
 
 
 class Checkpointer:
@@ -78,7 +81,7 @@ class Checkpointer:
         self._where = stand()
         self._board = open_board(self._where.rank, self._where.world)
         has_name = bool(self._where.run)
-        self._where = named(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}")[0])
+        self._where = named(self._where, self._board.gather("run", f"{ALONE}{os.getpid()}-{_PROCESS}")[0])
         fix_layouts(objects.values(), self._warn)
         self._open_folder(has_name)
         self.resumed = self._resume()
@@ -179,6 +182,7 @@ class Checkpointer:
         """What it writes bears a name of its own: a cell of a notebook may be run twice."""
         where, number = self._where, self._number
         run = numbered(where.run, number)
+        sweep_abandoned()
         terms = Terms(
             str(self.folder), run, where.generation, where.rank, where.world,
             keep, keep_every, sweep=self._agent is None,

@@ -9,3 +9,7 @@ class CheckpointError(RuntimeError):
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what} ({hint})" if hint else what)
         self.what, self.hint = what, hint
+
+
+class NoRoom(CheckpointError):
+    """The snapshot does not fit into this machine's shared memory, or there is no place for it."""

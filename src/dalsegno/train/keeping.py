@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from dalsegno.train.agent import AgentLink
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.memory.alive import hold
 from dalsegno.train.memory.draft import Draft
 from dalsegno.train.memory.room import stated
-from dalsegno.train.memory.segment import NoRoom
 from dalsegno.train.memory.slots import Slots, needs_bytes
 from dalsegno.train.moving import Mover, Moving
 from dalsegno.train.request import Request, Terms
@@ -61,10 +63,15 @@ class Keeping:
         self.counted = Counted()
         self.failed = False  # the last save did
         self._terms, self._agent, self._warn, self._say, self._ranks_here = terms, agent, warn, say, ranks_here
-        self._saver = Saver(terms.rank, agent)
-        self._slots: Slots | None = Slots(
-            terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here
-        )
+        self._slots: Slots | None = None
+        alive: list[int] = []
+        try:
+            if terms.sweep:
+                alive.append(hold(terms.run, terms.rank))
+            self._slots = Slots(terms.run, terms.rank, terms.generation, resumed, count=SLOTS, ranks=ranks_here)
+        except NoRoom as error:
+            self._go_without(error)
+        self._alive, self._saver = alive, Saver(terms.rank, agent, alive)
         self._mover = Mover()
         self._open: _Open | None = None
         self._prepared = False
@@ -155,6 +162,8 @@ class Keeping:
         self._saver.close()
         if self._slots is not None:
             self._slots.close()
+        while self._alive:
+            os.close(self._alive.pop())
 
     def _begin(self, state: State) -> Draft | None:
         """A state that has outgrown its slots may find no room for larger ones."""

@@ -23,5 +23,5 @@ def stand() -> Where:
 
 
 def named(where: Where, name: str) -> Where:
-    """A run that nobody named goes by the process of its first rank."""
+    """A run that nobody named goes by a name that its first rank made up."""
     return where if where.run else dataclasses.replace(where, run=name)

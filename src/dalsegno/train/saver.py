@@ -23,6 +23,7 @@ from dalsegno.train.disk.gather import moved_on
 from dalsegno.train.disk.names import Temporary
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.alive import is_current
 from dalsegno.train.memory.names import sweep_rank
 from dalsegno.train.memory.snapshot import held_snapshot, state_of
 from dalsegno.train.request import Request, parse
@@ -32,8 +33,8 @@ Warn = Callable[[str], None]
 NICE = 5  # the training comes first
 
 
-def serve(sock: socket.socket) -> None:
-    """Until the worker hangs up and nothing is left to do."""
+def serve(sock: socket.socket, alive: int | None = None) -> None:
+    """Until the worker hangs up and nothing is left to do. `alive`: the locked file that keeps its snapshots."""
     os.nice(NICE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for the worker, sent to the whole group
@@ -48,7 +49,7 @@ def serve(sock: socket.socket) -> None:
         told = {"step": request.step, "slot": request.slot, "seconds": time.monotonic() - began, "why": why}
         told["words"] = words
         asked.tell({**told, "overtaken": bool(why) and asked.overtaken()})
-    if terms is not None and terms.sweep:
+    if terms is not None and terms.sweep and (alive is None or is_current(alive, terms.run, terms.rank)):
         sweep_rank(terms.run, terms.rank)
 
 
@@ -142,8 +143,8 @@ class Asked:
 
 
 def main() -> None:
-    """`python -m dalsegno.train.saver FD`: where there is no warm parent to fork from."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    """`python -m dalsegno.train.saver FD [ALIVE]`: where there is no warm parent to fork from."""
+    serve(socket.socket(fileno=int(sys.argv[1])), *map(int, sys.argv[2:]))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dalsegno.train.agent import AgentLink
+from dalsegno.train.peer import check_peer
 from dalsegno.train.request import Request, render
 
 
@@ -29,8 +31,9 @@ class Result(NamedTuple):
 class Saver:
     """Started when it is first needed. Its process outlives this one, to finish what it has begun."""
 
-    def __init__(self, rank: int, agent: AgentLink | None) -> None:
-        self._rank, self._agent = rank, agent
+    def __init__(self, rank: int, agent: AgentLink | None, inherits: Sequence[int] = ()) -> None:
+        """`inherits`: open files that a saver of our own keeps open."""
+        self._rank, self._agent, self._inherits = rank, agent, tuple(inherits)
         self._sock: socket.socket | None = None
         self._buffer = b""
         self.started = False
@@ -39,7 +42,7 @@ class Saver:
 
     def ask(self, request: Request) -> None:
         if self._sock is None:
-            self._sock = self._from_agent() or _start()
+            self._sock = self._from_agent() or _start(self._inherits)
             self.started = True
         self._step = request.step
         self.busy = {request.slot: request.step}  # a request that waits is replaced by a newer one
@@ -86,6 +89,7 @@ class Saver:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect("\0" + name)
+            check_peer(sock)
         except OSError:
             sock.close()
             return None
@@ -97,12 +101,13 @@ class Saver:
         return [Result(self._step, slot, 0.0, "the saver has died") for slot in lost]
 
 
-def _start() -> socket.socket:
+def _start(inherits: Sequence[int]) -> socket.socket:
     """In a session of its own: a Ctrl-C at the terminal is meant for the training, not for its last save."""
     ours, its = socket.socketpair()
     with its:
-        command = [sys.executable, "-m", "dalsegno.train.saver", str(its.fileno())]
-        subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True, stdin=subprocess.DEVNULL)
+        passed = [its.fileno(), *inherits]
+        command = [sys.executable, "-m", "dalsegno.train.saver", *map(str, passed)]
+        subprocess.Popen(command, pass_fds=passed, start_new_session=True, stdin=subprocess.DEVNULL)
     return ours
 
 

@@ -29,7 +29,7 @@ def node(shm: Path) -> Iterator[NewNode]:  # noqa: F811
     nodes: list[Node] = []
 
     def make(name: str) -> Node:
-        (shm / name).mkdir()
+        (shm / name).mkdir(mode=0o700)
         nodes.append(Node(shm / name))
         nodes[-1].start()
         return nodes[-1]

@@ -26,7 +26,7 @@ def pair(node: NewNode, **more: object) -> tuple[Node, Node]:
 
 
 def set_safe(node: Node, generation: int, step: int, of: int | None = None) -> None:
-    write_safe(node.folder / safe_name(os.getuid(), RUN), Safe(generation, (of or generation, step)))
+    write_safe(node.folder / safe_name(RUN), Safe(generation, (of or generation, step)))
 
 
 def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:

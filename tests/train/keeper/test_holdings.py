@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -
     snapshot = open_snapshot(slots.slots[1].path)
     assert snapshot
     header, part = outgoing(snapshot)
-    coming = Incoming(shm / str(SlotName(os.getuid(), "a", 2, 0, copy=True)), header)
+    coming = Incoming(shm / str(SlotName("a", 2, 0, copy=True)), header)
     assert len(holdings("a", shm)) == 2
     coming.buffer[:] = part
     coming.commit()
@@ -35,13 +34,12 @@ def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -
 
 
 def test_what_is_no_snapshot_of_this_run_is_not_told(shm: Path) -> None:
-    uid = os.getuid()
-    draft.write(Slot(shm / str(SlotName(uid, "b", 0, 0))), filled(1), generation=1)
-    draft.write(Slot(shm / str(SlotName(uid, "a", 1, 0))), filled(1, rank=0), generation=1)
-    draft.write(Slot(shm / str(SlotName(uid, "a", 0, 0))), filled(1), generation=1)
-    with (shm / str(SlotName(uid, "a", 0, 0))).open("r+b") as file:
+    draft.write(Slot(shm / str(SlotName("b", 0, 0))), filled(1), generation=1)
+    draft.write(Slot(shm / str(SlotName("a", 1, 0))), filled(1, rank=0), generation=1)
+    draft.write(Slot(shm / str(SlotName("a", 0, 0))), filled(1), generation=1)
+    with (shm / str(SlotName("a", 0, 0))).open("r+b") as file:
         file.truncate(1000)
-    (shm / str(SlotName(uid, "a", 0, 1))).write_bytes(b"")
+    (shm / str(SlotName("a", 0, 1))).write_bytes(b"")
     (shm / "else").write_bytes(b"x" * 5000)
     assert holdings("a", shm) == [] and holdings("a", shm / "nowhere") == []
 

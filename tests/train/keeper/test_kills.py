@@ -59,7 +59,7 @@ def test_sender_and_receiver_are_killed_at_random_moments(node: NewNode, shm: Pa
             each.start()
     assert newest > 0 and cut_short > 0
     other.kill()
-    assert all(name.startswith("dalsegno.") for name in os.listdir(other.folder)) and len(os.listdir(other.folder)) <= 3
+    assert all(name.startswith("a.") for name in os.listdir(other.folder)) and len(os.listdir(other.folder)) <= 3
 
 
 def _touched(node: Node) -> dict[str, int]:

@@ -35,7 +35,7 @@ def record(step: int, rank: int = 0, generation: int = 1) -> Record:
 
 
 def held(step: int, rank: int = 0, generation: int = 1, copy: bool = False, slot: int = 0, summed: bool = True) -> Held:
-    return Held(SlotName(0, "a", rank, slot, copy), record(step, rank, generation), summed)
+    return Held(SlotName("a", rank, slot, copy), record(step, rank, generation), summed)
 
 
 def sent(*these: Held) -> set[tuple[int, int]]:
@@ -149,7 +149,7 @@ class Model:
 
     def send(self, rank: int, skipped_too: bool) -> bool:
         """Whether something arrived."""
-        mine = [Held(SlotName(0, "a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
+        mine = [Held(SlotName("a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
         one = to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
         slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
         if one is None or slot is None:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.errors import CheckpointError  # noqa: E402
 from dalsegno.train.memory.draft import write  # noqa: E402
 from dalsegno.train.memory.layout import ALIGN, Contents, Part, lay_out, parse_head  # noqa: E402
-from dalsegno.train.memory.names import FOLDER  # noqa: E402
+from dalsegno.train.memory.owned import SHM  # noqa: E402
 from dalsegno.train.memory.slot import Slot  # noqa: E402
 from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
 from dalsegno.train.state import State  # noqa: E402
@@ -53,7 +53,7 @@ def test_a_head_tells_what_is_in_its_part(any_state: State) -> None:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
 def test_any_state_comes_back_bit_by_bit(any_state: State) -> None:
-    with TemporaryDirectory(prefix="dalsegno-test-", dir=FOLDER) as folder:
+    with TemporaryDirectory(prefix="dalsegno-test-", dir=SHM) as folder:
         slot = Slot(Path(folder) / "slot")
         write(slot, any_state, generation=1)
         snapshot = open_snapshot(slot.path)

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.names import SlotName, left_by, parse_slot, safe_name, slots_of, sweep
+from dalsegno.train.memory.names import SlotName, alive_name, left_by, parse_slot, safe_name, slots_of, sweep
 
 RUNS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9.-]{0,30}\Z")
-SLOTS = st.builds(SlotName, st.integers(0, 2**32), RUNS, st.integers(0, 9999), st.integers(0, 9), st.booleans())
-UID = os.getuid()
+SLOTS = st.builds(SlotName, RUNS, st.integers(0, 9999), st.integers(0, 9), st.booleans())
 
 
 @given(SLOTS)
@@ -28,11 +27,11 @@ def test_no_two_slots_share_a_name(one: SlotName, other: SlotName) -> None:
 
 
 def test_a_copy_for_a_buddy_is_told_apart() -> None:
-    assert str(SlotName(1000, "train-k3f9x", 3, 1)) == "dalsegno.1000.train-k3f9x.3.1"
-    assert str(SlotName(1000, "train-k3f9x", 3, 1, copy=True)) == "dalsegno.1000.train-k3f9x.3.copy1"
+    assert str(SlotName("train-k3f9x", 3, 1)) == "train-k3f9x.3.1"
+    assert str(SlotName("train-k3f9x", 3, 1, copy=True)) == "train-k3f9x.3.copy1"
 
 
-@pytest.mark.parametrize("name", ["", "dalsegno.0.a.safe", "dalsegno.0.a.1", "other.0.a.1.1", "dalsegno.x.a.1.1", "a"])
+@pytest.mark.parametrize("name", ["", "a.safe", "a.1", "a.1.alive", "a.x.1", "a b.1.1", "a"])
 def test_other_files_are_no_slots(name: str) -> None:
     assert parse_slot(name) is None
 
@@ -40,20 +39,20 @@ def test_other_files_are_no_slots(name: str) -> None:
 @pytest.mark.parametrize("run", ["", "a/b", "../a", "a\n", "a b"])
 def test_a_name_that_could_lead_elsewhere_is_refused(run: str) -> None:
     with pytest.raises(CheckpointError, match="cannot be a run's id"):
-        SlotName(0, run, 0, 0)
+        SlotName(run, 0, 0)
 
 
 def test_a_run_finds_and_sweeps_its_own_files_only(tmp_path: Path) -> None:
-    mine = [str(SlotName(UID, "a", 0, 0)), str(SlotName(UID, "a", 2, 1, copy=True)), safe_name(UID, "a")]
+    mine = [str(SlotName("a", 0, 0)), str(SlotName("a", 2, 1, copy=True)), safe_name("a"), alive_name("a", 1)]
     others = [
-        str(SlotName(UID, "a.0", 0, 0)), str(SlotName(UID + 1, "a", 0, 0)), safe_name(UID, "a.b"), "dalsegno-x",
-        str(SlotName(UID, "a.safe", 0, 0)),
+        str(SlotName("a.0", 0, 0)), alive_name("b", 0), safe_name("a.b"), "dalsegno-x",
+        str(SlotName("a.safe", 0, 0)),
     ]  # fmt: skip
     for name in mine + others:
         (tmp_path / name).touch()
-    assert slots_of("a", tmp_path) == [SlotName(UID, "a", 0, 0), SlotName(UID, "a", 2, 1, copy=True)]
-    assert sorted(path.name for path in left_by("a", tmp_path)) == sorted(mine)
-    assert sweep("a", tmp_path) == 3
+    assert slots_of("a", tmp_path) == [SlotName("a", 0, 0), SlotName("a", 2, 1, copy=True)]
+    assert left_by("a", tmp_path) == sorted(mine)
+    assert sweep("a", tmp_path) == 4
     assert sorted(os.listdir(tmp_path)) == sorted(others)
     assert sweep("a", tmp_path) == 0
 

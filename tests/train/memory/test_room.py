@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dalsegno.train.errors import NoRoom  # noqa: E402
 from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room, stated  # noqa: E402
-from dalsegno.train.memory.segment import NoRoom, create  # noqa: E402
+from dalsegno.train.memory.segment import create  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
 from tests.train.memory.processes import in_child  # noqa: E402
 from tests.train.memory.states import filled  # noqa: E402
@@ -102,7 +103,7 @@ def test_a_full_folder_is_an_error_at_creation_and_leaves_nothing(tmp_path: Path
 def mount_small(folder: Path) -> None:
     assert ctypes.CDLL(None).unshare(CLONE_NEWNS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", str(folder)], check=True)
 
 
 def test_what_snapshots_take_is_said_in_plain_figures() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from dalsegno.train.errors import NoRoom  # noqa: E402
 from dalsegno.train.memory.names import left_by, safe_name  # noqa: E402
 from dalsegno.train.memory.room import Room  # noqa: E402
 from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
-from dalsegno.train.memory.segment import NoRoom  # noqa: E402
 from dalsegno.train.memory.slots import Slots, needs_bytes  # noqa: E402
 from dalsegno.train.memory.snapshot import held_snapshot  # noqa: E402
 from tests.train.memory.processes import in_child  # noqa: E402
@@ -31,7 +30,7 @@ def test_the_two_newest_steps_are_kept_where_nobody_replicates(shm: Path) -> Non
 
 
 def test_what_is_not_safe_yet_is_not_overwritten_and_the_skipped_are_counted(shm: Path) -> None:
-    slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name(os.getuid(), "a")
+    slots, safe = Slots("a", rank=0, generation=1, folder=shm), shm / safe_name("a")
     write_safe(safe, Safe(1))
     assert [bool(slots.write(filled(step))) for step in (1, 2, 3)] == [True, True, False]
     assert steps(slots) == [1, 2] and slots.skipped == 1
@@ -65,11 +64,11 @@ def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> 
     state = filled(1, elements=100_000)
     slots = Slots("a", rank=0, generation=1, folder=shm)
     slots.prepare(state)
-    used = sum(path.stat().st_blocks * 512 for path in left_by("a", shm))
+    used = sum((shm / name).stat().st_blocks * 512 for name in left_by("a", shm))
     assert used == needs_bytes(state)
     for step in range(5):
         slots.write(filled(step, elements=100_000))
-    assert sum(path.stat().st_blocks * 512 for path in left_by("a", shm)) == used
+    assert sum((shm / name).stat().st_blocks * 512 for name in left_by("a", shm)) == used
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None:

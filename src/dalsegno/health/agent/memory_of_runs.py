@@ -7,17 +7,18 @@ Slurm has ended its agent there without a word. Snapshots outlive their agent on
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dalsegno.system import procfs
 from dalsegno.train.contract import RUN
-from dalsegno.train.memory.names import ALONE, FOLDER, last_written, sweep
+from dalsegno.train.memory.names import ALONE, last_written, sweep
+from dalsegno.train.memory.owned import SHM, every_folder
 
 EVERY_S = 10.0
 FRESH_S = 10.0  # what was written a moment ago is in use: then no process is looked at
-FILES = "dalsegno.{}.{}."  # how the names of a run's files begin
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
 Run = tuple[int, str]  # whose, and its id
@@ -26,7 +27,7 @@ Run = tuple[int, str]  # whose, and its id
 class MemoryOfRuns:
     """Of every user's, where we are root; else of our own."""
 
-    def __init__(self, folder: Path = FOLDER, uid: int | None = None) -> None:
+    def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
         self._folder, self._due = folder, float("-inf")
         self._uid = os.geteuid() if uid is None else uid
         self._unused: dict[Run, float] = {}  # since when nothing of them was seen to run here
@@ -36,13 +37,16 @@ class MemoryOfRuns:
         if now < self._due:
             return []
         self._due, fresh = now + EVERY_S, time.time() - FRESH_S
-        written = {run: at for run, at in last_written(self._folder).items() if self._uid in (0, run[0])}
-        old = [run for run, at in written.items() if at < fresh and not run[1].startswith(ALONE)]
+        folders = [(uid, path) for uid, path in every_folder(self._folder) if self._uid in (0, uid)]
+        written = [((uid, run), at) for uid, path in folders for run, at in last_written(path, uid).items()]
+        old = [run for run, at in written if at < fresh and not run[1].startswith(ALONE)]
         unused = set(old) - running(old)
         self._unused = {run: self._unused.get(run, now) for run in unused}
         gone = sorted(run for run, since in self._unused.items() if now - since >= UNUSED_S and not is_mapped(run))
-        for uid, run in gone:
-            sweep(run, self._folder, uid)
+        for owner, path in folders:
+            for uid, run in gone:
+                if uid == owner:
+                    sweep(run, path, uid)
         return gone
 
 
@@ -57,8 +61,8 @@ def running(runs: Collection[Run]) -> set[Run]:
 
 def is_mapped(run: Run) -> bool:
     """Whether somebody has a file of it open all the same, who bears no mark of the run. Asked before the last step."""
-    mark = f"/{FILES.format(*run)}".encode()
-    return any(mark in procfs.mapped(pid) for _, pid in _processes({run[0]}))
+    files = re.compile(rb"/dalsegno\.[0-9.]+/" + re.escape(run[1].encode()) + rb"\.")
+    return any(files.search(procfs.mapped(pid)) for _, pid in _processes({run[0]}))
 
 
 def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:

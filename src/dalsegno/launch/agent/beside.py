@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from dalsegno.launch.agent.door import uid_of
 from dalsegno.train.contract import AGENT
 from dalsegno.train.frames import Message
+from dalsegno.train.peer import uid_of
 
 CONNECT_S = 60.0
 

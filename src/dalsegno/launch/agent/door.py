@@ -6,12 +6,11 @@ import contextlib
 import os
 import selectors
 import socket
-import struct
 from collections.abc import Callable
 
 from dalsegno.train.frames import BadFrame, Message, Reader, send
+from dalsegno.train.peer import uid_of
 
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _MAX_CALLERS = 1024
 
 Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and how to answer it
@@ -61,9 +60,3 @@ class Door:
         if self._readers.pop(sock, None) is not None:
             self._selector.unregister(sock)
             sock.close()
-
-
-def uid_of(sock: socket.socket) -> int:
-    """Whose process is at the other end of a Unix socket."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])

@@ -13,6 +13,7 @@ from dalsegno.launch.agent.procs import environment, own_processes
 from dalsegno.launch.agent.streaming import left_folders
 from dalsegno.train.contract import RUN
 from dalsegno.train.memory import names
+from dalsegno.train.memory.alive import sweep_abandoned
 
 LONG_GONE_S = 24 * 3600.0
 
@@ -32,12 +33,13 @@ def sweep(run: str, node: str) -> list[int]:
     return left
 
 
-def sweep_long_gone(now: float | None = None, folder: Path = names.FOLDER) -> list[str]:
+def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> list[str]:
     """Snapshots of this user's runs of which nothing was written for a day, and nothing runs here; the runs' ids.
 
     A run sweeps its nodes when it ends, but for those that it had lost by then: where there is a node agent it sees to
     them within a minute.
     """
+    sweep_abandoned(folder)
     before = (time.time() if now is None else now) - LONG_GONE_S
     old = [run for run in names.forgotten(before, folder) if not run.startswith(names.ALONE)]
     alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()

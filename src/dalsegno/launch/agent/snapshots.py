@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import socket
 from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent.orders import ResumeOrder, StartOrder
+from dalsegno.train.errors import NoRoom
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.listening import listen
-from dalsegno.train.memory.names import FOLDER, safe_name, sweep
+from dalsegno.train.memory.names import safe_name, sweep
+from dalsegno.train.memory.owned import find_folder, own_folder
 from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
 
 Answer = Callable[[Message], None]
@@ -58,12 +59,11 @@ class Snapshots:
 
     def note_safe(self, safe: Safe | None) -> None:
         """Workers read it before they overwrite an older snapshot. None: there is only what they have themselves."""
-        path = FOLDER / safe_name(os.getuid(), self.run)
-        with contextlib.suppress(OSError):  # a full /dev/shm: then nothing newer counts as safe
+        with contextlib.suppress(OSError, NoRoom):  # a full /dev/shm: then nothing newer counts as safe
             if safe is not None:
-                write_safe(path, safe)
-            elif path.exists():
-                path.unlink()
+                write_safe(own_folder() / safe_name(self.run), safe)
+            elif (folder := find_folder()) is not None:
+                (folder / safe_name(self.run)).unlink(missing_ok=True)
 
     def held(self) -> list[dict[str, object]]:
         """For the coordinator."""
@@ -71,7 +71,8 @@ class Snapshots:
 
     def hello(self) -> Message:
         """What a coordinator has to know of us from the start."""
-        safe = read_safe(FOLDER / safe_name(os.getuid(), self.run))
+        folder = find_folder()
+        safe = read_safe(folder / safe_name(self.run)) if folder else None
         port = int(self._listener.getsockname()[1])
         return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
 
@@ -115,11 +116,12 @@ class Snapshots:
             answer({"own": ""})
             return
         rank = resume.of.get(asking, asking)
-        here = [each for each in holdings(self.run) if each.place == (resume.generation, resume.step)]
+        folder = find_folder()
+        here = [each for each in holdings(self.run, folder) if each.place == (resume.generation, resume.step)]
         own = next((each.name for each in here if each.own and each.rank == rank), None)
         shared = next((each.name for each in here if each.shared), None)
-        if own and shared:
-            answer({"step": resume.step, "own": str(FOLDER / str(own)), "shared": str(FOLDER / str(shared))})
+        if folder and own and shared:
+            answer({"step": resume.step, "own": str(folder / str(own)), "shared": str(folder / str(shared))})
             return
         number = next(self._numbers)
         self._fetching[number] = answer

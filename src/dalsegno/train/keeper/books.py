@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -73,12 +72,12 @@ class Books:
             self.look()
 
     def safe(self) -> Safe | None:
-        return read_safe(self.folder / safe_name(os.getuid(), self.keep.run)) if self.keep else None
+        return read_safe(self.folder / safe_name(self.keep.run)) if self.keep else None
 
     def path(self, rank: int, slot: int) -> Path:
         """Where a copy goes. Its name is made of numbers and the agent's own word: nothing that a caller said."""
         assert self.keep is not None
-        return self.folder / str(SlotName(os.getuid(), self.keep.run, rank, slot, copy=True))
+        return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))
 
     def path_of(self, one: Held) -> Path:
         return self.folder / str(one.name)

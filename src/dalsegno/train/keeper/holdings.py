@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.memory.names import FOLDER, SlotName, slots_of
+from dalsegno.train.memory.names import SlotName, slots_of
+from dalsegno.train.memory.owned import find_folder, open_own
 from dalsegno.train.memory.record import ABSENT, HEADER, Record, parse_record, parse_sums
 
 
@@ -47,18 +49,23 @@ class Held:
         }  # fmt: skip
 
 
-def holdings(run: str, folder: Path = FOLDER) -> list[Held]:
-    """All that is committed; what is being written, or is visibly damaged, is not there."""
+def holdings(run: str, folder: Path | None = None) -> list[Held]:
+    """All that is committed; what is being written, is visibly damaged or another user's, is not there."""
+    folder = folder or find_folder()
+    if folder is None:
+        return []
     found = (_held(name, folder / str(name)) for name in slots_of(run, folder))
     return [held for held in found if held is not None]
 
 
 def _held(name: SlotName, path: Path) -> Held | None:
-    try:
-        with path.open("rb", buffering=0) as file:
-            header, size = file.read(HEADER) or b"", file.seek(0, 2)
-    except FileNotFoundError:
+    fd = open_own(path)
+    if fd is None:
         return None
+    try:
+        header, size = os.pread(fd, HEADER, 0), os.fstat(fd).st_size
+    finally:
+        os.close(fd)
     record, sums = parse_record(header), parse_sums(header)
     if record is None or record.end > size:
         return None

@@ -20,17 +20,19 @@ from dalsegno.train.keeper.orders import Drop, Fetch, Keep, Order, parse_order
 from dalsegno.train.keeper.sending import Sending
 from dalsegno.train.keeper.server import Server
 from dalsegno.train.keeper.summing import sum_for_ever
-from dalsegno.train.memory.names import FOLDER
+from dalsegno.train.memory.owned import own_folder
+from dalsegno.train.peer import check_peer
 
 NICE = 10  # the training comes first
 
 
-def serve(agent: str, listener: socket.socket, folder: Path = FOLDER, nice: int = NICE) -> None:
+def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice: int = NICE) -> None:
     """Until the agent goes: then the process ends at once, whatever its threads are doing."""
     _be_modest(nice)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect("\0" + agent)
-        keeper = Keeper(folder, sock, listener)
+        check_peer(sock)
+        keeper = Keeper(folder or own_folder(), sock, listener)
         keeper.start()
         with contextlib.suppress(OSError, BadFrame):
             keeper.hear()

@@ -12,6 +12,7 @@ from pathlib import Path
 from dalsegno.train.frames import BadFrame, Message, Reader, send
 from dalsegno.train.keeper.orders import Address
 from dalsegno.train.keeper.pace import Pace
+from dalsegno.train.memory.owned import open_own
 from dalsegno.train.memory.record import Extent
 from dalsegno.train.proof import holds, nonce, prove
 
@@ -114,7 +115,10 @@ def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
 
 def send_part(sock: socket.socket, path: Path, part: Extent, start: int, pace: Pace) -> None:
     """The part's bytes from `start` on, straight from the file."""
-    with path.open("rb", buffering=0) as file:
+    fd = open_own(path)
+    if fd is None:
+        raise ConnectionError(f"{path.name} is gone")
+    with open(fd, "rb", buffering=0) as file:
         for at in range(part.at + start, part.end, pace.chunk):
             count = min(pace.chunk, part.end - at)
             pace.take(count)

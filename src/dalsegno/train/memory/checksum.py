@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
+from dalsegno.train.memory.owned import open_own
 from dalsegno.train.memory.record import (
     HEADER,
     SUMS_AT,
@@ -36,7 +37,9 @@ def checksum(path: Path, threads: int = 2) -> Sums | None:
     if snapshot is None:
         return None
     sums = sums_of(snapshot, threads)
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_own(path, os.O_RDWR)
+    if fd is None:
+        return None
     try:
         if parse_record(os.pread(fd, HEADER, 0)) != snapshot.record:
             return None

@@ -1,34 +1,34 @@
-"""The names of a run's files in shared memory, and what a run left there.
+"""The names of a run's files in its user's folder in shared memory, and what a run left there.
 
-    dalsegno.<uid>.<run>.<rank>.<slot>        a snapshot of that rank
-    dalsegno.<uid>.<run>.<rank>.copy<slot>    the same, kept for a rank of another node
-    dalsegno.<uid>.<run>.safe                 the newest step that no single failure takes away
+    <run>.<rank>.<slot>        a snapshot of that rank
+    <run>.<rank>.copy<slot>    the same, kept for a rank of another node
+    <run>.<rank>.alive         locked as long as a training lives that has no agent (`alive`)
+    <run>.safe                 the newest step that no single failure takes away
 
 A run's id may hold dots: names are read from their end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory import owned
 
-FOLDER = Path("/dev/shm")
 ALONE = "alone."  # how the id of a training begins that no launcher knows of
 _RUN = re.compile(r"[A-Za-z0-9._@+=:-]{1,120}", re.ASCII)
-_SLOT = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
-_SAFE = re.compile(r"dalsegno\.([0-9]+)\.(.+)\.safe(?:-new)?", re.ASCII)
+_SLOT = re.compile(r"(.+)\.([0-9]+)\.(copy)?([0-9]+)", re.ASCII)
+_ALIVE = re.compile(r"(.+)\.([0-9]+)\.alive", re.ASCII)
+_SAFE = re.compile(r"(.+)\.safe(?:-new)?", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
 class SlotName:
-    """One slot's place: whose, of which run and rank, and whether it is kept for a rank that runs elsewhere."""
+    """One slot's place: of which run and rank, and whether it is kept for a rank that runs elsewhere."""
 
-    uid: int
     run: str
     rank: int
     slot: int
@@ -38,7 +38,7 @@ class SlotName:
         check_run(self.run)
 
     def __str__(self) -> str:
-        return f"dalsegno.{self.uid}.{self.run}.{self.rank}.{'copy' if self.copy else ''}{self.slot}"
+        return f"{self.run}.{self.rank}.{'copy' if self.copy else ''}{self.slot}"
 
 
 def check_run(run: str) -> None:
@@ -50,69 +50,79 @@ def check_run(run: str) -> None:
 def parse_slot(name: str) -> SlotName | None:
     """The slot of that file name; None if it is none of ours."""
     found = _SLOT.fullmatch(name)
-    if not found or not _RUN.fullmatch(found[2]):
+    if not found or not _RUN.fullmatch(found[1]):
         return None
-    return SlotName(int(found[1]), found[2], int(found[3]), int(found[5]), copy=bool(found[4]))
+    return SlotName(found[1], int(found[2]), int(found[4]), copy=bool(found[3]))
 
 
-def safe_name(uid: int, run: str) -> str:
+def safe_name(run: str) -> str:
     check_run(run)
-    return f"dalsegno.{uid}.{run}.safe"
+    return f"{run}.safe"
 
 
-def slots_of(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[SlotName]:
-    """Every slot of the run on this machine, copies too, whatever it holds."""
+def alive_name(run: str, rank: int) -> str:
+    check_run(run)
+    return f"{run}.{rank}.alive"
+
+
+def parse_alive(name: str) -> tuple[str, int] | None:
+    """The run and rank of the file that tells whether they live; None if it is no such file."""
+    found = _ALIVE.fullmatch(name)
+    return (found[1], int(found[2])) if found and _RUN.fullmatch(found[1]) else None
+
+
+def slots_of(run: str, folder: Path | None = None) -> list[SlotName]:
+    """Every slot of the run in this user's folder, copies too, whatever it holds."""
+    found = (parse_slot(name) for name in _listed(folder, os.getuid()))
+    return sorted(slot for slot in found if slot and slot.run == run)
+
+
+def left_by(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
+    """The names of all files of the run in the user's folder."""
+    return sorted(name for name in _listed(folder, os.getuid() if uid is None else uid) if _run_of(name) == run)
+
+
+def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
+    """Remove what the run left in the user's folder; how many files went. What is gone already is fine."""
     uid = os.getuid() if uid is None else uid
-    found = (parse_slot(name) for name in _listed(folder))
-    return sorted(slot for slot in found if slot and (slot.uid, slot.run) == (uid, run))
-
-
-def left_by(run: str, folder: Path = FOLDER, uid: int | None = None) -> list[Path]:
-    """All files of the run in shared memory."""
-    uid = os.getuid() if uid is None else uid
-    safe = [name for name in _listed(folder) if (kept := _SAFE.fullmatch(name)) and kept.groups() == (str(uid), run)]
-    return [folder / str(slot) for slot in slots_of(run, folder, uid)] + [folder / name for name in sorted(safe)]
-
-
-def sweep(run: str, folder: Path = FOLDER, uid: int | None = None) -> int:
-    """Remove what the run left; how many files went. What is gone already, or is somebody else's, is fine."""
-    return _remove(left_by(run, folder, uid))
-
-
-def sweep_rank(run: str, rank: int, folder: Path = FOLDER) -> int:
-    """Only what one rank left: others may still need theirs."""
-    return _remove([folder / str(slot) for slot in slots_of(run, folder) if slot.rank == rank and not slot.copy])
-
-
-def forgotten(before: float, folder: Path = FOLDER, uid: int | None = None) -> list[str]:
-    """Runs of which no file was written since that time (seconds since 1970)."""
-    uid = os.getuid() if uid is None else uid
-    return sorted(run for (owner, run), at in last_written(folder).items() if owner == uid and at < before)
-
-
-def last_written(folder: Path = FOLDER) -> dict[tuple[int, str], float]:
-    """Of every user's run: when one of its files was written last (seconds since 1970)."""
-    newest: dict[tuple[int, str], float] = {}
-    for name in _listed(folder):
-        found = _SLOT.fullmatch(name) or _SAFE.fullmatch(name)
-        if found and _RUN.fullmatch(found[2]):
-            run = int(found[1]), found[2]
-            with contextlib.suppress(FileNotFoundError):
-                newest[run] = max(newest.get(run, 0.0), (folder / name).lstat().st_mtime)
-    return newest
-
-
-def _remove(paths: list[Path]) -> int:
-    gone = 0
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            path.unlink()
-            gone += 1
+    folder = folder or owned.find_folder(uid=uid)
+    gone = owned.remove_from(folder, left_by(run, folder, uid), uid) if folder else 0
+    if folder and gone:
+        owned.remove_folder(folder)
     return gone
 
 
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+def sweep_rank(run: str, rank: int, folder: Path | None = None) -> int:
+    """Only what one rank left: others may still need theirs."""
+    folder = folder or owned.find_folder()
+    if folder is None:
+        return 0
+    slots = [str(slot) for slot in slots_of(run, folder) if slot.rank == rank and not slot.copy]
+    gone = owned.remove_from(folder, [*slots, alive_name(run, rank)], os.getuid())
+    owned.remove_folder(folder)
+    return gone
+
+
+def forgotten(before: float, folder: Path | None = None) -> list[str]:
+    """Runs of this user's of which no file was written since that time (seconds since 1970)."""
+    return sorted(run for run, at in last_written(folder, os.getuid()).items() if at < before)
+
+
+def last_written(folder: Path | None, uid: int) -> dict[str, float]:
+    """Of every run in the user's folder: when one of its files was written last (seconds since 1970)."""
+    newest: dict[str, float] = {}
+    for name, at in _listed(folder, uid).items():
+        run = _run_of(name)
+        if run is not None:
+            newest[run] = max(newest.get(run, 0.0), at)
+    return newest
+
+
+def _run_of(name: str) -> str | None:
+    found = _SLOT.fullmatch(name) or _ALIVE.fullmatch(name) or _SAFE.fullmatch(name)
+    return found[1] if found and _RUN.fullmatch(found[1]) else None
+
+
+def _listed(folder: Path | None, uid: int) -> dict[str, float]:
+    folder = folder or owned.find_folder(uid=uid)
+    return owned.list_folder(folder, uid) if folder else {}

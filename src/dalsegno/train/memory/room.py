@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.memory.segment import NoRoom
+from dalsegno.train.errors import NoRoom
 
 RESERVE = 256 << 20  # memory that training itself must still be able to ask for
 _UNLIMITED = 1 << 60
@@ -46,7 +46,7 @@ def check_room(needed: int, room: Room, slots: int, ranks: int = 1) -> None:
 
 
 def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Room:
-    disk = os.statvfs(folder)
+    disk = os.statvfs(folder if folder.exists() else folder.parent)  # the last run of ours to end has removed it
     return Room(disk.f_bavail * disk.f_frsize, _available(proc), _below_limit(proc, cgroups), str(folder))
 
 

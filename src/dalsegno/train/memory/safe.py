@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dalsegno.train.memory.owned import create_own, open_own
+
 _FORM = struct.Struct("<IqIqIq")
 _CRC = struct.Struct("<I")
 
@@ -58,7 +60,7 @@ def write_safe(path: Path, safe: Safe) -> None:
     """Whoever reads meanwhile reads the old one or this one."""
     raw = _FORM.pack(safe.generation, safe.floor, *safe.place, *safe.resumed)
     new = path.with_name(f"{path.name}-new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = create_own(new)
     try:
         os.write(fd, raw + _CRC.pack(zlib.crc32(raw)))
     finally:
@@ -68,10 +70,13 @@ def write_safe(path: Path, safe: Safe) -> None:
 
 def read_safe(path: Path) -> Safe | None:
     """None if nobody replicates, so that every committed step is as safe as it can be. Damaged: nothing is safe."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
+    fd = open_own(path)
+    if fd is None:
         return None
+    try:
+        raw = os.pread(fd, _FORM.size + _CRC.size + 1, 0)
+    finally:
+        os.close(fd)
     if len(raw) != _FORM.size + _CRC.size or _CRC.unpack_from(raw, _FORM.size)[0] != zlib.crc32(raw[: _FORM.size]):
         return NOTHING_SAFE
     generation, floor, *places = _FORM.unpack_from(raw)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -10,23 +9,20 @@ from pathlib import Path
 
 import torch
 
-from dalsegno.train.errors import CheckpointError
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.memory.owned import create_own, open_own
 
 _PAGE = 4096
 _AT_ONCE = 64 << 20  # a signal makes the kernel undo and begin anew what one call has allocated
 
 
-class NoRoom(CheckpointError):
-    """The snapshot does not fit into this machine's shared memory."""
-
-
 def create(path: Path, size: int) -> int:
     """A new file of that size with all its memory: what is missing is an error now, not a SIGBUS later."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(fd, 0o600)
+        fd = create_own(path)
+    except PermissionError as error:
+        raise NoRoom(str(error), "see who made it, and have it removed") from error
+    try:
         _allocate(fd, size)
     except OSError as error:
         os.close(fd)
@@ -38,11 +34,8 @@ def create(path: Path, size: int) -> int:
 
 
 def adopt(path: Path) -> int | None:
-    """The file as it is; None if there is none."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+    """The file as it is; None if there is none of ours."""
+    return open_own(path, os.O_RDWR)
 
 
 def map_to_write(fd: int) -> mmap.mmap:

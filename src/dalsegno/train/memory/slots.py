@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory import draft as drafts
 from dalsegno.train.memory.choice import free_slots
 from dalsegno.train.memory.draft import Draft
 from dalsegno.train.memory.layout import Layout, lay_out
-from dalsegno.train.memory.names import FOLDER, SlotName, safe_name
+from dalsegno.train.memory.names import SlotName, safe_name
+from dalsegno.train.memory.owned import own_folder
 from dalsegno.train.memory.record import Record
 from dalsegno.train.memory.room import Room, check_room, read_room
 from dalsegno.train.memory.safe import read_safe
-from dalsegno.train.memory.segment import NoRoom
 from dalsegno.train.memory.slot import Slot, capacity_for
 from dalsegno.train.state import State
 
@@ -41,14 +41,14 @@ class Slots:
         *,
         count: int = SLOTS,
         ranks: int = 1,
-        folder: Path = FOLDER,
+        folder: Path | None = None,
         read_room: Callable[[Path], Room] = read_room,
     ) -> None:
-        uid = os.getuid()
-        self.slots = [Slot(folder / str(SlotName(uid, run, rank, number))) for number in range(count)]
+        folder = folder or own_folder()
+        self.slots = [Slot(folder / str(SlotName(run, rank, number))) for number in range(count)]
         self.skipped = 0
         self._generation, self._resumed, self._ranks = generation, resumed, ranks
-        self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(uid, run)
+        self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(run)
 
     def prepare(self, state: State) -> None:
         """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""

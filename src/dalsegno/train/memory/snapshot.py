@@ -1,4 +1,7 @@
-"""Reading what slots hold: nothing is copied, tensors are views of the mapping."""
+"""Reading what slots hold: nothing is copied, tensors are views of the mapping.
+
+A file that another user made or may write is as good as none: what is read here is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import torch
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.layout import OWN, SHELL, VALUES, Placed, aligned, parse_head
+from dalsegno.train.memory.owned import open_own
 from dalsegno.train.memory.record import ABSENT, HEADER, Extent, Record, parse_record
 from dalsegno.train.memory.segment import map_to_read
 from dalsegno.train.memory.views import view
@@ -41,9 +45,8 @@ class Snapshot:
 
 def open_snapshot(path: Path) -> Snapshot | None:
     """What the slot holds; None if that is nothing, or it is visibly damaged."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    fd = open_own(path)
+    if fd is None:
         return None
     try:
         return _open(path, fd)
@@ -54,9 +57,8 @@ def open_snapshot(path: Path) -> Snapshot | None:
 @contextlib.contextmanager
 def held_snapshot(path: Path) -> Iterator[Snapshot | None]:
     """The same, and nobody overwrites it meanwhile: that snapshot is skipped. The hold ends with this process."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    fd = open_own(path)
+    if fd is None:
         yield None
         return
     try:
@@ -69,11 +71,13 @@ def held_snapshot(path: Path) -> Iterator[Snapshot | None]:
 
 def read_header(path: Path) -> bytes:
     """Both records as they lie there; empty if there is no such slot."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            return file.read(HEADER) or b""
-    except FileNotFoundError:
+    fd = open_own(path)
+    if fd is None:
         return b""
+    try:
+        return os.pread(fd, HEADER, 0)
+    finally:
+        os.close(fd)
 
 
 def read_record(path: Path) -> Record | None:

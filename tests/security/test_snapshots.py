@@ -1,0 +1,303 @@
+"""Another user of the machine cannot have a training load what they wrote, nor have root remove what is not theirs.
+
+The attacker and the victim are two plain users, the shared memory is the real one. The harmless target is a file that
+the attacker's pickle creates when somebody loads it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns  # noqa: E402
+from dalsegno.train.agent import AgentLink  # noqa: E402
+from dalsegno.train.board import OwnBoard  # noqa: E402
+from dalsegno.train.errors import NoRoom  # noqa: E402
+from dalsegno.train.frames import Reader, send  # noqa: E402
+from dalsegno.train.keeper.holdings import holdings  # noqa: E402
+from dalsegno.train.memory.alive import hold, sweep_abandoned  # noqa: E402
+from dalsegno.train.memory.draft import write  # noqa: E402
+from dalsegno.train.memory.names import SlotName, alive_name, left_by  # noqa: E402
+from dalsegno.train.memory.owned import SHM, find_folder, open_own, own_folder  # noqa: E402
+from dalsegno.train.memory.slot import Slot  # noqa: E402
+from dalsegno.train.memory.slots import Slots  # noqa: E402
+from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
+from dalsegno.train.objects import Objects  # noqa: E402
+from dalsegno.train.resuming import from_memory  # noqa: E402
+from dalsegno.train.state import State, take  # noqa: E402
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
+
+VICTIM, ATTACKER = 64201, 64202
+Found = TypeVar("Found")
+
+
+class Poison:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def run() -> str:
+    return f"security-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def loaded() -> Iterator[Path]:
+    """The file that exists once the attacker's code has run."""
+    with tempfile.TemporaryDirectory(prefix="dalsegno-security-") as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder) / "loaded"
+
+
+@pytest.fixture(autouse=True)
+def shm() -> Iterator[Path]:
+    """The machine's own shared memory, without what the two left there."""
+    _clear()
+    yield SHM
+    _clear()
+
+
+def _clear() -> None:
+    for path in SHM.glob(f"dalsegno.{VICTIM}*"):
+        subprocess.run(["rm", "-rf", "--", str(path)], check=True)
+
+
+def as_user(uid: int, act: Callable[[], Found]) -> Found:
+    """What the function returns, in a process of that user."""
+    read, written = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            answer: tuple[bool, object] = (True, act())
+        except BaseException as error:  # whatever it is, the test is to see it
+            answer = (False, f"{type(error).__name__}: {error}")
+        with os.fdopen(written, "wb") as file:
+            pickle.dump(answer, file)
+        os._exit(0)
+    os.close(written)
+    with os.fdopen(read, "rb") as file:
+        fine, found = pickle.load(file)
+    os.waitpid(pid, 0)
+    assert fine, found
+    return found  # type: ignore[no-any-return]
+
+
+def poisoned(target: Path) -> State:
+    """A state that looks like any other until it is loaded."""
+    state = take({"model": torch.nn.Linear(2, 2).state_dict()}, {"random": None}, step=7, rank=0, world=1)
+    bad = pickle.dumps(Poison(target))
+    return State(state.step, state.rank, state.world, state.pieces, bad, bad, {"x": Poison(target)})
+
+
+def plant(folder: Path, run: str, target: Path) -> Path:
+    """A whole snapshot of the attacker's, which everyone may read."""
+    path = folder / str(SlotName(run, 0, 0))
+    assert write(Slot(path), poisoned(target), generation=1)
+    path.chmod(0o644)
+    folder.chmod(0o755)
+    return path
+
+
+def test_poison_works_on_whoever_loads_it(run: str, loaded: Path) -> None:
+    """Else the other tests would prove nothing."""
+
+    def attack_oneself() -> None:
+        snapshot = open_snapshot(Slots(run, 0, 1).slots[0].path)
+        assert snapshot is None
+        slot = Slots(run, 0, 1)
+        slot.write(poisoned(loaded))
+        mine = open_snapshot(slot.slots[0].path)
+        assert mine is not None
+        state_of(mine)
+
+    as_user(VICTIM, attack_oneself)
+    assert loaded.exists()
+
+
+def test_snapshots_in_a_folder_that_another_user_made_first_are_not_there(run: str, loaded: Path) -> None:
+    folder = SHM / f"dalsegno.{VICTIM}"
+
+    def squat() -> str:
+        folder.mkdir(mode=0o700)
+        return str(plant(folder, run, loaded))
+
+    planted = Path(as_user(ATTACKER, squat))
+
+    def train() -> tuple[bool, int, str]:
+        assert open_snapshot(planted) is None and open_own(planted) is None
+        slots = Slots(run, 0, 2)
+        slots.write(take({}, {}, step=1, rank=0, world=1))
+        return find_folder() == folder, len(holdings(run)), str(find_folder())
+
+    assert as_user(VICTIM, train) == (False, 1, f"{folder}.1")
+    assert not loaded.exists()
+    assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1", "and it is found again"
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open to others"])
+def test_a_folder_that_is_none_or_is_open_to_others_is_not_used(run: str, loaded: Path, kind: str) -> None:
+    folder = SHM / f"dalsegno.{VICTIM}"
+
+    def prepare() -> None:
+        if kind == "file":
+            folder.touch()
+        elif kind == "link":
+            folder.symlink_to(loaded.parent)
+        else:
+            folder.mkdir()
+            folder.chmod(0o777)
+
+    as_user(VICTIM if kind == "open to others" else ATTACKER, prepare)
+    assert as_user(VICTIM, lambda: str(own_folder())) == f"{folder}.1"
+
+
+def test_a_file_in_the_victims_own_folder_is_checked_too(run: str, loaded: Path) -> None:
+    """A folder of the victim's may have been open to others for a moment."""
+
+    def leave_open() -> None:
+        own_folder().chmod(0o777)
+
+    as_user(VICTIM, leave_open)
+    folder = SHM / f"dalsegno.{VICTIM}"
+    planted = as_user(ATTACKER, lambda: _planted_elsewhere(folder, run, loaded))
+    as_user(VICTIM, lambda: folder.chmod(0o700))
+    assert planted == 3
+
+    def train() -> int:
+        assert all(open_snapshot(folder / str(SlotName(run, 0, slot))) is None for slot in range(3))
+        slots = Slots(run, 0, 2)
+        slots.write(take({}, {}, step=1, rank=0, world=1))
+        return len(holdings(run))
+
+    assert as_user(VICTIM, train) == 1, "what is in the way is removed, the victim's own folder stays in use"
+    assert not loaded.exists()
+
+
+def _planted_elsewhere(folder: Path, run: str, target: Path) -> int:
+    """A file, a link to one, and a FIFO that would make a reader wait."""
+    with tempfile.TemporaryDirectory(prefix=f"dalsegno.{VICTIM}-", dir=SHM) as made:
+        path = plant(Path(made), run, target)
+        (folder / str(SlotName(run, 0, 0))).write_bytes(path.read_bytes())
+    (folder / str(SlotName(run, 0, 1))).symlink_to(folder / str(SlotName(run, 0, 0)))
+    os.mkfifo(folder / str(SlotName(run, 0, 2)), 0o644)
+    return 3
+
+
+def test_when_every_name_is_taken_the_error_names_the_fix(run: str) -> None:
+    def squat_all() -> None:
+        for number in range(64):
+            (SHM / f"dalsegno.{VICTIM}{f'.{number}' if number else ''}").mkdir()
+
+    as_user(ATTACKER, squat_all)
+
+    def train() -> str:
+        with pytest.raises(NoRoom) as refused:
+            Slots(run, 0, 1)
+        return str(refused.value)
+
+    assert f"ask an administrator to remove {SHM}/dalsegno.{VICTIM}*" in as_user(VICTIM, train)
+
+
+def test_an_agent_of_another_user_is_not_asked(run: str, loaded: Path) -> None:
+    """Once an agent is dead anyone may take its abstract name, and name their own snapshot as the one to load."""
+    name = f"dalsegno.{VICTIM}.{run}.1"
+    folder = Path(as_user(ATTACKER, lambda: tempfile.mkdtemp(prefix=f"dalsegno.{VICTIM}-", dir=SHM)))
+    planted = as_user(ATTACKER, lambda: str(plant(folder, run, loaded)))
+    listener = as_listener(name, ATTACKER)
+    asked: list[dict[str, Any]] = []
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            for message in Reader().feed(sock.recv(65536)):
+                asked.append(message)
+                send(sock, {"step": 7, "own": planted, "shared": planted})
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+
+    def resume() -> bool:
+        model = Objects({"model": torch.nn.Linear(2, 2)})
+        return from_memory(model, AgentLink(name), Path("/nonexistent"), OwnBoard(), 0, print) is None
+
+    assert as_user(VICTIM, resume)
+    thread.join(10)
+    listener.close()
+    assert asked == [] and not loaded.exists()
+
+
+def as_listener(name: str, uid: int) -> socket.socket:
+    """A socket that bears the user's credentials: the kernel notes who calls listen()."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    os.seteuid(uid)
+    try:
+        sock.bind("\0" + name)
+        sock.listen(8)
+    finally:
+        os.seteuid(0)
+    return sock
+
+
+def test_a_snapshot_of_another_users_is_not_loaded_even_if_the_own_agent_names_it(run: str, loaded: Path) -> None:
+    folder = Path(as_user(ATTACKER, lambda: tempfile.mkdtemp(prefix=f"dalsegno.{VICTIM}-", dir=SHM)))
+    planted = Path(as_user(ATTACKER, lambda: str(plant(folder, run, loaded))))
+    assert as_user(VICTIM, lambda: open_snapshot(planted) is None)
+    assert not loaded.exists()
+
+
+def test_root_sweeps_no_further_than_the_owners_folder(run: str, loaded: Path) -> None:
+    """Links in a folder of the attacker's, and a link in place of the folder, lead root nowhere."""
+    outside = loaded.parent / "outside"
+    outside.mkdir()
+    (outside / f"{run}.safe").touch()
+    os.utime(outside / f"{run}.safe", (0, 0))
+    shm = loaded.parent / "shm"
+    shm.mkdir()
+    shm.chmod(0o1777)
+
+    def prepare() -> None:
+        (shm / f"dalsegno.{ATTACKER}").mkdir(mode=0o700)
+        (shm / f"dalsegno.{ATTACKER}" / f"{run}.0.0").symlink_to(outside / f"{run}.safe")
+        os.utime(shm / f"dalsegno.{ATTACKER}" / f"{run}.0.0", (0, 0), follow_symlinks=False)
+        (shm / f"dalsegno.{VICTIM}").symlink_to(outside)
+
+    as_user(ATTACKER, prepare)
+    memory = MemoryOfRuns(shm)
+    assert memory.tidy(0.0) == []
+    assert memory.tidy(UNUSED_S) == [(ATTACKER, run)]
+    assert os.listdir(shm) == [f"dalsegno.{VICTIM}"], "the link itself went, and the empty folder"
+    assert os.listdir(outside) == [f"{run}.safe"], "what it led to is untouched"
+
+
+def test_another_users_lock_keeps_no_snapshots_and_sweeps_none(run: str) -> None:
+    """Only files of one's own count: neither can an attacker's lock be held over the victim's, nor the reverse."""
+
+    def train() -> None:
+        folder = own_folder()
+        os.close(hold(run, 0, folder))
+        assert left_by(run) == [alive_name(run, 0)]
+
+    as_user(VICTIM, train)
+    assert as_user(ATTACKER, sweep_abandoned) == []
+    assert as_user(VICTIM, sweep_abandoned) == [(run, 0)]

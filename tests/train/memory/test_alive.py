@@ -1,0 +1,93 @@
+"""Snapshots of a training without an agent go when all of it is gone, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.memory.alive import hold, is_current, sweep_abandoned  # noqa: E402
+from dalsegno.train.memory.names import left_by  # noqa: E402
+from dalsegno.train.memory.slots import Slots  # noqa: E402
+from tests.train.memory.processes import fork  # noqa: E402
+from tests.train.memory.states import filled  # noqa: E402
+
+SCRIPT = """
+import sys, torch, time
+from dalsegno.train import Checkpointer
+model = torch.nn.Linear(4, 4)
+steps = Checkpointer(sys.argv[1], model=model, disk_every=1)
+for step in steps.steps(1000):
+    steps.done()
+    if step == 3:
+        from dalsegno.train.memory.names import left_by
+        from dalsegno.train.memory.owned import find_folder
+        print(find_folder(), *left_by(steps._where.run), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_snapshots_of_a_killed_training_are_swept_by_the_next_one(shm: Path) -> None:
+    def train() -> None:
+        hold("a", 0, shm)
+        Slots("a", 0, 1, folder=shm).write(filled(1))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = fork(train)
+    os.waitpid(pid, 0)
+    Slots("launched", 0, 1, folder=shm).write(filled(1))  # by a launcher's run, which has no lock
+    assert left_by("a", shm) == ["a.0.0", "a.0.1", "a.0.alive"]
+    assert sweep_abandoned(shm) == [("a", 0)]
+    assert left_by("a", shm) == [] and left_by("launched", shm) == ["launched.0.0", "launched.0.1"]
+
+
+def test_snapshots_stay_while_a_process_that_inherited_the_lock_lives(shm: Path) -> None:
+    """The saver writes to disk what the killed training left."""
+    fd = hold("a", 0, shm)
+    Slots("a", 0, 1, folder=shm).write(filled(1))
+    assert sweep_abandoned(shm) == [], "we live"
+    with subprocess.Popen(["sleep", "600"], pass_fds=[fd]) as saver:
+        os.close(fd)
+        assert sweep_abandoned(shm) == [] and len(left_by("a", shm)) == 3
+        saver.kill()
+    assert sweep_abandoned(shm) == [("a", 0)]
+
+
+def test_a_rank_that_starts_again_under_its_name_is_not_swept_by_its_predecessor(shm: Path) -> None:
+    before = hold("a", 0, shm)
+    assert is_current(before, "a", 0, shm)
+    now = hold("a", 0, shm)
+    assert is_current(now, "a", 0, shm) and not is_current(before, "a", 0, shm)
+    os.close(before)
+    assert sweep_abandoned(shm) == []
+    os.close(now)
+
+
+def test_a_training_without_a_launcher_leaves_nothing_once_another_starts(tmp_path: Path) -> None:
+    """The whole way, in this user's real folder."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "one")], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert first.stdout is not None
+    folder, *names = first.stdout.readline().split()
+    assert [name.rpartition(".")[2] for name in names] == ["0", "1", "2", "alive"]
+    assert all((Path(folder) / name).exists() for name in names)
+    savers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=False).stdout.split()
+    for pid in (*map(int, savers), first.pid):  # the saver first: it would tidy up by itself
+        os.kill(pid, signal.SIGKILL)
+    first.wait()
+    assert all((Path(folder) / name).exists() for name in names)
+    second = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "two")], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert second.stdout is not None and second.stdout.readline()
+    assert not any((Path(folder) / name).exists() for name in names)
+    second.send_signal(signal.SIGTERM)
+    second.kill()
+    second.wait()
