@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +29,7 @@
 
 #define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
 
-struct request request = {.in_use = -1};
+struct request request = {.in_use = -1, .data_folder = -1};
 bool privileged;
 static char **started_with; /* our environment */
 
@@ -116,7 +117,9 @@ const char *why_failed(int told, char why[WHY_LENGTH]) {
 /* ---- the request */
 
 static void read_groups(const char *text) {
-    for (char *end; *text && request.group_count < GROUPS_MAX; text = *end ? end + 1 : end) {
+    for (char *end; *text; text = *end ? end + 1 : end) {
+        if (request.group_count == GROUPS_MAX) /* a missing group may be one to which something is denied */
+            fail("the user is in more than %d groups", GROUPS_MAX);
         request.groups[request.group_count++] = (gid_t)strtoul(text, &end, 10);
         if (end == text)
             fail("groups are not numbers");
@@ -144,9 +147,9 @@ static void read_word(const char *word) {
             return;
         }
     if (is(word, "uid", &value))
-        request.uid = (uid_t)strtoul(value, NULL, 10);
+        request.uid = (uid_t)strtoul(value, NULL, 10), request.uid_given = *value;
     else if (is(word, "gid", &value))
-        request.gid = (gid_t)strtoul(value, NULL, 10);
+        request.gid = (gid_t)strtoul(value, NULL, 10), request.gid_given = *value;
     else if (is(word, "groups", &value))
         read_groups(value);
     else if (is(word, "site", &value) && request.site_count < SITE_MAX)
@@ -177,19 +180,54 @@ static void read_variables(void) {
     setenv("PATH", path, 1);
 }
 
-/* A folder of the user's own below one of the cluster's; made by root, it is the user's only where `theirs`. */
-static const char *own_folder(const char *below, const char *ending, bool theirs) {
-    char *path = NULL;
-    if (!below)
-        return NULL;
-    if (asprintf(&path, "%s/%u%s", below, request.uid, ending) < 0)
+/* ---- folders of the cluster's */
+
+/* Nobody but their owner may put anything into folders that we look into by name. */
+void check_owner(int folder, uid_t owner, const char *path) {
+    struct stat seen;
+    if (fstat(folder, &seen) != 0)
+        fail("%s: %s", path, strerror(errno));
+    bool groups = seen.st_mode & S_IWGRP && owner == 0 && seen.st_gid != 0;
+    if (seen.st_uid != owner || groups || seen.st_mode & S_IWOTH)
+        fail("%s is not %s alone", path, owner == 0 ? "root's" : "its user's");
+}
+
+/* A folder in another, made if it is missing. A link is not followed. */
+int open_own_folder(int parent, const char *name, uid_t owner, const char *path) {
+    bool made = mkdirat(parent, name, 0700) == 0;
+    int folder = made || errno == EEXIST ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (folder < 0 || (made && owner != geteuid() && fchown(folder, request.uid, request.gid) != 0))
+        fail("cannot keep the container: %s: %s", path, strerror(errno));
+    check_owner(folder, owner, path);
+    return folder;
+}
+
+/* A folder for this user below one of the cluster's: in `path` where it is, as a descriptor what it is. */
+static int open_users_folder(const char **path, const char *ending) {
+    char *name = NULL, *whole = NULL;
+    if (!*path)
+        return -1;
+    if (asprintf(&name, "%u%s", request.uid, ending) < 0 || asprintf(&whole, "%s/%s", *path, name) < 0)
         fail("out of memory");
-    bool there = mkdir(path, 0700) != 0;
-    if (there && errno != EEXIST)
-        fail("%s: %s", path, strerror(errno));
-    if (!there && theirs && geteuid() == 0 && chown(path, request.uid, request.gid) != 0)
-        fail("%s: %s", path, strerror(errno));
-    return path;
+    int parent = open(*path, O_PATH | O_DIRECTORY | O_CLOEXEC); /* the cluster's own path may have links in it */
+    if (parent < 0)
+        fail("%s: %s", *path, strerror(errno));
+    check_owner(parent, geteuid(), *path);
+    int folder = open_own_folder(parent, name, privileged ? 0 : request.uid, whole);
+    close(parent);
+    free(name);
+    *path = whole;
+    return folder;
+}
+
+/* What a descriptor stands for, on the mounts that we have now: by its path, which must lead to the same. */
+int open_again(int first, const char *path) {
+    struct stat before, now;
+    int again = open(path, O_PATH | O_CLOEXEC);
+    if (again >= 0 && (fstat(first, &before) != 0 || fstat(again, &now) != 0 || before.st_dev != now.st_dev ||
+                       before.st_ino != now.st_ino))
+        fail("%s was replaced while it was looked at", path);
+    return again;
 }
 
 static const char *absolute(const char *path) {
@@ -254,30 +292,27 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
     fail("cannot start again: %s", strerror(errno));
 }
 
-static void leave_namespaces(struct image *image) {
-    if (privileged) {
-        if (unshare(CLONE_NEWNS) != 0)
-            fail("no mount namespace: %s", strerror(errno));
-        if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
-            fail("mounts cannot be separated: %s", strerror(errno));
-        open_image(image);
-        return;
-    }
-    open_image(image);
-    prepare_image(image);
-    enter_own_user_namespace();
+/* As root, before anything is opened that is mounted later: what is mounted is then what was opened. */
+static void leave_mounts(void) {
+    if (unshare(CLONE_NEWNS) != 0)
+        fail("no mount namespace: %s", strerror(errno));
+    if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
+        fail("mounts cannot be separated: %s", strerror(errno));
 }
 
-static void build(char *argv[], struct kept *kept, int fds[2], bool *folder) {
+static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, int fds[2], bool *folder) {
     struct image image = {0};
-    int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    leave_namespaces(&image);
+    open_image(&image);
+    if (!privileged) {
+        prepare_image(&image);
+        enter_own_user_namespace();
+    }
     hold_image(&image);
     hold_kept(kept);
     open_places();
     make_scratch(kept);
     if (!mount_image(&image, SCRATCH "/lower"))
-        start_again_as_user(argv, mounts, here);
+        start_again_as_user(argv, old_mounts, old_folder);
     mount_overlay();
     fill_root(SCRATCH "/root", SCRATCH);
     change_root();
@@ -318,8 +353,11 @@ int main(int argc, char *argv[]) {
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
     fcntl(ANSWER_FD, F_SETFD, FD_CLOEXEC);
     umask(022);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* our folder may be the user's */
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
+    if (!request.uid_given || !request.gid_given)
+        fail("nobody said whose container this is");
     read_variables();
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (request.save)
@@ -329,8 +367,13 @@ int main(int argc, char *argv[]) {
     request.asked = request.image;
     if (request.image && !image_is_path(request.image))
         import_image();
-    request.data = request.name ? own_folder(request.data, privileged ? "" : ".own", !privileged) : NULL;
-    request.cache = privileged ? NULL : own_folder(request.cache, "", true);
+    int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (privileged)
+        leave_mounts();
+    if (request.name)
+        request.data_folder = open_users_folder(&request.data, privileged ? "" : ".own");
+    if (!privileged)
+        close(open_users_folder(&request.cache, ""));
     if (!privileged && geteuid() == 0)
         become_user();
     request.image = absolute(request.image);
@@ -341,7 +384,7 @@ int main(int argc, char *argv[]) {
     } else {
         if (!request.image)
             fail("no image is named");
-        build(argv, &kept, fds, &folder);
+        build(argv, mounts, here, &kept, fds, &folder);
     }
     note_kept(&kept, fds[0], fds[1]);
     answer(&kept, fds, folder);

@@ -9,7 +9,7 @@
 #include "descriptors.h"
 #include "options.h"
 
-enum { GROUPS_MAX = 256, SITE_MAX = 16, VARIABLES_MAX = 32 };
+enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
@@ -21,8 +21,10 @@ struct request {
     size_t variable_count;
     const char *site[SITE_MAX]; /* paths that the cluster shows in every container */
     size_t site_count;
+    int data_folder; /* what is kept of the user's containers, or -1 */
     uid_t uid;
     gid_t gid;
+    bool uid_given, gid_given;
     gid_t groups[GROUPS_MAX];
     size_t group_count;
     int in_use; /* a lock on what was unpacked, or -1 */
@@ -33,6 +35,9 @@ extern struct request request;
 extern bool privileged; /* we are root, and may act for another */
 
 _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void check_owner(int folder, uid_t owner, const char *path);
+int open_own_folder(int parent, const char *name, uid_t owner, const char *path);
+int open_again(int first, const char *path);
 void as_user(void);
 void as_root(void);
 void become_user(void);

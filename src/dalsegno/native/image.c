@@ -23,18 +23,19 @@ void open_image(struct image *image) {
     struct stat seen;
     char magic[4] = "";
     as_user();
-    image->fd = open(request.image, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not hold us */
-    int error = errno;
+    image->fd = open_without_magic(request.image, O_RDONLY | O_NONBLOCK); /* a pipe must not hold us */
+    image->folder = image->fd >= 0 && fstat(image->fd, &seen) == 0 && S_ISDIR(seen.st_mode);
+    /* The container's root is the user's, whatever the folder's mode: they must have the right to search it, too. */
+    int searched = image->folder ? openat(image->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC) : image->fd, error = errno;
     as_root();
-    if (image->fd < 0)
+    if (searched < 0)
         fail("image %s: %s", request.image, strerror(error));
-    if (fstat(image->fd, &seen) != 0)
-        fail("image %s: %s", request.image, strerror(errno));
-    image->folder = S_ISDIR(seen.st_mode);
+    if (image->folder)
+        close(searched);
     image->fuse_server = image->tree = -1;
     if (image->folder)
         return;
-    if (!S_ISREG(seen.st_mode) || pread(image->fd, magic, 4, 0) != 4 || memcmp(magic, "hsqs", 4) != 0)
+    if (fstat(image->fd, &seen) != 0 || !S_ISREG(seen.st_mode) || pread(image->fd, magic, 4, 0) != 4 || memcmp(magic, "hsqs", 4) != 0)
         fail("image %s is no squashfs file (.sqsh)", request.image);
 }
 
@@ -146,9 +147,11 @@ static bool mount_fuse(struct image *image, const char *at) {
 void hold_image(struct image *image) {
     if (!image->folder && !image->extracted[0])
         return;
-    as_user(); /* by name again: a descriptor from before belongs to mounts we have left */
-    int folder = open(image->extracted[0] ? image->extracted : request.image, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    as_root();
+    int folder = image->fd;
+    if (image->extracted[0])
+        folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    else if (!privileged) /* a descriptor from before belongs to mounts that we have left */
+        folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);
     if (image->tree < 0 || change_tree(image->tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1, 1) != 0)
         fail("image %s: %s", request.image, strerror(errno));

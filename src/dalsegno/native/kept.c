@@ -5,10 +5,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/nsfs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,6 +45,19 @@ static int find_namespace(const char *pid, unsigned long long number) {
     return found;
 }
 
+/* The process may have ended, and another have its number and a namespace with that number: it must be this user's. */
+static bool is_users(const struct kept *kept) {
+    struct stat owning, user;
+    uid_t owner;
+    int userns = ioctl(kept->mounts, NS_GET_USERNS);
+    bool same = userns >= 0 && fstat(userns, &owning) == 0 &&
+                (kept->user >= 0 ? fstat(kept->user, &user) : fstatat(proc_fd, "self/ns/user", &user, 0)) == 0 &&
+                owning.st_ino == user.st_ino;
+    if (userns >= 0)
+        close(userns);
+    return same && (kept->user < 0 || (ioctl(kept->user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
+}
+
 static bool join_holder(struct kept *kept, int folder, const char *pid) {
     char text[64] = "";
     unsigned long long mounts = 0, user = 0;
@@ -54,7 +69,7 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
         return false;
     kept->mounts = find_namespace(pid, mounts);
     kept->user = user ? find_namespace(pid, user) : -1;
-    return kept->mounts >= 0 && (kept->user >= 0 || !user);
+    return kept->mounts >= 0 && (kept->user >= 0 || !user) && is_users(kept);
 }
 
 /* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
@@ -117,10 +132,9 @@ void open_kept(struct kept *kept) {
         fail("--container-name: %s", why);
     if (!request.data)
         fail("this cluster keeps no containers");
-    snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name);
-    if (mkdir(kept->path, 0700) != 0 && errno != EEXIST)
-        fail("cannot keep the container: %s: %s", kept->path, strerror(errno));
-    kept->folder = open(kept->path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if ((size_t)snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name) >= sizeof kept->path)
+        fail("cannot keep the container: %s: %s", request.data, strerror(ENAMETOOLONG));
+    kept->folder = open_own_folder(request.data_folder, name.name, geteuid(), kept->path);
     make(kept, "holders", 0700);
     kept->door = open_lock(kept, "door");
     kept->lock = open_lock(kept, "lock");
@@ -144,11 +158,12 @@ void open_kept(struct kept *kept) {
 void hold_kept(struct kept *kept) {
     if (!kept->path[0])
         return;
-    int folder = open(kept->path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int folder = privileged ? kept->folder : open_again(kept->folder, kept->path);
     kept->tree = folder < 0 ? -1 : clone_tree(folder);
     if (kept->tree < 0)
         fail("cannot keep the container: %s: %s", kept->path, strerror(errno));
-    close(folder);
+    if (!privileged)
+        close(folder);
 }
 
 /* From now on the step, which is our parent, is one of its users. */

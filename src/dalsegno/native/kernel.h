@@ -3,8 +3,11 @@
 #define DALSEGNO_KERNEL_H
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,6 +58,32 @@ static inline int open_below(int root, const char *path, int flags, int mode) {
                              .mode = flags & O_CREAT ? (uint64_t)mode : 0,
                              .resolve = RESOLVE_BELOW_ROOT | RESOLVE_WITHOUT_MAGIC};
     return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+}
+
+/* Opens a path of the user's. A link such as /proc/self/fd/5 would lead to what the helper itself has open. */
+static inline int open_without_magic(const char *path, int flags) {
+    struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_WITHOUT_MAGIC};
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+/* Whether both descriptors are on one mount; false if the kernel does not say. */
+static inline bool on_one_mount(int first, int second) {
+    struct statx seen[2];
+    const int fds[] = {first, second};
+    for (int i = 0; i < 2; i++)
+        if (statx(fds[i], "", AT_EMPTY_PATH, STATX_MNT_ID, &seen[i]) != 0 || !(seen[i].stx_mask & STATX_MNT_ID))
+            return false;
+    return seen[0].stx_mnt_id == seen[1].stx_mnt_id;
+}
+
+/* Sets the effective capabilities below 32 to those in the mask; what is permitted stays. */
+static inline int set_effective(uint32_t mask) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{0}};
+    if (syscall(SYS_capget, &header, data) != 0)
+        return -1;
+    data[0].effective = mask, data[1].effective = 0;
+    return (int)syscall(SYS_capset, &header, data);
 }
 
 static inline int change_root_here(void) { return (int)syscall(SYS_pivot_root, ".", "."); }

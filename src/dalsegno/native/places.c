@@ -34,7 +34,7 @@ static void add(const char *from, const char *to, bool wanted, uint64_t attribut
         fail("too many mounts");
     if (wanted)
         as_user(); /* what the user may not reach, is not mounted for them */
-    int fd = open(from, O_PATH | O_CLOEXEC), error = errno;
+    int fd = open_without_magic(from, O_PATH), error = errno;
     as_root();
     if (fd < 0 && !wanted)
         return;
@@ -79,18 +79,19 @@ static bool make_new(int folder, const char *name, mode_t mode, bool is_folder) 
     return file >= 0 && close(file) == 0;
 }
 
-/* Images that are folders may belong to somebody else. What is made here is new and lies in the container's own layer, so
- * where the user may not, root makes it, and it is the user's. */
-static bool make_one(int folder, const char *name, mode_t mode, bool is_folder) {
+/* An image that is a folder may belong to somebody else. Where the user may not write, a mount point is made for them all
+ * the same, as theirs, but only in the container's own layer: on the mount of its root. Any other mount is a real folder
+ * of the node's, and there the user has no more rights than anywhere else. */
+static bool make_one(int root, int folder, const char *name, mode_t mode, bool is_folder) {
     if (make_new(folder, name, mode, is_folder))
         return true;
-    if (errno != EACCES)
+    if (errno != EACCES || !privileged || request.uid == 0)
         return false;
-    as_root();
-    bool made = make_new(folder, name, mode, is_folder) &&
-                fchownat(folder, name, request.uid, request.gid, AT_SYMLINK_NOFOLLOW) == 0;
+    bool made = on_one_mount(root, folder) && set_effective(1u << CAP_DAC_OVERRIDE) == 0 &&
+                make_new(folder, name, mode, is_folder);
     int error = errno;
-    as_user();
+    if (set_effective(0) != 0)
+        fail("cannot give root's rights back: %s", strerror(errno));
     errno = error;
     return made;
 }
@@ -112,7 +113,7 @@ static int make_folder(int root, const char *path, mode_t mode) {
         if (next < 0 && errno == ENOENT) {
             char last[NAME_MAX + 1];
             snprintf(last, sizeof last, "%.*s", (int)(end - name), name);
-            if (make_one(here, last, mode, true))
+            if (make_one(root, here, last, mode, true))
                 next = open_below(root, part, O_PATH | O_DIRECTORY, 0);
         }
         int error = errno;
@@ -129,7 +130,7 @@ static int make_file(int root, const char *path) {
     char *slash = strrchr(parent, '/');
     *(slash ? slash : parent) = '\0';
     int folder = make_folder(root, parent, 0755);
-    bool made = folder >= 0 && make_one(folder, slash ? slash + 1 : path, 0644, false);
+    bool made = folder >= 0 && make_one(root, folder, slash ? slash + 1 : path, 0644, false);
     int error = errno;
     if (folder >= 0)
         close(folder);
@@ -225,7 +226,9 @@ static void add_line(int root, const char *scratch, const char *to, const char *
 
 /* apt becomes a user of its own, and looks whether it is that one: not where there is root alone. */
 static void spare_apt(int root, const char *scratch) {
+    as_user();
     int folder = open_below(root, "/etc/apt/apt.conf.d", O_PATH | O_DIRECTORY, 0);
+    as_root();
     if (folder < 0)
         return;
     close(folder);

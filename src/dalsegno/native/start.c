@@ -1,11 +1,11 @@
 #define _GNU_SOURCE
 #include "start.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pwd.h>
 #include <signal.h>
-#include <slurm/slurm.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,20 +46,28 @@ static void free_words(struct words *words) {
     words->count = 0;
 }
 
-static void add_user(spank_t spank, struct words *words) {
-    uid_t uid = 0;
-    gid_t gid = 0, *groups = NULL;
+/* False if Slurm does not say whose job it is. */
+static bool add_user(spank_t spank, struct words *words) {
+    uid_t uid;
+    gid_t gid, *groups = NULL;
     int count = 0;
-    spank_get_item(spank, S_JOB_UID, &uid);
-    spank_get_item(spank, S_JOB_GID, &gid);
-    spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count);
+    if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_GID, &gid) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count) != ESPANK_SUCCESS)
+        return false;
     add(words, "uid=%u", uid);
     add(words, "gid=%u", gid);
-    char list[4096] = "";
-    for (int i = 0, used = 0; i < count && used < (int)sizeof list - 16; i++)
-        used += snprintf(list + used, sizeof list - (size_t)used, "%s%u", i ? "," : "", groups[i]);
+    char *list = NULL;
+    size_t size = 0;
+    FILE *text = open_memstream(&list, &size);
+    for (int i = 0; text && i < count; i++)
+        fprintf(text, "%s%u", i ? "," : "", groups[i]);
+    if (!text || fclose(text) != 0)
+        return false;
     if (*list)
         add(words, "groups=%s", list);
+    free(list);
+    return true;
 }
 
 static void add_home(spank_t spank, struct words *words) {
@@ -73,25 +81,18 @@ static void add_home(spank_t spank, struct words *words) {
         add(words, "home=%s", text);
 }
 
-/* slurmstepd does not say on which node it runs, only the how many-eth of the step's it is. */
-static void read_node_name(spank_t spank, char *name, size_t size) {
-    char list[8192];
-    uint32_t number = 0;
-    *name = '\0';
-    if (spank_getenv(spank, "SLURM_STEP_NODELIST", list, sizeof list) != ESPANK_SUCCESS &&
-        spank_getenv(spank, "SLURM_JOB_NODELIST", list, sizeof list) != ESPANK_SUCCESS)
-        return;
-    spank_get_item(spank, S_JOB_NODEID, &number);
-    hostlist_t hosts = slurm_hostlist_create(list);
-    char *host = NULL;
-    for (uint32_t i = 0; hosts && i <= number; i++) {
-        free(host);
-        host = slurm_hostlist_shift(hosts);
-    }
-    if (host)
-        snprintf(name, size, "%s", host);
-    free(host);
-    slurm_hostlist_destroy(hosts);
+/* slurmstepd has the name that slurmd knows its node by in its own environment. (The job's, which spank_getenv reads, is
+ * the user's to write.) Before Slurm 22.05 it has not; there the host's name is taken. */
+static bool read_node_name(char *name, size_t size) {
+    const char *own = getenv("SLURMD_NODENAME");
+    if (own)
+        snprintf(name, size, "%s", own);
+    else if (gethostname(name, size) == 0)
+        name[size - 1] = '\0', name[strcspn(name, ".")] = '\0';
+    for (const char *letter = name; *letter; letter++) /* it becomes a part of a path */
+        if (!isalnum((unsigned char)*letter) && (letter == name || !strchr("._-", *letter)))
+            return false;
+    return *name;
 }
 
 #define PATH_WORD "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -113,15 +114,13 @@ static void add_import(spank_t spank, const struct site *site, struct words *var
             add(variables, FOR_IMPORT "%s=%s", names[i], value);
 }
 
-static void add_site(spank_t spank, const struct site *site, struct words *words) {
+static void add_site(const struct site *site, struct words *words) {
     char node[256] = "";
-    if (site->data) {
-        const char *mark = strstr(site->data, "%n");
-        if (mark)
-            read_node_name(spank, node, sizeof node);
-        add(words, "data=%.*s%s%s", mark ? (int)(mark - site->data) : (int)strlen(site->data), site->data, node,
-            mark ? mark + 2 : "");
-    }
+    const char *mark = site->data ? strstr(site->data, "%n") : NULL;
+    if (site->data && !mark)
+        add(words, "data=%s", site->data);
+    else if (mark && read_node_name(node, sizeof node))
+        add(words, "data=%.*s%s%s", (int)(mark - site->data), site->data, node, mark + 2);
     if (site->cache)
         add(words, "cache=%s", site->cache);
     for (int i = 0; i < site->shown_count; i++)
@@ -215,8 +214,12 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     const char *image = given[OPTION_IMAGE];
     bool import = image && !image_is_path(image);
     add(&words, "dalsegno-container");
-    add_user(spank, &words);
-    add_site(spank, site, &words);
+    if (!add_user(spank, &words)) {
+        snprintf(container->error, sizeof container->error, "Slurm does not say whose job this is");
+        free_words(&words);
+        return;
+    }
+    add_site(site, &words);
     if (image)
         add(&words, "image=%s", image);
     if (import && site->import)

@@ -1,0 +1,196 @@
+"""Attacks of a plain user on the container plugin and its root helper, with harmless targets, on a real cluster.
+
+`eve` attacks. `root` owns a folder that she may read and not write; `ada` has a folder that is closed to her.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers.native import NO_CONTAINER
+from tests.cluster.conftest import at_home, taken_down
+from tests.cluster.test_containers import Contained, make_image
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's slurmd has rights to steal"),
+]
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 1, cpus: 8, memory: 4G, default: true}
+users:
+  - {name: ada}
+  - {name: eve}
+slurm: {accounting: false}
+health: {mode: observe}
+containers: {enabled: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def eve(cache: Path) -> Iterator[Contained]:
+    with taken_down(at_home(cache)) as cli:
+        image = make_image(cli.home)
+        cli.ok("up", cli.file(FILE))
+        yield Contained(cli, image, "eve")
+
+
+@pytest.fixture
+def work(eve: Contained) -> Iterator[Path]:
+    """A folder of eve's."""
+    folder = Path(eve.lines(f"mktemp -d -p {eve.cli.home}/tmp")[0])
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def roots(eve: Contained) -> Iterator[Path]:
+    """A folder of root's that everyone may read, as /etc is."""
+    folder = eve.cli.home / "roots"
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "below").mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def closed(eve: Contained) -> Iterator[Path]:
+    """A folder of ada's that is closed to others, with a file in it that is not."""
+    folder = eve.cli.home / "adas"
+    folder.mkdir()
+    (folder / "notes").write_text("ada's notes\n")
+    (folder / "notes").chmod(0o644)
+    uid = int(Contained(eve.cli, eve.image, "ada").uid)
+    for path in (folder, folder / "notes"):
+        os.chown(path, uid, uid)
+    folder.chmod(0o700)
+    yield folder
+    shutil.rmtree(folder)
+
+
+# Mount points -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("image", ["file", "folder"])
+@pytest.mark.parametrize("options", ["", "--container-remap-root", "--container-name=planting:no_exec"])
+def test_no_mount_point_is_made_in_a_real_folder(eve: Contained, work: Path, roots: Path, image: str, options: str):
+    """Only the container's own layer gets missing mount points from root; a mounted folder gets them from its owner."""
+    of = eve.image if image == "file" else eve.image.with_name("tree")
+    eve.lines(f"cd {work}; touch file; mkdir -p folder; ln -sfn /mnt/below link")
+    for source, place in (
+        ("file", "/mnt/planted"),
+        ("folder", "/mnt/planted"),
+        ("file", "/mnt/below/planted"),
+        ("file", "/mnt/new/planted"),
+        ("folder", "/work/link/planted"),
+        ("file", "/work/../mnt/planted"),
+    ):
+        mounts = f"{roots}:/mnt,{work}:/work,{work}/{source}:{place}"
+        answer = eve.sh(f"srun --container-image={of} --container-mounts={mounts} {options} true")
+        assert sorted(path.name for path in roots.rglob("*")) == ["below"]
+        assert answer.code == NO_CONTAINER and f"at {place} in the container: Permission denied" in answer.err, answer
+
+
+def test_mount_points_are_still_made_where_the_user_may(eve: Contained, work: Path):
+    """In the user's own folder with the user's rights, and in the container's own layer over a folder of root's."""
+    eve.lines(f"cd {work}; mkdir shown; touch shown/it")
+    mounts = f"{work}:/mnt,{work}/shown:/mnt/new/here,{work}/shown:/etc/new/here"
+    said = eve.lines(
+        f"srun --container-image={eve.image.with_name('tree')} --container-mounts={mounts} "
+        "ls /mnt/new/here/it /etc/new/here/it"
+    )
+    assert said == ["/etc/new/here/it", "/mnt/new/here/it"]
+    assert (work / "new/here").stat().st_uid == int(eve.uid)
+    assert not (eve.image.with_name("tree") / "etc/new").exists()
+
+
+# Where named containers are kept ------------------------------------------------------------------------------
+
+
+def kept(eve: Contained, name: str) -> Path:
+    return eve.cli.home / f"clusters/one/hosts/train-1/containers/{eve.uid}/{name}"
+
+
+def test_the_job_does_not_say_where_root_keeps_containers(eve: Contained, work: Path, roots: Path):
+    """The path once held the node's name as the job's environment has it, and a link there led root anywhere."""
+    (work / "containers").symlink_to(roots)
+    away = os.path.relpath(work, eve.cli.home / "clusters/one/hosts")
+    for number, variable in enumerate(("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURMD_NODENAME")):
+        name, said = f"moved-{number}", work / f"said-{number}"
+        eve.lines(f"{variable}={away} sbatch -o {said} --container-name={name} $I --wrap 'touch /kept; echo end'")
+        eventually(lambda said=said: said.exists() and said.read_text() != "")
+        assert sorted(path.name for path in roots.rglob("*")) == ["below"]
+        assert said.read_text() == "end\n" and (kept(eve, name) / "upper/kept").exists()
+
+
+def test_a_link_where_containers_are_kept_is_not_followed(eve: Contained, roots: Path):
+    """Whoever may have put it there."""
+    eve.lines("srun --container-name=first $I true")
+    folder = kept(eve, "first").parent
+    for place in (folder, folder / "linked"):
+        moved = place.with_name("moved-aside")
+        if place.exists():
+            place.rename(moved)
+        place.symlink_to(roots)
+        try:
+            answer = eve.sh("srun --container-name=linked $I true")
+        finally:
+            place.unlink()
+            if moved.exists():
+                moved.rename(place)
+        assert answer.code == NO_CONTAINER and "cannot keep the container" in answer.err, answer
+        assert sorted(path.name for path in roots.rglob("*")) == ["below"]
+
+
+def test_a_folder_of_somebody_elses_is_not_used_to_keep_containers(eve: Contained):
+    eve.lines("srun --container-name=first $I true")
+    for place in (kept(eve, "first").parent, kept(eve, "first")):
+        os.chown(place, int(eve.uid), -1)
+        try:
+            answer = eve.sh("srun --container-name=first true")
+        finally:
+            os.chown(place, 0, -1)
+        assert answer.code == NO_CONTAINER and "not root's alone" in answer.err, answer
+
+
+# Images -------------------------------------------------------------------------------------------------------
+
+FLIP = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+while not os.path.exists("stop"):
+    for _ in range(1000):
+        libc.renameat2(-100, b"image", -100, b"other", 2)
+"""
+
+
+def test_a_folder_image_that_changes_shows_nothing_closed(eve: Contained, work: Path, closed: Path):
+    """One name leads to eve's own folder and to ada's in turn; whatever is checked is what is mounted."""
+    shutil.copytree(eve.image.parent / "tree/bin", work / "own/x", symlinks=True)
+    (work / "flip.py").write_text(FLIP)
+    step = f"srun --container-image={work}/image --container-mounts={work}/own/x:/x /x/busybox cat /notes"
+    script = f"""cd {work}; ln -s own image; ln -s {closed} other
+        timeout 120 python3 flip.py & for i in $(seq 30); do {step}; done; touch stop; wait"""
+    answer = eve.sh(script, timeout_s=300)
+    assert "ada's notes" not in answer.out
+    assert "No such file" in answer.err and "Permission denied" in answer.err  # both folders were met
+
+
+@pytest.mark.parametrize("mode", [0o744, 0o711, 0o700])
+def test_a_folder_image_needs_the_right_to_read_and_to_enter_it(eve: Contained, closed: Path, mode: int):
+    closed.chmod(mode)
+    mounts = f"{eve.image.with_name('tree')}/bin:/x"
+    answer = eve.sh(f"srun --container-image={closed} --container-mounts={mounts} /x/busybox cat /notes")
+    assert (answer.code, answer.out) == (NO_CONTAINER, "") and "Permission denied" in answer.err, answer
