@@ -26,6 +26,7 @@ from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.health.world import FolderWorld, Machine, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
+from dalsegno.system.apart import Late, NoAnswer
 
 CONF = "NodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 RealMemory=1 Gres=gpu:h100:2\nAuthType=auth/none\n"
 
@@ -180,3 +181,13 @@ def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_p
     assert time.monotonic() - began < 30, "and not four times a minute"
     assert {each.result.verdict for each in found} == {Verdict.UNKNOWN}
     assert found[-1].result.text == "no time was left for it"
+
+
+def test_a_question_cut_short_by_our_own_hurry_blames_nobody() -> None:
+    machine = Machine(Expected("gpu-1"), {"PATH": os.environ["PATH"]})
+    with pytest.raises(Late):
+        machine.run(["sleep", "60"], timeout_s=0.1)
+    machine.until = time.monotonic() + 0.1
+    with pytest.raises(NoAnswer, match="no time was left") as cut:
+        machine.run(["sleep", "61"], timeout_s=1.25)
+    assert not isinstance(cut.value, Late)

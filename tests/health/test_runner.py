@@ -11,6 +11,7 @@ import pytest
 from dalsegno.health import Finding, Remedy, Result, Verdict, failed, parse_report, passed, report_message, unknown
 from dalsegno.health.check import QUIET, Check, Context
 from dalsegno.health.checks.gpu_links import ask_fabric_manager
+from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
 from dalsegno.health.line import result_line
 from dalsegno.health.report import LONGEST, Report
@@ -132,6 +133,26 @@ def test_a_failure_that_may_pass_by_itself_counts_when_it_has_lasted(world: Fold
     assert [seen(now, 9) for now in (0, 1, 4.9, 5, 6)] == ["warned", "warned", "warned", "failed", ""]
     assert [seen(15, 1), seen(25, 9), seen(26, 1), seen(36, 9)] == ["passed", "warned", "passed", "warned"]
     assert only(checkup.all(Context.IDLE)).verdict is Verdict.FAILED  # who looks but once cannot wait
+
+
+def test_a_failure_must_last_longer_where_the_machine_is_slow(world: FolderWorld, tmp_path: Path) -> None:
+    patient = Check("load", "", ask_load, judge_load, every_s=10, settle_s=5)
+    checkup = Checkup([patient], world, {})
+    (tmp_path / "pace_s").write_text("0.2")  # four times what is usual
+
+    def seen(now: float) -> str:
+        (tmp_path / "now").write_text(str(now))
+        return " ".join(each.result.verdict.value for each in checkup.due(Context.CONTINUOUS))
+
+    assert [seen(0), seen(5)] == ["warned", "warned"]
+    (tmp_path / "pace_s").write_text("0.01")  # it was slow a moment ago, and what fails has begun then
+    assert [seen(19), seen(20)] == ["warned", "failed"]
+
+
+@pytest.mark.parametrize(("took_s", "verdict"), [(0.01, Verdict.FAILED), (0.3, Verdict.UNKNOWN)])
+def test_what_breaks_off_is_blamed_on_the_node_unless_the_machine_is_slow(took_s: float, verdict: Verdict) -> None:
+    found = blame("the exchange broke off", Remedy.DRAIN, "broken", lambda: took_s)
+    assert (found.verdict, found.text.startswith("the exchange broke off")) == (verdict, True)
 
 
 def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:

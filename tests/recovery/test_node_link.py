@@ -13,8 +13,9 @@ import pytest
 from dalsegno.health.agent import errands
 from dalsegno.health.agent.collective import DIED
 from dalsegno.health.agent.duties import check_settings
+from dalsegno.health.checks.late import SLOW
 from dalsegno.health.report import Finding, Report
-from dalsegno.health.result import Remedy, Verdict, failed, passed
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.settings import settings_text
 from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.health.words import Reply, reply_message
@@ -197,7 +198,7 @@ def test_a_node_that_fails_with_a_good_partner_has_failed(linked: Linked):
     assert verdicts(linked)["pair-collective"] is Verdict.FAILED
 
 
-@pytest.mark.parametrize("how", ["its connection breaks", "its errand fails", "its torch dies"])
+@pytest.mark.parametrize("how", ["its connection breaks", "its errand fails", "its torch dies", "it is slow"])
 def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, how: str):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
     number, other = begun(linked, agent, partner)
@@ -206,8 +207,11 @@ def test_a_node_whose_partner_is_lost_on_the_way_has_not_failed(linked: Linked, 
         partner.sock.close()
     elif how == "its errand fails":
         answer(partner, other, error="it took too long, and was ended")
-    else:
+    elif how == "its torch dies":
         answer(partner, other, PAIR, Finding("pair-collective", failed("torch has died", Remedy.DRAIN, DIED), 1.0))
+    else:
+        slow = Result(Verdict.UNKNOWN, "it broke off, but this machine is slow", code=SLOW)
+        answer(partner, other, PAIR, Finding("pair-collective", slow, 1.0))
     found = verdicts(linked)
     assert found == {"load-product": Verdict.PASSED, "pair": Verdict.PASSED, "pair-collective": Verdict.UNKNOWN}
     validation = linked.link.validations()["gpu-1"]

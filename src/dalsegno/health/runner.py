@@ -15,6 +15,8 @@ from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 
 CHOSEN_S = 30.0
+USUAL_PACE_S = 0.05  # an empty program takes a few milliseconds, on a machine that is busy this much
+MOST_SLOWER = 20.0
 
 
 class Checkup:
@@ -28,6 +30,7 @@ class Checkup:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
         self._failing: dict[str, float] = {}  # since when
+        self._settle_s: dict[str, float] = {}  # how long each of those must fail before it counts
         self._chosen: dict[Context, tuple[float, list[Check]]] = {}
 
     def names(self, context: Context) -> list[str]:
@@ -63,19 +66,31 @@ class Checkup:
         last = self._last.get((context, check.name))
         if last is None or not 0 <= now - last < every_s(check, self.settings):
             return True
-        return check.name in self._failing and last - self._failing[check.name] < check.settle_s
+        return check.name in self._failing and last - self._failing[check.name] < self._settle_s[check.name]
 
     def _settled(self, check: Check, finding: Finding, context: Context) -> Finding:
         """A slurmd that is restarted, a burst of heat: only a warning until it has lasted."""
         result = finding.result
         if context is not Context.CONTINUOUS or result.verdict is not Verdict.FAILED:
             self._failing.pop(check.name, None)
+            self._settle_s.pop(check.name, None)
             return finding
         lasted_s = finding.at - self._failing.setdefault(check.name, finding.at)
-        if not 0 <= lasted_s < check.settle_s:
+        settle_s = self._settle_s[check.name] = max(self._settle_s.get(check.name, 0.0), self._settling_s(check))
+        if not 0 <= lasted_s < settle_s:
             return finding
-        text = _line(f"{result.text} (counts when it has lasted {check.settle_s:g} s)")
+        text = _line(f"{result.text} (counts when it has lasted {settle_s:.3g} s)")
         return replace(finding, result=Result(Verdict.WARNED, text, Remedy.WATCH, result.code))
+
+    def _settling_s(self, check: Check) -> float:
+        """How long a failure must last. A slow machine takes longer to recover: a restarted slurmd, for instance."""
+        if not check.settle_s:
+            return 0.0
+        try:
+            slower = self.world.pace_s() / USUAL_PACE_S
+        except NoAnswer:
+            slower = 1.0
+        return check.settle_s * min(max(slower, 1.0), MOST_SLOWER)
 
 
 def examine(

@@ -25,6 +25,7 @@ from dalsegno.system.processes import Completed
 from dalsegno.system.timekeeping import greatest_error_s
 
 NVML_TIMEOUT_S = 6.0
+MOST_PACE_S = 1.0
 SAME_LOOK_S = 0.3
 NVML_SHARE, NVML_OLDEST_S = 0.005, 10.0  # of a processor's time; and how old its answer may become for that
 OPENED_S = 2.0  # the same of an answer that took long because the library was opened for it
@@ -50,6 +51,10 @@ class World(Protocol):
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
         """A command, in a process of its own. NoAnswer if it is missing; Late if it hangs."""
+        ...
+
+    def pace_s(self) -> float:
+        """How long a program that does nothing takes here, now."""
         ...
 
     def has(self, program: str) -> bool: ...
@@ -104,7 +109,16 @@ class Machine:
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
         plain = {name: value for name, value in self.env.items() if name != "LD_PRELOAD"}
-        return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=self._left(timeout_s))
+        left_s = self._left(timeout_s)
+        try:
+            return apart.ask(argv, stdin=stdin, env={**plain, "LC_ALL": "C.UTF-8"}, timeout_s=left_s)
+        except apart.Late as error:
+            if left_s < timeout_s:  # our own hurry, and no fault of what was asked
+                raise NoAnswer("no time was left for it") from error
+            raise
+
+    def pace_s(self) -> float:
+        return apart.pace_s(most_s=self._left(MOST_PACE_S))
 
     def _left(self, timeout_s: float) -> float:
         left = min(timeout_s, self.until - time.monotonic())
@@ -157,7 +171,7 @@ def good_for_s(took_s: float) -> float:
 
 class FolderWorld:
     """A node played from a folder. A command's file is named by its first words, with `.exit2` after them if it fails
-    so; `.hangs` makes it late. `env` is the environment, `now` the time."""
+    so; `.hangs` makes it late. `env` is the environment, `now` the time, `pace_s` how slow the machine is."""
 
     def __init__(self, folder: Path, expected: Expected, seen: Seen | None = None) -> None:
         self.folder, self.expected, self.seen = folder, expected, seen or Seen()
@@ -187,6 +201,9 @@ class FolderWorld:
         if file.name.endswith(".hangs"):
             raise apart.Late(f"`{words}` gave no answer within {timeout_s:g} s")
         return Completed(tuple(argv), _said(file)[1], file.read_text(errors="replace"))
+
+    def pace_s(self) -> float:
+        return float(next(iter(self._lines("pace_s")), "0.005"))
 
     def has(self, program: str) -> bool:
         return any(name.split(" ")[0].split(".")[0] == program for name in self.names("/commands"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dalsegno.health.agent.collective import DIED
+from dalsegno.health.checks.late import SLOW
 from dalsegno.health.report import Finding
 from dalsegno.health.result import Verdict, unknown
 from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
@@ -69,7 +70,7 @@ class _Proof:
 
 
 def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -> tuple[Finding, ...]:
-    """What fails with a partner that was lost on the way, or could not even begin, says nothing of the node."""
+    """What fails with a partner that was lost, could not even begin, or is slow, says nothing of the node."""
     if partners is None or not (why := _lost(partners)):
         return findings
     of_partner = unknown(f"{partner}, with which it was to be tried: {why}")
@@ -79,7 +80,7 @@ def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -
 
 
 def _lost(partners: Answer) -> str:
-    died = [each.result.text for each in _findings(partners) if each.result.code == DIED]
+    died = [each.result.text for each in _findings(partners) if each.result.code in (DIED, SLOW)]
     return partners.error or "".join(died[:1])
 
 

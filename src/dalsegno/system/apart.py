@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -45,6 +46,14 @@ def ask(
         _abandon(key, process)
         raise Late(f"`{shlex.join(argv)}` gave no answer within {timeout_s:g} s") from None
     return Completed(key, process.returncode, stdout, stderr)
+
+
+def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
+    """How long a program that does nothing takes now, at most `most_s`: what a slow machine does, it does slowly."""
+    began = time.monotonic()
+    with contextlib.suppress(Late):
+        ask(("true",), env=env, timeout_s=most_s)
+    return time.monotonic() - began
 
 
 def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None) -> subprocess.Popen[str]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from dalsegno.health.checks.late import blame
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.forked import fork
 from dalsegno.train.frames import BadFrame, FileReader, Message, Reader, send
@@ -103,7 +104,7 @@ def _judge(said: Message) -> Result:
     if "died" in said:
         return failed(said["died"], Remedy.DRAIN, DIED)
     if "error" in said:
-        return failed(str(said["error"]), Remedy.DRAIN, "broken")
+        return blame(str(said["error"]), Remedy.DRAIN, "broken")
     kind, size, took_s = said["kind"], said["size"], said["took_s"]
     what = f"all-reduce of {size >> 20} MiB by {said['ranks']} ranks with {kind}"
     if said["wrong"]:

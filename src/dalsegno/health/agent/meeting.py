@@ -10,7 +10,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from dalsegno.health.result import Remedy, failed
+from dalsegno.health.checks.late import blame
+from dalsegno.health.result import Remedy
 from dalsegno.train.frames import BadFrame, Message, Reader, pack
 from dalsegno.train.proof import holds, nonce, prove
 
@@ -24,7 +25,7 @@ class NotMet(Exception):
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
-        self.result = failed(text, Remedy.DRAIN, code)
+        self.result = blame(text, Remedy.DRAIN, code)
 
 
 def answer(address: str, secret: bytes, listens: Callable[[int], None], knock_s: float = KNOCK_S) -> socket.socket:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from dalsegno.health.agent.collective import LOAD_S, Collective
 from dalsegno.health.agent.loads import receive_pattern, send_pattern
+from dalsegno.health.checks.late import blame
 from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown
 from dalsegno.health.validation_times import ANSWER_S
 from dalsegno.train.frames import BadFrame, Message, Reader, send
@@ -34,7 +35,7 @@ def _exchange(sock: socket.socket, secret: bytes, *, first: bool) -> Result:
         right = _data(sock, secret, first)
         rate = 2 * BYTES / 1e6 / (time.monotonic() - began)
     except OSError as error:
-        return failed(f"the exchange broke off: {error}", Remedy.DRAIN, "broken")
+        return blame(f"the exchange broke off: {error}", Remedy.DRAIN, "broken")
     if not right:
         return failed("other bytes came from the other node than it sent", Remedy.REPLACE, "wrong")
     return passed(f"{BYTES >> 20} MiB each way, {rate:.4g} MB/s, there and back in {1000 * ping_s:.2g} ms")
@@ -78,7 +79,7 @@ def _reduce(sock: socket.socket, secret: bytes, rank: int, collective: Collectiv
         sock.settimeout(LOAD_S + TALK_S)
         theirs = _next(sock)
     except (OSError, BadFrame) as error:
-        return failed(f"the other node left before the all-reduce: {error}", Remedy.DRAIN, "broken")
+        return blame(f"the other node left before the all-reduce: {error}", Remedy.DRAIN, "broken")
     if not kind:
         return unknown(f"{why}: bytes were exchanged, but no all-reduce was tried")
     if theirs.get("kind") not in ("gloo", "nccl"):

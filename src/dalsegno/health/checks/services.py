@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.health.check import ALWAYS, Check, Context
-from dalsegno.health.checks.twice import ask_twice
+from dalsegno.health.checks.late import ask_twice
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
 
 # slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
 BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
+
+# munge's own words for a munged that is too busy to answer in time, or to take one more connection.
+_TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
 def ask_slurmd(world: World) -> tuple[str, bool]:
@@ -26,16 +29,22 @@ def ask_slurmd(world: World) -> tuple[str, bool]:
 
 
 def ask_munge(world: World) -> str:
-    """A credential, made and read; what unmunge, or the one that failed, says."""
+    """Encode a credential and decode it; return what unmunge, or the command that failed, says."""
     if world.expected.munge is None:
         raise NoAnswer(world.expected.untold)
     socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
+
+    def encode_and_decode(timeout_s: float) -> str:
+        made = world.run(("munge", "-n", *socket), timeout_s=timeout_s)
+        if made.exit_code == 0:
+            made = world.run(("unmunge", *socket), stdin=made.stdout, timeout_s=timeout_s)
+        said = made.stdout + made.stderr
+        if _TOO_SLOW.search(said):
+            raise Late(" ".join(said.split()))
+        return said
+
     try:
-        made = ask_twice(world, ("munge", "-n", *socket))
-        if made.exit_code != 0:
-            return made.stdout + made.stderr
-        read = ask_twice(world, ("unmunge", *socket), made.stdout)
-        return read.stdout + read.stderr
+        return ask_twice(world, encode_and_decode)
     except Late as error:
         return f"munge: Error: {error}"
 
@@ -63,7 +72,7 @@ def ask_names(world: World) -> Names:
 
 def _address(world: World, name: str) -> str:
     try:
-        done = ask_twice(world, ("getent", "ahosts", name))
+        done = ask_twice(world, lambda timeout_s: world.run(("getent", "ahosts", name), timeout_s=timeout_s))
     except Late:
         return ""
     if done.exit_code not in (0, 2):

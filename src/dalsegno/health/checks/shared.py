@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dalsegno.health.check import Check
-from dalsegno.health.checks.twice import PATIENCE_S, ask_twice
+from dalsegno.health.checks.late import PATIENCE_S, ask_twice
 from dalsegno.health.result import Remedy, Result, failed, passed
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
@@ -56,8 +56,9 @@ def ask_shared(world: World) -> Mapping[str, str]:
 
 
 def _stat(world: World, target: str) -> str:
+    argv = ("stat", "--file-system", "--format=%T", target)
     try:
-        done = ask_twice(world, ("stat", "--file-system", "--format=%T", target))
+        done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
     except Late:
         return f"does not answer within {PATIENCE_S:g} s"
     return ANSWERS if done.exit_code == 0 else (done.stderr.strip() or done.stdout.strip() or "cannot be read")

@@ -1,0 +1,158 @@
+"""A node that is twenty times slower than usual is slow, and not broken: no check blames it, and nothing is drained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.checks.late import PATIENCE_S
+from dalsegno.health.checks.services import ask_munge, judge_munge
+from dalsegno.health.here import machine_here
+from dalsegno.health.result import Verdict
+from dalsegno.health.world import Machine
+from dalsegno.recovery.client import ask
+from dalsegno.system.hosts import host_process
+from dalsegno.system.processes import Completed
+from dalsegno.system.procfs import descendants
+from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.test_repair import daemon_pid
+from tests.waiting import eventually
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 2, gpus: 2, gpu_type: h100, cpus: 4, memory: 1G, default: true}
+slurm: {accounting: false}
+health: {per_hour: 100, max_out: 100%}
+"""
+SLOW_S = 240 if os.environ.get("DALSEGNO_LONG") else 25
+PERIOD_US, QUOTA_US = 100_000, 2_500  # a fortieth of one core, which the busy job on the node shares
+# The checks that ask others, over and over, from inside the node. It prints all that did not pass.
+CHECKS = """
+import os, sys, time
+from dalsegno.health.check import Context
+from dalsegno.health.checks import CHECKS
+from dalsegno.health.here import machine_here
+from dalsegno.health.runner import examine
+
+until, machine = time.time() + float(sys.argv[1]), machine_here(os.environ, "train-1")
+asked = [check for check in CHECKS if check.name in ("munge", "host-names", "slurmd", "file-systems", "disk")]
+print("begins", flush=True)
+while time.time() < until:
+    for each in examine(asked, Context.VALIDATION, machine, {}):
+        print(each.result.verdict.value, each.check, each.result.text, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        eventually(lambda: all(phase == "in service" for phase in phases(cli).values()) and len(phases(cli)) == 2)
+        yield cli
+
+
+def controller(cli: Cli, **request: object) -> dict[str, object]:
+    answer: dict[str, object] = ask(cli.home / "clusters/one/run/controller.sock", request, 100)
+    return answer
+
+
+def phases(cli: Cli) -> dict[str, str]:
+    nodes: list[dict[str, str]] = controller(cli, nodes=True)["nodes"]  # type: ignore[assignment]
+    return {node["node"]: node["phase"] for node in nodes}
+
+
+def host_pid(cli: Cli, node: str) -> int:
+    host = host_process(cli.home / f"clusters/one/hosts/{node}")
+    assert host is not None
+    return host.pid
+
+
+@contextlib.contextmanager
+def slowed(cli: Cli, node: str) -> Iterator[Path]:
+    """Give all processes of a node a small share of one processor; yields the cgroup that holds them to it."""
+    root = Path("/sys/fs/cgroup/cpu")
+    if not (root / "cpu.cfs_quota_us").exists():
+        pytest.skip("needs the cpu controller of cgroup v1 to slow a node down")
+    group = root / f"ds-slow-{cli.home.name}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        for _ in range(2):  # one of them may have forked meanwhile
+            move([host_pid(cli, node), *descendants(host_pid(cli, node))], group)
+        (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
+        yield group
+    finally:
+        (group / "cpu.cfs_quota_us").write_text("-1")
+        eventually(lambda: is_empty(group, root))
+        group.rmdir()
+
+
+def move(pids: Sequence[int], group: Path) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            (group / "cgroup.procs").write_text(str(pid))
+
+
+def is_empty(group: Path, root: Path) -> bool:
+    move([int(pid) for pid in (group / "cgroup.procs").read_text().split()], root)
+    return not (group / "cgroup.procs").read_text()
+
+
+def test_healthy_node_that_is_slow_stays_in_service(cluster: Cli) -> None:
+    busy = "srun sh -c 'while :; do :; done'"
+    cluster.ok("shell", "--", "sbatch", "-w", "train-1", "-n4", "-o", "/dev/null", "--wrap", busy)
+    eventually(lambda: "R" in cluster.ok("shell", "--", "squeue", "-h", "-o", "%t"))
+    env = {**cluster.env, "SLURM_CONF": str(cluster.home / "clusters/one/etc/slurm.conf")}
+    enter = ["nsenter", "-t", str(host_pid(cluster, "train-1")), "--mount", "--uts", "--ipc", "--net", "--pid"]
+    argv = [*enter, sys.executable, "-u", "-c", CHECKS, str(SLOW_S)]
+    with slowed(cluster, "train-1") as group:
+        checks = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+        assert checks.stdout is not None and checks.stdout.readline() == "begins\n"
+        move([checks.pid, *descendants(checks.pid)], group)
+        found = checks.stdout.read().splitlines()
+        assert checks.wait() == 0
+        throttled = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        assert int(throttled["nr_throttled"]) > SLOW_S * 5, "it was slow all the time"
+        assert phases(cluster)["train-1"] in ("in service", "suspected"), "its agent may have been silent for a while"
+    cluster.ok("shell", "--", "scancel", "--user=root")
+    assert len(found) >= 5 and [line for line in found if line.startswith("failed")] == []
+    events: list[dict[str, str]] = controller(cluster, events=0)["events"]  # type: ignore[assignment]
+    assert [each for each in events if each["kind"] not in ("turn", "note")] == [], "nothing was done to any node"
+    eventually(lambda: set(phases(cluster).values()) == {"in service"}, 100)
+    states = json.loads(cluster.ok("status", "--json"))["nodes"]
+    assert [(node["name"], node["reason"]) for node in states] == [("train-1", ""), ("train-2", "")]
+
+
+class PausesMunged(Machine):
+    """The node, whose munged does not run for a while just as the first credential is to be decoded."""
+
+    munged, paused = 0, 0
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
+        if argv[0] == "unmunge" and not self.paused:
+            self.paused += 1
+            os.kill(self.munged, signal.SIGSTOP)
+            threading.Timer(PATIENCE_S + 0.2, os.kill, (self.munged, signal.SIGCONT)).start()
+        return super().run(argv, stdin=stdin, timeout_s=timeout_s)
+
+
+def test_munge_check_decodes_fresh_credential_after_timeout(cluster: Cli) -> None:
+    """munged decodes the first one when it runs again: sent once more, it would be called replayed."""
+    conf = cluster.home / "clusters/one/etc/slurm.conf"
+    node = PausesMunged(machine_here({**cluster.env, "SLURM_CONF": str(conf)}, "train-1").expected, cluster.env)
+    node.munged = daemon_pid(cluster, "head", "munged")
+    began = time.monotonic()
+    assert judge_munge(ask_munge(node)).verdict is Verdict.PASSED
+    assert node.paused and time.monotonic() - began >= PATIENCE_S
