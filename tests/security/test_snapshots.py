@@ -6,10 +6,12 @@ the attacker's pickle creates when somebody loads it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import uuid
@@ -22,11 +24,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns  # noqa: E402
+from dalsegno.jobs.torchrun.keys import Keys  # noqa: E402
+from dalsegno.system.procfs import descendants  # noqa: E402
 from dalsegno.train.agent import AgentLink  # noqa: E402
 from dalsegno.train.board import OwnBoard  # noqa: E402
 from dalsegno.train.errors import NoRoom  # noqa: E402
-from dalsegno.train.frames import Reader, send  # noqa: E402
+from dalsegno.train.frames import BadFrame, Reader, send  # noqa: E402
 from dalsegno.train.keeper.holdings import holdings  # noqa: E402
+from dalsegno.train.keeper.wire import Stranger, dial  # noqa: E402
 from dalsegno.train.memory.alive import hold, sweep_abandoned  # noqa: E402
 from dalsegno.train.memory.draft import write  # noqa: E402
 from dalsegno.train.memory.names import SlotName, alive_name, left_by  # noqa: E402
@@ -37,6 +42,7 @@ from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
 from dalsegno.train.objects import Objects  # noqa: E402
 from dalsegno.train.resuming import from_memory  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
+from tests.jobs.torchrun.launcher import Launcher  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 
@@ -301,3 +307,58 @@ def test_another_users_lock_keeps_no_snapshots_and_sweeps_none(run: str) -> None
     as_user(VICTIM, train)
     assert as_user(ATTACKER, sweep_abandoned) == []
     assert as_user(VICTIM, sweep_abandoned) == [(run, 0)]
+
+
+TRAINS = """
+import os, time, torch, torch.distributed as dist
+from dalsegno.train import Checkpointer
+dist.init_process_group("gloo")
+steps = Checkpointer("ckpt", model=torch.nn.Linear(2, 2), memory_every=1, disk_every=None)
+for step in steps.steps(10**6):
+    steps.done()
+    time.sleep(0.05)
+    if step == 20:
+        print("trains", os.environ["DALSEGNO_RUN"], flush=True)
+"""
+
+
+def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_guessed(tmp_path: Path) -> None:
+    """The key that its agents share is made of the run's id and the endpoint: anybody can compute it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    launcher = Launcher(tmp_path, sys.executable, {"SLURM_CONF": "/nonexistent"})
+    launcher.script(TRAINS)
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-endpoint", f"localhost:{port}"]
+    try:
+        nodes = [launcher.start(*words, "train.py") for _ in range(2)]
+        for node in nodes:
+            assert node.stdout is not None
+            (run,) = {node.stdout.readline().split()[1]}
+        guessed = Keys("j", f"localhost:{port}", None).make()
+        doors = [each for node in nodes for each in listening(node.pid)]
+        assert len(doors) >= 3, "the coordinator's, and each agent's"
+        assert [door for door in doors if any(is_let_in(door, run, key) for key in (guessed, b""))] == []
+    finally:
+        launcher.close()
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """The TCP ports of a process and of all below it, as a caller on this machine reaches them."""
+    pids = [pid, *descendants(pid)]
+    inodes = set()
+    for each in pids:
+        for fd in Path(f"/proc/{each}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd))
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    ours = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    return sorted({("127.0.0.1", int(row[1].rpartition(":")[2], 16)) for row in ours})
+
+
+def is_let_in(address: tuple[str, int], run: str, secret: bytes) -> bool:
+    """Whether a keeper there takes us for one of its run."""
+    try:
+        dial(address, run, secret).close()
+    except (OSError, Stranger, BadFrame, ValueError):
+        return False
+    return True

@@ -62,7 +62,7 @@ def verify(path: Path, json_: bool) -> None:
     "--step", type=click.IntRange(min=0), help="The step a file becomes. Default: the one it came from, or 0."
 )
 @click.option("--under", default="", metavar="NAME", help="Put what a file holds under this name, e.g. `model`.")
-@click.option("--trust", is_flag=True, help="Load files that hold more than plain values; runs the code in them.")
+@click.option("--trust", is_flag=True, help="Load what holds more than plain values; runs the code in it.")
 def convert(source: Path, target: Path, step: int | None, under: str, trust: bool) -> None:
     """Turn a checkpoint into one file (.pt for torch.load, .safetensors), or such a file into a checkpoint.
 
@@ -77,18 +77,19 @@ def convert(source: Path, target: Path, step: int | None, under: str, trust: boo
         )
     with _in_our_words():
         if _is_file_name(target):
-            _to_file(source, target)
+            _to_file(source, target, trust)
         else:
             out.data(str(_from_file(source, target, step, under, trust)))
 
 
-def _to_file(source: Path, target: Path) -> None:
+def _to_file(source: Path, target: Path, trust: bool) -> None:
     from dalsegno.train.disk import convert as way
     from dalsegno.train.disk.load import find_newest, open_checkpoint
 
     if target.exists():
         raise UsageError(f"{target} is there already", hint="remove it, or name another file")
-    found = open_checkpoint(source) if _is_checkpoint(source) else find_newest(source, out.warn)
+    is_one = _is_checkpoint(source)
+    found = open_checkpoint(source, trust=trust) if is_one else find_newest(source, out.warn, trust)
     if found is None:
         raise NotThere(f"no checkpoints in {source}", hint=WHERE)
     with found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.nested import empty_out
 from dalsegno.train.shards import is_sharded, local_part
-from dalsegno.train.state import put_together
+from dalsegno.train.state import Unpickle, put_together
 
 _FEW = 1 << 16  # elements
 RESERVED = ("dalsegno",)
@@ -55,9 +56,9 @@ class Objects:
                 found.update(_layouts_of_states(name, each))
         return found
 
-    def give(self, shell: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
+    def give(self, shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads) -> None:
         """Put a saved state back. The tensors may be views of a file: only modules, which copy, get those."""
-        saved = put_together(shell, _copied(tensors, self._copying()))
+        saved = put_together(shell, _copied(tensors, self._copying()), unpickle)
         for name, each in self._named.items():
             if name not in saved:
                 hint = "leave it out, start anew with --fresh, or give this training a folder of its own"

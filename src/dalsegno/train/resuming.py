@@ -106,7 +106,7 @@ def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: in
     if found is None:
         return None
     with found:
-        objects.give(found.shell, _read(found, objects.layouts()))
+        objects.give(found.shell, _read(found, objects.layouts()), found.unpickle)
         resumed = Resumed(found.step, found.world, _own(found, rank), "disk")
         board.gather("loaded", True)  # one rank's hold keeps it from being removed until all have read it
     return resumed
@@ -124,4 +124,4 @@ def _read(found: Found, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 def _own(found: Found, rank: int) -> Any:
     own = found.own(rank) or found.own(0)
-    return pickle.loads(own) if own else {}
+    return found.unpickle(own) if own else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from dalsegno.train.nested import empty_out, fill_in
 from dalsegno.train.shards import part_of
+
+Unpickle = Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ def take(nested: Mapping[str, Any], own: object, step: int, rank: int, world: in
     return State(step, rank, world, pieces, pickle.dumps(shell), pickle.dumps(own), values)
 
 
-def put_together(shell: bytes, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def put_together(
+    shell: bytes, tensors: Mapping[str, torch.Tensor], unpickle: Unpickle = pickle.loads
+) -> dict[str, Any]:
     """The nested state dicts again, for `load_state_dict`."""
-    nested: dict[str, Any] = fill_in(pickle.loads(shell), tensors)
+    nested: dict[str, Any] = fill_in(unpickle(shell), tensors)
     return nested
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dalsegno.jobs.torchrun.keys import Keys
 from dalsegno.jobs.torchrun.munge import NotSealed, find_munge
 from dalsegno.launch.agent.link import Refused
+from dalsegno.launch.agent.snapshots import Snapshots
 
 
 class Wax:
@@ -63,3 +65,24 @@ def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
     conf.write_text(f"ClusterName=x\nAuthInfo=ttl=60,socket={tmp_path / 'socket'}\n")
     found = find_munge({"SLURM_CONF": str(conf)})
     assert found is None or found.socket != str(tmp_path / "socket")
+
+
+def test_keepers_prove_the_secret_that_came_sealed() -> None:
+    """An agent has none when it starts; keepers that went on without would let anybody in."""
+    orders: list[dict[str, Any]] = []
+    snapshots = Snapshots("j", b"", "door", lambda *task: True, lambda message: None)
+    snapshots.hear({"keeper": 1}, orders.append)
+    snapshots.take_secret(b"sealed")
+    assert orders[-1]["keep"]["secret"] == b"sealed".hex()
+
+
+def test_who_knows_only_what_can_be_guessed_keeps_snapshots_on_the_node() -> None:
+    assert not Keys("j", "h:1", None).private
+    assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
+    snapshots = Snapshots("j", b"", "door", lambda *task: True, lambda message: None)
+    snapshots.stay_here()
+    snapshots.take_secret(b"guessed")
+    orders: list[dict[str, Any]] = []
+    snapshots.hear({"keeper": 1}, orders.append)
+    assert orders[-1]["keep"]["secret"] not in ("", b"guessed".hex())
+    assert snapshots.hello()["keeper"] == 0, "nobody is told where to send copies, or to fetch them from"

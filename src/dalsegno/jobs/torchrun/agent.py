@@ -44,6 +44,8 @@ class TorchrunAgent(Agent):
         super().__init__(connect, name, None if connect["secret"] else keys.unlock)
         self.args, self._setup, self._logs, self._talk = args, setup, logs, talk
         self._keys, self._hosted = keys, hosted
+        if not keys.private:
+            self.snapshots.stay_here()
         self._handled = {*ENDING, *signals_named(args.signals_to_handle)}
         self.caught |= self._handled
         self._leaving: Farewell | None = None

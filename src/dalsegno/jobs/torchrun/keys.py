@@ -1,7 +1,8 @@
 """The secret of a torchrun's run: made by the agent that listens, told to those of the same user, and to no one else.
 
 torchrun has none: whoever reaches its port is in. With munge, as every Slurm cluster has it, the greeting carries the
-secret sealed for our user. Without it the key is only what torchrun's own agents know of each other.
+secret sealed for our user. Without it the key is only what torchrun's own agents know of each other. Anybody can guess
+that, so nothing that is unpickled may come from a node that knows no more (`private`).
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ class Keys:
     run: str
     endpoint: str
     munge: Sealer | None
+    alone: bool = False  # no other node comes
     trouble: str = ""
     secret: bytes = field(default=b"", repr=False)
 
+    @property
+    def private(self) -> bool:
+        """Whether only agents of our own user can know the secret."""
+        return self.alone or self.munge is not None
+
     def make(self) -> bytes:
-        self.secret = secrets.token_bytes(32) if self.munge else self._derived()
+        self.secret = secrets.token_bytes(32) if self.private else self._derived()
         return self.secret
 
     def greeting(self) -> Message:

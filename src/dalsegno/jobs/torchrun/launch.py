@@ -54,7 +54,7 @@ def launch(args: TorchrunArgs, world: World) -> int:
     meeting = find_meeting(args, is_own_address)
     run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
     endpoint = f"{meeting.host}:{meeting.port}"
-    keys = Keys(run, endpoint, None if meeting.alone else find_munge(world.environ))
+    keys = Keys(run, endpoint, None if meeting.alone else find_munge(world.environ), meeting.alone)
     return _Launch(args, world, nproc, meeting, run, keys).serve()
 
 
@@ -98,8 +98,9 @@ class _Launch:
             if error.errno != errno.EADDRINUSE:
                 raise _cannot_listen(self.meeting.port, error) from error
             return None, self.meeting.port
-        if not self.meeting.alone and self.keys.munge is None:
-            self.world.talk(f"no munge here: whoever reaches {self.keys.endpoint} can join, as with torchrun")
+        if not self.keys.private:
+            who = f"whoever reaches {self.keys.endpoint} can join, as with torchrun"
+            self.world.talk(f"no munge here: {who}. Snapshots in memory stay on their node")
         return hosted, port
 
 

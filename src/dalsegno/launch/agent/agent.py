@@ -113,6 +113,7 @@ class Agent:
             time.sleep(TICK_S)
             return
         self.heart.secret = self.link.secret
+        self.snapshots.take_secret(self.link.secret)
         self.heart.aim(self.link.peer, self.link.port)
         self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)

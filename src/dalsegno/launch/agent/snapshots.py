@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 
@@ -36,9 +37,23 @@ class Snapshots:
         self._keeper: Answer | None = None  # how to give it orders, once it is there
         self._keeper_asked = False
         self._listener = listen()
+        self._shares = True  # with the other nodes of the run
         self._orders: list[Message] = []  # for a keeper that is still to come
         self._fetching: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
+
+    def stay_here(self) -> None:
+        """Neither send snapshots to other nodes nor load theirs: strangers may know the run's secret."""
+        self._shares, self._secret = False, secrets.token_bytes(32)
+        self._listener.close()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def take_secret(self, secret: bytes) -> None:
+        """An agent may learn the run's secret only when it has found its coordinator."""
+        if self._shares and secret != self._secret:
+            self._secret = secret
+            if self._keeper is not None:
+                self._keep()
 
     # What the coordinator orders
 
@@ -73,7 +88,7 @@ class Snapshots:
         """What a coordinator has to know of us from the start."""
         folder = find_folder()
         safe = read_safe(folder / safe_name(self.run)) if folder else None
-        port = int(self._listener.getsockname()[1])
+        port = int(self._listener.getsockname()[1]) if self._shares else 0
         return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
 
     def end(self) -> None:
@@ -122,6 +137,9 @@ class Snapshots:
         shared = next((each.name for each in here if each.shared), None)
         if folder and own and shared:
             answer({"step": resume.step, "own": str(folder / str(own)), "shared": str(folder / str(shared))})
+            return
+        if not self._shares:
+            answer({"own": ""})
             return
         number = next(self._numbers)
         self._fetching[number] = answer
@@ -179,7 +197,7 @@ class Snapshots:
 
     def _keep(self) -> None:
         assert self._keeper is not None
-        buddy = list(self._buddy) if self._buddy else None
+        buddy = list(self._buddy) if self._buddy and self._shares else None
         resumed = self._resume.step if self._resume else None
         terms = {"run": self.run, "secret": self._secret.hex(), "buddy": buddy, "generation": self._generation}
         self._keeper({"keep": {**terms, "resumed": resumed}})

@@ -28,7 +28,7 @@ _OWN = "what each rank had of its own: random numbers, its place in the data"
 def to_torch_file(found: Found, target: Path) -> list[str]:
     """A file for torch.load: the nested state dicts as they were. Gives what was not kept."""
     try:
-        nested = put_together(found.shell, _tensors(found))
+        nested = put_together(found.shell, _tensors(found), found.unpickle)
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{found.path} holds objects of your own classes: {error}", "set PYTHONPATH") from error
     _write_beside(target, lambda path: _torch_save({**nested, NOTE: {"step": found.step}}, path))

@@ -39,7 +39,7 @@ def told(doing: str, where: Path) -> Iterator[None]:
 def write_durably(path: Path, data: bytes) -> None:
     """Either the old file or all of the new one, whatever happens. The folder's own fsync is the caller's."""
     beside = path.with_name(f".{path.name}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         write_all(fd, memoryview(data))
         os.fsync(fd)

@@ -6,25 +6,48 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from dalsegno.train.disk.files import told
 from dalsegno.train.disk.manifest import Manifest
 from dalsegno.train.disk.names import METADATA, SHELL, own_key
+from dalsegno.train.disk.plain import TRUST, NotPlain, is_ours, load_plain
 from dalsegno.train.disk.reading import ReadLock
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 
 
 class Found:
-    """A checkpoint that was found whole. It is not removed before `close`."""
+    """A checkpoint that was found whole. It is not removed before `close`.
 
-    def __init__(self, path: Path, manifest: Manifest, lock: ReadLock) -> None:
+    `trust`: whether to run code that is in it. None: where nobody else can have written it.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, lock: ReadLock, trust: bool | None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
         self.step, self.world, self.run = manifest.step, manifest.world, manifest.run
-        self._metadata = pickle.loads((path / METADATA).read_bytes())
+        self._told, self._trusted = trust, trust is not False
+        with told("cannot read", path), open(path / METADATA, "rb") as file:
+            self._look_at(file)
+            self._metadata = self.unpickle(file.read())
+
+    def _look_at(self, file: IO[bytes]) -> None:
+        """One file that others may have written is enough."""
+        self._trusted = self._trusted and (self._told is True or is_ours(file.fileno()))
+
+    def unpickle(self, raw: bytes) -> Any:
+        """Load a pickle that is in this checkpoint."""
+        if self._trusted:
+            return pickle.loads(raw)
+        try:
+            return load_plain(raw)
+        except NotPlain as error:
+            raise CheckpointError(
+                f"{self.path} holds more than tensors and plain values ({error})",
+                hint=f"`--trust` or {TRUST}=1 loads it all the same, and runs whatever code is in it",
+            ) from error
 
     @property
     def sizes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -55,8 +78,9 @@ class Found:
         if info is None:
             return None
         with told("cannot read", self.path), open(self.path / info.relative_path, "rb") as file:
+            self._look_at(file)
             file.seek(info.offset)
-            return torch.load(io.BytesIO(file.read(info.length)), weights_only=False)
+            return torch.load(io.BytesIO(file.read(info.length)), weights_only=not self._trusted)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Reads into these tensors, whole ones or parts (DTensor): only the files and chunks they need."""
@@ -75,24 +99,30 @@ class Found:
         self.close()
 
 
-def find_newest(folder: Path, warn: Callable[[str], None]) -> Found | None:
+def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> Found | None:
     """The newest checkpoint that is whole to the last byte; damaged ones are told of and passed over.
 
     None if there has never been one. If there were some and none is whole, that is an error: to start from nothing
     without a word would throw away what can perhaps be mended.
     """
     damaged: list[str] = []
-    found = newest_but(damaged, folder, warn, every_byte=True)
+    found = newest_but(damaged, folder, warn, every_byte=True, trust=trust)
     if found is None and damaged:
         raise none_is_whole(folder, damaged)
     return found
 
 
-def newest_but(damaged: list[str], folder: Path, warn: Callable[[str], None], every_byte: bool = False) -> Found | None:
+def newest_but(
+    damaged: list[str],
+    folder: Path,
+    warn: Callable[[str], None],
+    every_byte: bool = False,
+    trust: bool | None = None,
+) -> Found | None:
     """The newest that is none of the damaged. Those that it finds to be so it adds to them, and tells of."""
     with told("cannot read", folder):
         for path in list_steps(folder):
-            found, faults = _open_checked(path, every_byte) if path.name not in damaged else (None, ())
+            found, faults = _open_checked(path, every_byte, trust) if path.name not in damaged else (None, ())
             if found:
                 return found
             if faults:
@@ -108,16 +138,19 @@ def none_is_whole(folder: Path, damaged: Sequence[str]) -> CheckpointError:
     )
 
 
-def open_checkpoint(path: Path, every_byte: bool = True) -> Found:
-    """This checkpoint and no other. `every_byte=False` looks at sizes only: another rank has read all of it."""
+def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> Found:
+    """This checkpoint and no other. `every_byte=False` looks at sizes only: another rank has read all of it.
+
+    `trust`: whether to run code that is in it. By default that depends on who can have written it.
+    """
     with told("cannot read", path):
-        found, faults = _open_checked(path, every_byte)
+        found, faults = _open_checked(path, every_byte, trust)
     if found is None:
         raise CheckpointError(f"{path} is not whole: {'; '.join(faults) or 'it is gone'}")
     return found
 
 
-def _open_checked(path: Path, every_byte: bool) -> tuple[Found | None, tuple[str, ...]]:
+def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Found | None, tuple[str, ...]]:
     """The checkpoint, or what is wrong with it; neither if it has been removed in this moment."""
     try:
         lock = ReadLock(path)
@@ -130,7 +163,7 @@ def _open_checked(path: Path, every_byte: bool) -> tuple[Found | None, tuple[str
             index = {name: mark for name, mark in checked.manifest.files.items() if name == METADATA}
             faults = tuple(byte_faults(path, index))
         if checked.manifest and not faults:
-            return Found(path, checked.manifest, lock), ()
+            return Found(path, checked.manifest, lock, trust), ()
     except BaseException:
         lock.release()
         raise

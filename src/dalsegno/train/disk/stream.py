@@ -25,7 +25,8 @@ class ChecksummedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # Not for the group to write, whatever the umask: what others can have changed is loaded with less trust.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._beside = ThreadPoolExecutor(2)
         self._syncing: Future[None] | None = None
         self._unsynced = 0

@@ -1,0 +1,118 @@
+"""A checkpoint that somebody else can have written runs no code of theirs, neither in `ckpt convert` nor at a resume.
+
+The harmless target is a file that the pickle in the checkpoint creates when it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dalsegno.train.checkpointer import Checkpointer  # noqa: E402
+from dalsegno.train.disk.convert import _save  # noqa: E402
+from dalsegno.train.disk.plain import NotPlain, load_plain  # noqa: E402
+from dalsegno.train.errors import CheckpointError  # noqa: E402
+
+STRANGER = 64203
+
+
+class Poison:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Path:
+    return tmp_path / "loaded"
+
+
+def poisoned(folder: Path, target: Path) -> Path:
+    """A checkpoint, whole by its manifest, with code in the values that are no tensors."""
+    path = _save(folder, {"model": {**torch.nn.Linear(2, 2).state_dict(), "note": Poison(target)}}, step=3)
+    target.unlink(missing_ok=True)  # our own copying about of it counts for nothing
+    return path
+
+
+def convert(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dalsegno", "ckpt", "convert", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("target", ["plain.pt", "plain.safetensors"])
+def test_convert_runs_no_code_in_a_checkpoint(tmp_path: Path, loaded: Path, target: str) -> None:
+    source = poisoned(tmp_path / "theirs", loaded)
+    done = convert(str(source), str(tmp_path / target))
+    assert not loaded.exists()
+    if target.endswith(".pt"):
+        assert done.returncode == 1 and "more than tensors and plain values" in done.stderr
+        assert "--trust" in done.stderr
+
+
+def test_convert_with_trust_loads_it_all(tmp_path: Path, loaded: Path) -> None:
+    source = poisoned(tmp_path / "ours", loaded)
+    done = convert(str(source), str(tmp_path / "all.pt"), "--trust")
+    assert done.returncode == 0 and loaded.exists(), done.stderr
+
+
+def test_convert_without_trust_loads_all_that_a_training_usually_saves(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    steps = Checkpointer(tmp_path / "ckpt", model=model, optimizer=optimizer, disk_every=1)
+    for _ in steps.steps(2):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        steps.done()
+    done = convert(str(tmp_path / "ckpt"), str(tmp_path / "plain.pt"))
+    assert done.returncode == 0, done.stderr
+    assert torch.load(tmp_path / "plain.pt", weights_only=True)["dalsegno"] == {"step": 2}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of somebody else's")
+@pytest.mark.parametrize("how", ["owner", "mode"])
+def test_a_training_resumes_from_a_strangers_checkpoint_without_running_its_code(
+    tmp_path: Path, loaded: Path, how: str
+) -> None:
+    """A folder in /tmp, say, that somebody made before the training did."""
+    for path in poisoned(tmp_path / "ckpt", loaded).iterdir():
+        os.chown(path, STRANGER, STRANGER) if how == "owner" else path.chmod(0o666)
+    with pytest.raises(CheckpointError, match="more than tensors and plain values"):
+        Checkpointer(tmp_path / "ckpt", model=torch.nn.Linear(2, 2))
+    assert not loaded.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of somebody else's")
+def test_a_training_resumes_from_a_colleagues_plain_checkpoint(tmp_path: Path) -> None:
+    for total in (2, 4):
+        model = torch.nn.Linear(2, 2)
+        steps = Checkpointer(tmp_path / "ckpt", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+        assert list(_done(steps, total)) == [total - 2, total - 1]
+        for path in (tmp_path / "ckpt" / f"step-{total:012d}").iterdir():
+            os.chown(path, STRANGER, STRANGER)
+
+
+def _done(steps: Checkpointer, total: int) -> Any:
+    for step in steps.steps(total):
+        yield step
+        steps.done(step)
+
+
+def test_a_plain_pickle_can_name_nothing_else() -> None:
+    named: list[Any] = [os.system, Path("/"), torch.nn.Linear(1, 1), eval, torch.load]
+    of_a_class = b"cbuiltins\ngetattr\n(cbuiltins\ndict\nS'__class__'\ntR."
+    for raw in (*map(pickle.dumps, named), of_a_class):
+        with pytest.raises(NotPlain):
+            load_plain(raw)
