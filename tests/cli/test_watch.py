@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Answers:
 
 
 def job(state: JobState, name: str = "train-k3f9x", reason: str = "") -> JobInfo:
-    return JobInfo(12, name, "ada", state, reason=reason)
+    return JobInfo(12, name, "ada", state, uid=os.geteuid(), reason=reason)
 
 
 def watching(run_at: Path, *answers: list[JobInfo] | DalsegnoError, on_head: bool = False) -> tuple[Watch, Answers]:
@@ -136,9 +137,13 @@ def names(jobs: Iterable[JobInfo]) -> list[str]:
     return [each.name for each in jobs]
 
 
-def test_jobs_of_a_run_bear_its_name_and_are_not_over() -> None:
+def test_jobs_of_a_run_bear_its_name_and_are_not_over(tmp_path: Path) -> None:
     known = [job(JobState.COMPLETING), job(JobState.CANCELLED), job(JobState.RUNNING, name="train-k3f9")]
-    assert names(jobs_of("train-k3f9x", known)) == ["train-k3f9x"]
+    assert names(jobs_of(make_run(tmp_path), known)) == ["train-k3f9x"]
+
+
+def test_a_job_of_another_user_with_the_name_of_a_run_is_not_the_run_s(tmp_path: Path) -> None:
+    assert jobs_of(make_run(tmp_path), [replace(job(JobState.RUNNING), uid=4711)]) == []
 
 
 def test_a_dead_coordinator_is_only_known_on_its_own_host() -> None:

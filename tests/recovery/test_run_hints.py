@@ -16,7 +16,7 @@ from dalsegno.recovery.run_hints import with_hint
 from dalsegno.slurm import JobInfo, JobState
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
-JOB = JobInfo(7, "train-k3f9", ME, JobState.RUNNING, nodes=("n1", "n2"), comment="dalsegno:main")
+JOB = JobInfo(7, "train-k3f9", ME, JobState.RUNNING, uid=os.geteuid(), nodes=("n1", "n2"), comment="dalsegno:main")
 NODES = (NodeStatus("n1", "member", 0), NodeStatus("n3", "member", 1))
 STATUS = Status("train-k3f9", "train", ME, RUNNING, 1.0, 2.0, nodes=NODES, jobs=(7, 8))
 
@@ -56,7 +56,7 @@ def test_a_run_that_names_no_nodes_has_left_none(runs: dict[str, Record]):
 
 def test_only_the_run_s_own_jobs_are_spoken_for(runs: dict[str, Record]):
     assert comment(replace(JOB, id=9), runs, "n2") == "dalsegno:main", "not a job of the run"
-    assert comment(replace(JOB, user="ada"), runs, "n2") == "dalsegno:main", "somebody else's"
+    assert comment(replace(JOB, uid=4711), runs, "n2") == "dalsegno:main", "somebody else's"
     assert comment(replace(JOB, comment="mine"), runs, "n2") == "mine"
     assert comment(replace(JOB, name="other"), runs, "n2") == "dalsegno:main"
 

@@ -44,11 +44,19 @@ class Slurm:
         self.calls.append((tuple(argv), stdin, env, timeout_s))
         line = " ".join(argv)
         answer = next(answer for words, answer in self.answers.items() if words in line)
-        return Completed(tuple(argv), 0, answer) if isinstance(answer, str) else answer
+        return Completed(tuple(argv), 0, _marked(answer, env or {})) if isinstance(answer, str) else answer
 
     @property
     def argv(self) -> tuple[str, ...]:
         return self.calls[-1][0]
+
+
+def _marked(answer: str, env: Mapping[str, str]) -> str:
+    """A recorded answer with the marks that this question asks for."""
+    if "SQUEUE_FORMAT2" not in env:
+        return answer
+    first, *_, last = env["SQUEUE_FORMAT2"].split(",")
+    return answer.replace("\x1f", first.partition(":")[2]).replace("\x1e", last.partition(":")[2])
 
 
 def fails(stderr: str, code: int = 1, stdout: str = "") -> Completed:
@@ -160,15 +168,30 @@ def test_a_refused_job_shows_slurm_s_reason() -> None:
 
 
 def test_one_job_is_found_by_its_id_or_its_place_in_an_array() -> None:
-    slurm, _ = client({"show job": recorded("job-array")})
+    paths = "".join(f"\x1f/{name}" for name in ("work", "run.sh", "out", "err"))
+    slurm, _ = client({"squeue": recorded("squeue").replace("\x1e", f"{paths}\x1e")})
     assert slurm.job("12_2").array_task == "2"
     assert slurm.job(12).array_task == "3-6%2"
 
 
 def test_a_job_slurm_has_forgotten_is_not_there() -> None:
-    slurm, _ = client({"show job": fails(recorded("job-missing.stderr"))})
+    slurm, _ = client({"squeue": fails(recorded("job-missing.stderr"))})
     with pytest.raises(NotThere, match="no job 99999"):
         slurm.job(99999)
+
+
+def test_how_answers_are_marked_is_not_on_the_command_line() -> None:
+    """Other users can read the command line while squeue runs, and could put the marks into a job's comment."""
+    slurm, fake = client({"squeue": recorded("squeue")})
+    slurm.jobs()
+    argv, _, env, _ = fake.calls[0]
+    assert argv == ("squeue", "--all", "--noheader") and env and "JobID:\x1f" in env["SQUEUE_FORMAT2"]
+
+
+def test_what_a_node_s_reason_or_a_step_s_name_says_is_no_answer_of_slurm_s() -> None:
+    said = recorded("nodes").splitlines(keepends=True)[0].replace("Partitions=", "Reason=GPU not found Partitions=")
+    assert client({"show node": said})[0].node("n1").name == "cpu-01"
+    assert client({"show step 5.0": "StepId=5.0 Name=Job step 5.0 not found\n"})[0].has_step(5, 0)
 
 
 def test_a_step_that_is_over_is_told_from_a_slurm_that_does_not_answer() -> None:

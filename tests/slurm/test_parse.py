@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,13 @@ from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.accounts import parse_accounts
 from dalsegno.slurm.parse.config import parse_config
 from dalsegno.slurm.parse.events import NodeEvent, parse_events
-from dalsegno.slurm.parse.job import parse_job
 from dalsegno.slurm.parse.nodes import parse_nodes
-from dalsegno.slurm.parse.nodes_json import parse_nodes_json
 from dalsegno.slurm.parse.ping import ControllerPing, parse_ping
 from dalsegno.slurm.parse.sacct import parse_history
 from dalsegno.slurm.parse.sdiag import parse_diag
 from dalsegno.slurm.parse.sinfo import parse_partitions
-from dalsegno.slurm.parse.squeue import parse_jobs
-from dalsegno.slurm.parse.text import ParseError, duration_s, pairs
+from dalsegno.slurm.parse.squeue import jobs_env, parse_excluded, parse_jobs
+from dalsegno.slurm.parse.text import PLAIN, Marks, ParseError, duration_s, pairs
 from dalsegno.slurm.parse.tres import gpus_in_gres, gpus_in_tres, memory_mib
 from dalsegno.slurm.states import JobState, NodeFlag, NodeState, parse_job_state, parse_node_state
 
@@ -35,7 +33,15 @@ def nodes_by_name() -> dict[str, NodeInfo]:
     return {node.name: node for node in parse_nodes(recorded("nodes"))}
 
 
-def jobs_by_name(text: str, parse: Callable[[str], list[JobInfo]] = parse_jobs) -> dict[str, JobInfo]:
+def queued(text: str) -> Sequence[JobInfo]:
+    return parse_jobs(text, PLAIN).jobs
+
+
+def history(text: str) -> Sequence[JobInfo]:
+    return parse_history(text, (RECORDED / "sacct-texts.txt").read_bytes())
+
+
+def jobs_by_name(text: str, parse: Callable[[str], Sequence[JobInfo]] = queued) -> dict[str, JobInfo]:
     return {job.name: job for job in parse(text)}
 
 
@@ -111,22 +117,6 @@ def test_what_a_node_is_good_for(name: str, in_service: bool, drained: bool, dra
     assert (node.in_service, node.drained, node.draining, node.down) == (in_service, drained, draining, down)
 
 
-def test_json_says_the_same_as_text() -> None:
-    told = {node.name: node for node in parse_nodes_json(recorded("sinfo-json"))}
-    for name, node in nodes_by_name().items():
-        both = [(n.state, n.flags, n.reason, n.gpus, n.gpus_used, n.partitions, n.features) for n in (node, told[name])]
-        assert both[0] == both[1]
-
-
-def test_json_of_later_releases_is_read_too() -> None:
-    text = """{"nodes": [{"name": "n1", "state": ["IDLE", "DRAIN"], "features": ["a"], "gres": "gpu:h100:8(S:0-1)",
-        "boot_time": {"set": true, "infinite": false, "number": 5},
-        "slurmd_start_time": {"set": false, "number": 9}}]}"""
-    (node,) = parse_nodes_json(text)
-    assert (node.state, node.flags, node.gpus) == (NodeState.IDLE, frozenset({NodeFlag.DRAIN}), 8)
-    assert (node.booted_at, node.slurmd_started_at, node.features) == (5, None, ("a",))
-
-
 def test_sinfo_s_own_words_for_states_are_known() -> None:
     for line in recorded("sinfo-words").splitlines():
         for text in line.split()[1:]:
@@ -173,11 +163,8 @@ def test_unknown_words_are_unknown_and_no_error(text: str, state: NodeState, fla
         ("mixed", JobState.RUNNING, ""),
     ],
 )
-@pytest.mark.parametrize(("file", "parse"), [("squeue-all", parse_jobs), ("job-all", parse_job)])
-def test_a_job_has_a_state_and_a_reason(
-    file: str, parse: Callable[[str], list[JobInfo]], name: str, state: JobState, reason: str
-) -> None:
-    job = jobs_by_name(recorded(file), parse)[name]
+def test_a_job_has_a_state_and_a_reason(name: str, state: JobState, reason: str) -> None:
+    job = jobs_by_name(recorded("squeue-all"))[name]
     assert (job.state, job.reason) == (state, reason)
 
 
@@ -191,12 +178,9 @@ def test_a_running_job_tells_all_of_itself() -> None:
     assert job.priority > 100_000
 
 
-def test_squeue_and_scontrol_agree() -> None:
-    shown = {job.id: job for job in parse_job(recorded("job-all"))}
-    for job in parse_jobs(recorded("squeue-all")):
-        other = shown[job.id]
-        for fact in ("name", "user", "state", "nodes", "gpus", "cpus", "exit_code", "exit_signal", "restarts", "label"):
-            assert getattr(job, fact) == getattr(other, fact), (job.id, fact)
+def test_a_job_tells_its_owner_and_whether_it_has_a_script() -> None:
+    job = jobs_by_name(recorded("squeue"))["mixed"]
+    assert (job.uid, job.batch, job.preempted_at) == (0, True, None)
 
 
 def test_a_waiting_job_tells_what_it_asks_for() -> None:
@@ -206,25 +190,24 @@ def test_a_waiting_job_tells_what_it_asks_for() -> None:
 
 @pytest.mark.parametrize(("name", "code", "signal"), [("done", 0, 0), ("fail", 3, 0), ("signal", 0, 9)])
 def test_how_a_job_ended(name: str, code: int, signal: int) -> None:
-    for file, parse in (("squeue-all", parse_jobs), ("job-all", parse_job), ("sacct", parse_history)):
+    for file, parse in (("squeue-all", queued), ("sacct", history)):
         job = jobs_by_name(recorded(file), parse)[name]
         assert (job.exit_code, job.exit_signal) == (code, signal)
 
 
 def test_a_job_s_name_may_hold_anything() -> None:
     odd = 'odd name\n"quoted" JobState=RUNNING | é'
-    for file, parse in (("squeue", parse_jobs), ("job-odd", parse_job)):
-        assert jobs_by_name(recorded(file), parse)[odd].state is JobState.PENDING
+    assert jobs_by_name(recorded("squeue"))[odd].state is JobState.PENDING
 
 
 def test_the_tasks_of_an_array_know_their_array() -> None:
-    tasks = [job for job in parse_jobs(recorded("squeue")) if job.array_id == 12]
+    tasks = [job for job in queued(recorded("squeue")) if job.array_id == 12]
     assert {job.label for job in tasks} == {"12_1", "12_2", "12_[3-6%2]"}
 
 
 def test_the_parts_of_a_heterogeneous_job_know_their_whole() -> None:
-    parts = [job for job in parse_job(recorded("job-het"))]
-    assert [(job.label, job.het_id, job.het_offset) for job in parts] == [("13+0", 13, 0), ("13+1", 13, 1)]
+    parts = [job for job in queued(recorded("squeue")) if job.het_id is not None]
+    assert sorted((job.label, job.het_id, job.het_offset) for job in parts) == [("13+0", 13, 0), ("13+1", 13, 1)]
 
 
 def test_a_requeued_job_counts_its_restarts() -> None:
@@ -232,11 +215,69 @@ def test_a_requeued_job_counts_its_restarts() -> None:
 
 
 def test_one_job_tells_where_it_runs_and_writes() -> None:
-    (job,) = parse_job(recorded("job-mixed"))
+    (job,) = parse_jobs(recorded("squeue-one"), PLAIN, paths=True).jobs
     assert job.stdout == "/dev/null" and job.work_dir.startswith("/")
-    assert job.excluded == ()
-    (other,) = parse_job(recorded("job-mixed").replace("ExcNodeList=(null)", "ExcNodeList=n[1-2]"))
-    assert other.excluded == ("n1", "n2")
+
+
+def test_the_nodes_that_a_job_may_not_have() -> None:
+    assert parse_excluded("n[1-2]\x1e\n", PLAIN) == ("n1", "n2")
+    assert parse_excluded("\x1e\n", PLAIN) == () == parse_excluded("", PLAIN)
+
+
+# What users write into their jobs
+
+
+def answer(marks: Marks, *texts: str) -> str:
+    """What squeue writes of jobs 1, 2, 3 … with these names."""
+    fields = [word.partition(":")[0] for word in jobs_env(marks)["SQUEUE_FORMAT2"].split(",")]
+    usual = {"UserID": "1000", "UserName": "ada", "State": "RUNNING", "NodeList": "n1"}
+    jobs = [{**dict.fromkeys(fields, ""), **usual, "JobID": str(id), "Name": name} for id, name in enumerate(texts, 1)]
+    return "".join(f"{marks.field.join(job.values())}{marks.record}\n" for job in jobs)
+
+
+FORGED = answer(PLAIN, "theirs").replace("1000", "0").replace("ada", "root")
+
+
+@pytest.mark.parametrize(
+    "name", ["a\x1eb", "\x1f" * 40, FORGED, f"x\x1e\n{FORGED}", "\x1f\x1e", "line\nend", "\x1b[2Jé\u202e", "0" * 64]
+)
+def test_a_name_cannot_end_a_field_or_add_a_job(name: str) -> None:
+    marks = Marks.fresh()
+    queue = parse_jobs(answer(marks, "first", name, "last"), marks)
+    assert [job.name for job in queue.jobs] == ["first", name.strip(), "last"]
+    assert {(job.uid, job.user) for job in queue.jobs} == {(1000, "ada")} and queue.unreadable == 0
+
+
+def test_marks_are_drawn_anew_for_each_question() -> None:
+    assert len({Marks.fresh() for _ in range(100)}) == 100
+
+
+def test_a_record_that_cannot_be_read_costs_only_itself() -> None:
+    text = answer(PLAIN, "first", "second", "third").replace("2\x1f", "two\x1f", 1)
+    queue = parse_jobs(text, PLAIN)
+    assert [job.name for job in queue.jobs] == ["first", "third"] and queue.unreadable == 1
+
+
+def test_a_node_list_that_cannot_be_read_costs_only_its_job() -> None:
+    text = answer(PLAIN, "first", "second").replace("n1", "n[1-", 1)
+    queue = parse_jobs(text, PLAIN)
+    assert [job.name for job in queue.jobs] == ["second"] and queue.unreadable == 1
+
+
+def test_names_in_the_history_cannot_end_a_record_either() -> None:
+    facts = recorded("sacct").split("\x1f\n")[0] + "\x1f\n"
+    other = facts.replace(facts.split("\x1f")[0], "77", 1)
+    forged = f"x\x1f\n{facts}".replace("root", "ada")
+    names = {facts.split("\x1f")[0]: forged, "77": "é" * 600}
+    texts = b"".join(_columns(id, name) for id, name in names.items())
+    first, second = parse_history(facts + other, texts)
+    assert first.name == forged.strip() and first.user == "root"
+    assert (second.id, second.name[:3]) == (77, "ééé")
+
+
+def _columns(id: str, name: str) -> bytes:
+    texts = ((id, 24), ("", 64), (name, 1024))
+    return b"".join(text.encode()[:width].ljust(width) + b" " for text, width in texts) + b"\n"
 
 
 def test_when_a_node_was_out_of_service_is_told_by_the_accounting() -> None:
@@ -249,7 +290,7 @@ def test_when_a_node_was_out_of_service_is_told_by_the_accounting() -> None:
 
 
 def test_history_tells_gpus_and_times() -> None:
-    jobs = jobs_by_name(recorded("sacct"), parse_history)
+    jobs = jobs_by_name(recorded("sacct"), history)
     assert jobs["alloc"].gpus == 8 and jobs["alloc"].nodes == ("n2",)
     assert jobs["timeout"].state is JobState.TIMEOUT and jobs["timeout"].time_limit_s == 60
     assert jobs["cancelled"].state is JobState.CANCELLED
@@ -353,14 +394,12 @@ def test_the_first_of_a_key_counts() -> None:
     "parse",
     [
         parse_nodes,
-        parse_jobs,
-        parse_job,
-        parse_history,
+        queued,
+        history,
         parse_partitions,
         parse_config,
         parse_diag,
         parse_ping,
-        parse_nodes_json,
     ],
 )
 def test_something_else_altogether_is_an_error(parse: Callable[[str], object]) -> None:

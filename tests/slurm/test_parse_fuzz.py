@@ -11,25 +11,31 @@ from hypothesis import strategies as st
 
 from dalsegno.slurm.parse.accounts import parse_accounts
 from dalsegno.slurm.parse.config import parse_config
-from dalsegno.slurm.parse.job import parse_job
 from dalsegno.slurm.parse.nodes import parse_nodes
-from dalsegno.slurm.parse.nodes_json import parse_nodes_json
 from dalsegno.slurm.parse.ping import parse_ping
 from dalsegno.slurm.parse.sacct import parse_history
 from dalsegno.slurm.parse.sdiag import parse_diag
 from dalsegno.slurm.parse.sinfo import parse_partitions
 from dalsegno.slurm.parse.squeue import parse_jobs
 from dalsegno.slurm.parse.submit import parse_submitted
-from dalsegno.slurm.parse.text import ParseError
+from dalsegno.slurm.parse.text import PLAIN, ParseError
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "slurm-22.05.8"
 Parser = Callable[[str], object]
+
+
+def queued(text: str) -> Sequence[object]:
+    return parse_jobs(text, PLAIN).jobs
+
+
+def history(text: str) -> Sequence[object]:
+    return parse_history(text, (RECORDED / "sacct-texts.txt").read_bytes())
+
+
 ANSWERS: list[tuple[Parser, str]] = [
     (parse_nodes, "nodes"),
-    (parse_nodes_json, "sinfo-json"),
-    (parse_jobs, "squeue-all"),
-    (parse_job, "job-all"),
-    (parse_history, "sacct"),
+    (queued, "squeue-all"),
+    (history, "sacct"),
     (parse_partitions, "sinfo"),
     (parse_config, "config"),
     (parse_diag, "sdiag"),
@@ -70,9 +76,8 @@ def test_any_text_at_all_is_at_worst_a_parse_error(parse: Parser, name: str, tex
 
 LISTS: list[tuple[Callable[[str], Sequence[object]], str]] = [
     (parse_nodes, "nodes"),
-    (parse_jobs, "squeue-all"),
-    (parse_job, "job-all"),
-    (parse_history, "sacct"),
+    (queued, "squeue-all"),
+    (history, "sacct"),
 ]
 
 

@@ -116,7 +116,7 @@ def _here(run: RunFolder) -> SlurmHere | None:
 
 
 def _jobs_left(run: RunFolder, slurm: SlurmClient | None) -> list[int]:
-    return [job.id for job in jobs_of(run.run, slurm.jobs())] if slurm else []
+    return [job.id for job in jobs_of(run, slurm.jobs())] if slurm else []
 
 
 def _ends_by_itself(run: RunFolder) -> bool:

@@ -107,7 +107,7 @@ class Watch:
 
     def _ask_queue(self, status: Status, now: float) -> None:
         with contextlib.suppress(DalsegnoError):  # a Slurm that does not answer now says nothing about the run
-            jobs = jobs_of(self._run.run, self._queue.jobs())
+            jobs = jobs_of(self._run, self._queue.jobs())
             self._heard = queue_phase(jobs)
             # Of a coordinator on the head the controller takes care, also while it has no job.
             self._gone_since = None if jobs or self._on_head else (self._gone_since or now)
@@ -155,9 +155,13 @@ def silent_s(status: Status, now: float) -> float | None:
     return None if speaks else silence
 
 
-def jobs_of(run: str, jobs: Sequence[JobInfo]) -> list[JobInfo]:
-    """The run's jobs that are not over: all bear its id as their name."""
-    return [job for job in jobs if job.name == run and not job.state.ended]
+def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
+    """Return the run's jobs that are not over: they have its id as their name, and its owner.
+
+    Anybody can give a job that name. A run does not wait for another user's job, nor try to cancel it.
+    """
+    owner = run.root.stat().st_uid
+    return [job for job in jobs if job.name == run.run and job.uid == owner and not job.state.ended]
 
 
 def queue_phase(jobs: Sequence[JobInfo]) -> tuple[str, str] | None:

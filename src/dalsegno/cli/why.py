@@ -113,7 +113,8 @@ def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answ
 
     job = _find_job(label, slurm)
     somebodys = job.comment and not job.comment.startswith("dalsegno:")
-    run = None if somebodys else runs.get(job.name)  # jobs of a run have its name
+    run = None if somebodys else runs.get(job.name)  # jobs of a run have its name, and its owner
+    run = run if run and job.uid in (None, run.root.stat().st_uid) else None
     entries = list(journal.read(run.journal)) if run else []
     until = job.ends_at + aftermath_s(job) if job.ends_at and job.state.ended else None
     nodes = dict.fromkeys([*job.nodes, *nodes_given(entries, job.id)])
@@ -125,7 +126,8 @@ def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answ
 
 def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
     try:
-        return slurm.client.job(label)
+        job = slurm.client.job(label)
+        return replace(job, excluded=slurm.client.excluded_nodes(job.id))
     except CommandFailed as fault:
         raise meaning_of(fault) from None
     except NotThere:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 from dalsegno.errors import DalsegnoError, NotThere
@@ -30,12 +31,12 @@ class PatientSlurm:
                 await asyncio.sleep(AGAIN_S)
 
     async def named(self, name: str) -> list[int]:
-        """Jobs that bear this name; none if Slurm does not say."""
+        """Return this user's jobs of this name; none if Slurm does not say."""
         try:
             found = await asyncio.to_thread(self._client.jobs)
         except DalsegnoError:
             return []
-        return [job.id for job in found if job.name == name]
+        return [job.id for job in found if job.name == name and job.uid == os.geteuid()]
 
     async def slurmd_port(self) -> int:
         """On which slurmd listens, but for nodes with a port of their own; 0 if Slurm does not say."""

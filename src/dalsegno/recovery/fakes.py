@@ -11,6 +11,7 @@ from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.parse.squeue import Queue
 
 _NO_REQUEUE = "no-requeue"
 SLURMD_TIMEOUT_S = 300.0
@@ -163,6 +164,9 @@ class FakeSlurm:
             name, state, flags, reason=node.reason, reason_user=node.user, reason_at=node.reason_at,
             partitions=node.partitions, booted_at=node.booted_at, gpus=len(node.machine.gpus),
         )  # fmt: skip
+
+    def queue(self, *, ended: bool = False) -> Queue:
+        return Queue(tuple(self.jobs(ended=ended)))
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]:
         self._answers()

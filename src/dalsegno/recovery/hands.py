@@ -9,12 +9,15 @@ from typing import Protocol
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.facts import Validation
 from dalsegno.slurm import JobInfo, NodeInfo
+from dalsegno.slurm.parse.squeue import Queue
 
 
 class Slurm(Protocol):
     """What `SlurmClient` does of it."""
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]: ...
+
+    def queue(self, *, ended: bool = False) -> Queue: ...
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]: ...
 

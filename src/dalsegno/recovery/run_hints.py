@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import stat
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -35,18 +34,11 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
     if status is None or not status.nodes:  # a run of srun's own tasks names none, and needs all that it has
         return job
-    if status.phase != RUNNING or job.id not in status.jobs or not _is_of(job, record.uid):
+    if status.phase != RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
     left = here - {node.name for node in status.nodes}
     role = job.comment.removeprefix(RUNS).split(" ")[0]
     return replace(job, comment=left_comment(role, left))
-
-
-def _is_of(job: JobInfo, uid: int) -> bool:
-    try:
-        return pwd.getpwuid(uid).pw_name == job.user
-    except KeyError:
-        return False
 
 
 def read_hint(path: Path, uid: int) -> Status | None:

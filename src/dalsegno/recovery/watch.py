@@ -115,14 +115,17 @@ class Watch:
         """What is so now. An answer that does not come is no answer."""
         at = time.time()
         try:
-            nodes, jobs = self.site.slurm.nodes(), self.site.slurm.jobs(ended=True)
+            nodes, queue = self.site.slurm.nodes(), self.site.slurm.queue(ended=True)
         except DalsegnoError as error:
             self._complain(f"Slurm does not answer; nodes are left as they are: {error.what}")
             return NOTHING
-        self._complaint = ""
+        if queue.unreadable:
+            self._complain(f"{queue.unreadable} jobs of Slurm's queue could not be read, and are left out")
+        else:
+            self._complaint = ""
         self.partitions = {node.name: node.partitions for node in nodes}
         wanted, runs = to_be_mended(nodes), self.runs()
-        facts = gather(nodes, [with_hint(job, wanted, runs) for job in jobs], self.agents, at, underway)
+        facts = gather(nodes, [with_hint(job, wanted, runs) for job in queue.jobs], self.agents, at, underway)
         return look_at_power(facts, self.site.target)
 
     def _complain(self, text: str) -> None:

@@ -13,15 +13,14 @@ from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.accounts import ASSOC_ARGV, QOS_ARGV, USER_ARGV, parse_accounts
 from dalsegno.slurm.parse.config import CONFIG_ARGV, parse_config
 from dalsegno.slurm.parse.events import EVENTS_ARGV, NodeEvent, parse_events
-from dalsegno.slurm.parse.job import JOB_ARGV, parse_job
 from dalsegno.slurm.parse.nodes import NODES_ARGV, parse_nodes
 from dalsegno.slurm.parse.ping import PING_ARGV, ControllerPing, parse_ping
-from dalsegno.slurm.parse.sacct import HISTORY_ARGV, parse_history
+from dalsegno.slurm.parse.sacct import HISTORY_ARGV, TEXTS_ARGV, parse_history
 from dalsegno.slurm.parse.sdiag import DIAG_ARGV, Diagnostics, parse_diag
 from dalsegno.slurm.parse.sinfo import PARTITIONS_ARGV, PartitionInfo, parse_partitions
-from dalsegno.slurm.parse.squeue import JOBS_ARGV, parse_jobs
+from dalsegno.slurm.parse.squeue import JOBS_ARGV, Queue, excluded_env, jobs_env, parse_excluded, parse_jobs
 from dalsegno.slurm.parse.submit import parse_submitted
-from dalsegno.slurm.parse.text import TIME_ENV
+from dalsegno.slurm.parse.text import TIME_ENV, Marks
 from dalsegno.slurm.sacctmgr import NOTHING_TO_DO, failures, script
 from dalsegno.slurm.version import Version
 from dalsegno.system.processes import Completed, Runner
@@ -60,29 +59,42 @@ class SlurmClient:
 
     def node(self, name: str) -> NodeInfo:
         done = self._run((*NODES_ARGV, node_list(name)))
-        if "not found" in done.stdout + done.stderr:
+        if done.exit_code and "not found" in done.stdout + done.stderr:
             raise NotThere(f"there is no node {name}", hint="`sinfo -N` lists them")
         return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
 
-    def jobs(self, *, ended: bool = False) -> list[JobInfo]:
+    def queue(self, *, ended: bool = False) -> Queue:
         """The queue; with `ended`, also what ended in the last minutes and Slurm still remembers."""
-        return parse_jobs(self._ask((*JOBS_ARGV, *(("--states=all",) if ended else ()))))
+        marks = Marks.fresh()
+        done = self._squeue(jobs_env(marks), *(("--states=all",) if ended else ()))
+        return parse_jobs(done.checked(hint=_hint(done)).stdout, marks)
+
+    def jobs(self, *, ended: bool = False) -> list[JobInfo]:
+        """The jobs of the queue that can be read."""
+        return list(self.queue(ended=ended).jobs)
 
     def job(self, job: int | str) -> JobInfo:
         """One job, waiting, running, or ended some minutes ago."""
-        done = self._run((*JOB_ARGV, job_id(job)))
-        if "Invalid job id" in done.stderr:
+        marks = Marks.fresh()
+        done = self._squeue(jobs_env(marks, paths=True), "--states=all", f"--jobs={job_id(job)}")
+        if done.exit_code and "Invalid job id" in done.stderr:
             raise NotThere(f"Slurm knows no job {job}", hint=f"`sacct -j {job}` finds one that ended long ago")
-        found = parse_job(done.checked(hint=_hint(done)).stdout)
+        found = parse_jobs(done.checked(hint=_hint(done)).stdout, marks, paths=True).jobs
         if not found:
             raise NotThere(f"Slurm knows no job {job}", hint="`squeue` lists those that wait or run")
         return next((one for one in found if str(job) in (str(one.id), one.label)), found[0])
+
+    def excluded_nodes(self, job: int) -> tuple[str, ...]:
+        """The nodes that a job may not have; none for one that Slurm does not know any more."""
+        marks = Marks.fresh()
+        done = self._squeue(excluded_env(marks), "--states=all", f"--jobs={job_id(job)}")
+        return () if done.exit_code else parse_excluded(done.stdout, marks)
 
     def has_step(self, job: int, step: int) -> bool:
         """Whether a step runs, or has not been taken off all its nodes yet."""
         done = self._run(("scontrol", "show", "step", f"{job_id(job)}.{step}"))
         said = done.stdout + done.stderr
-        if "not found" in said or "Invalid job id" in said:
+        if done.exit_code and ("not found" in said or "Invalid job id" in said):
             return False
         done.checked(hint=_hint(done))
         return True
@@ -94,7 +106,9 @@ class SlurmClient:
         """Jobs from the accounting database: since a time (seconds since 1970), or those named; today's otherwise."""
         ids = ",".join(job_id(job) for job in jobs)
         since = (f"--starttime=uts{int(since_s)}",) if since_s is not None else ()
-        return parse_history(self._ask((*HISTORY_ARGV, *since, *((f"--jobs={ids}",) if ids else ()))))
+        which = (*since, *((f"--jobs={ids}",) if ids else ()))
+        facts, texts = self._run((*HISTORY_ARGV, *which)), self._run((*TEXTS_ARGV, *which))
+        return parse_history(facts.checked(hint=_hint(facts)).stdout, texts.checked(hint=_hint(texts)).raw)
 
     def node_events(self, node: str) -> list[NodeEvent]:
         """When a node was out of service in the last week; needs the accounting database."""
@@ -208,6 +222,9 @@ class SlurmClient:
     def _ask(self, argv: tuple[str, ...]) -> str:
         done = self._run(argv)
         return done.checked(hint=_hint(done)).stdout
+
+    def _squeue(self, env: Mapping[str, str], *words: str) -> Completed:
+        return self._run((*JOBS_ARGV, *words), env={**self._env, **TIME_ENV, **env})
 
     def _tell(self, argv: tuple[str, ...], fine: tuple[str, ...] = ()) -> None:
         done = self._run(argv)

@@ -18,6 +18,7 @@ class JobInfo:
     name: str
     user: str
     state: JobState
+    uid: int | None = None  # None: the command did not tell
     account: str = ""
     qos: str = ""
     partition: str = ""
@@ -35,6 +36,7 @@ class JobInfo:
     submitted_at: int | None = None
     started_at: int | None = None
     ends_at: int | None = None  # ended, or will at the latest
+    preempted_at: int | None = None
     elapsed_s: int = 0
     time_limit_s: int | None = None  # None: no limit
     exit_code: int = 0
@@ -43,12 +45,11 @@ class JobInfo:
     reservation: str = ""
     batch_host: str = ""
     comment: str = ""
-    # Only `scontrol show job` tells these.
-    batch: bool = False  # it has a script, which Slurm can start anew
+    batch: bool = False  # it has a script, which Slurm can start again
+    # Told only of one job that is asked for by its id.
     work_dir: str = ""
     command: str = ""
     excluded: tuple[str, ...] = ()  # nodes it may not have
-    preempted_at: int | None = None
     stdout: str = ""
     stderr: str = ""
 

@@ -18,6 +18,12 @@ class Completed:
     exit_code: int
     stdout: str = ""
     stderr: str = ""
+    stdout_bytes: bytes = b""  # as it came; empty where a fake answered
+
+    @property
+    def raw(self) -> bytes:
+        """Standard output, byte for byte."""
+        return self.stdout_bytes or self.stdout.encode()
 
     def checked(self, hint: str = "") -> Completed:
         """Itself, or CommandFailed if the command failed."""
@@ -55,11 +61,9 @@ class LocalRunner:
         try:
             done = subprocess.run(
                 list(argv),
-                input=stdin,
+                input=None if stdin is None else stdin.encode(),
                 stdin=subprocess.DEVNULL if stdin is None else None,
                 capture_output=True,
-                text=True,
-                errors="replace",
                 env=env,
                 cwd=cwd,
                 timeout=timeout_s,
@@ -71,7 +75,11 @@ class LocalRunner:
             ) from error
         except subprocess.TimeoutExpired as error:
             raise CommandFailed(argv, 124, f"no answer within {timeout_s} s") from error
-        return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+        return Completed(tuple(argv), done.returncode, _text(done.stdout), _text(done.stderr), done.stdout)
+
+
+def _text(said: bytes) -> str:
+    return said.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @dataclass

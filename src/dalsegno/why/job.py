@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -81,7 +82,7 @@ def _code(job: JobInfo) -> str:
 def _look(job: JobInfo) -> str:
     """Where to read on."""
     output = job.stderr or job.stdout
-    return f"tail {output}" if output else f"sacct -j {job.label} --format=JobID,State,ExitCode,NodeList"
+    return f"tail {shlex.quote(output)}" if output else f"sacct -j {job.label} --format=JobID,State,ExitCode,NodeList"
 
 
 def moments_of_job(job: JobInfo) -> Iterator[Moment]:

@@ -16,16 +16,20 @@ _REASON = re.compile(r"(.*?)\s*\[([^\s\[\]@]+)@([^\[\]]*)\]", re.DOTALL)
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
-    """The answer to NODES_ARGV: one node a line."""
+    """Read the answer to NODES_ARGV: one node a line. One that cannot be read is left out."""
     if text.startswith("No nodes in the system"):
         return []
-    return [_node(line) for line in paragraphs(_COMMAND, text, "NodeName")]
+    found = paragraphs(_COMMAND, text, "NodeName")
+    nodes = [node for line in found if (node := _node(line)) is not None]
+    if not nodes:
+        raise malformed(_COMMAND, found[0])
+    return nodes
 
 
-def _node(line: str) -> NodeInfo:
+def _node(line: str) -> NodeInfo | None:
     facts = pairs(line)
     if not facts.get("NodeName") or "State" not in facts:
-        raise malformed(_COMMAND, line)
+        return None
     state, flags = parse_node_state(facts["State"])
     reason, user, at = _reason(facts.get("Reason", ""), line)
     gres = known(facts.get("Gres", ""))

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError
 
-# Slurm's answers carry what users wrote (job names, comments); these two stand in no sane name.
-FIELD_END = "\x1f"
-RECORD_END = "\x1e"
+
+@dataclass(frozen=True)
+class Marks:
+    """What ends a field and what ends a record in an answer of squeue or sinfo."""
+
+    field: str = "\x1f"
+    record: str = "\x1e"
+
+    @classmethod
+    def fresh(cls) -> Marks:
+        """Marks that nobody could write into a job's name or comment, because nobody knew them before.
+
+        Hand them over in the environment: other users can read a command line while the command runs.
+        """
+        nonce = secrets.token_hex(16)
+        return cls(f"\x1f{nonce}", f"\x1e{nonce}")
+
+
+# For answers that hold only what administrators wrote.
+PLAIN = Marks()
 
 # Set for every call: times come as seconds since 1970, whatever the time zone and the user's own setting.
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
@@ -28,27 +47,31 @@ def malformed(command: str, text: str) -> ParseError:
     return ParseError(f"`{command}` answered something unexpected: {shown!r}", hint="is this Slurm older than 20.11?")
 
 
-def long_format(fields: Sequence[str]) -> str:
-    """The -O argument of squeue and sinfo. A suffix without a width makes Slurm write the field in full."""
-    return ",".join(f"{field}:{FIELD_END}" for field in fields[:-1]) + f",{fields[-1]}:{RECORD_END}"
+def long_format(fields: Sequence[str], marks: Marks = PLAIN) -> str:
+    """Return the -O argument of squeue and sinfo. A suffix without a width makes Slurm write the field in full."""
+    return ",".join(f"{field}:{marks.field}" for field in fields[:-1]) + f",{fields[-1]}:{marks.record}"
+
+
+def rows(command: str, text: str, marks: Marks = PLAIN) -> list[list[str]]:
+    """Return the fields of each record, however many it has. An answer that is cut off is an error."""
+    if not text.strip():
+        return []
+    *found, rest = text.split(marks.record)
+    if rest.strip() or not found:
+        raise malformed(command, rest)
+    return [[field.strip() for field in row.lstrip("\n").split(marks.field)] for row in found]
 
 
 def records(command: str, text: str, width: int) -> Iterator[list[str]]:
-    """Rows of `width` fields; what a user put into the last field may hold anything."""
-    if not text.strip():
-        return
-    *rows, rest = text.split(RECORD_END)
-    if rest.strip() or not rows:
-        raise malformed(command, rest)  # cut off in the middle
-    for row in rows:
-        fields = row.lstrip("\n").split(FIELD_END, width - 1)
-        if len(fields) != width:
-            raise malformed(command, row)
-        yield [field.strip() for field in fields]
+    """Yield records of exactly `width` fields, or raise."""
+    for row in rows(command, text):
+        if len(row) != width:
+            raise malformed(command, " ".join(row))
+        yield row
 
 
 def paragraphs(command: str, text: str, first_key: str) -> list[str]:
-    """The answers of `scontrol --oneliner`: each begins a line with its first key (a job's name may break lines)."""
+    """The answers of `scontrol --oneliner`: each begins a line with its first key (a reason may break lines)."""
     starts = [match.start() for match in re.finditer(rf"^{first_key}=", text, re.MULTILINE)]
     if not starts or text[: starts[0]].strip() or not text.endswith("\n"):
         raise malformed(command, text)  # not an answer, or one that was cut off

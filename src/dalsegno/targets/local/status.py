@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dalsegno.errors import DalsegnoError
@@ -82,10 +83,12 @@ def _facts(state: State, applied: Cluster | None) -> dict[str, str]:
     return {"Slurm": state.slurm_version.split()[-1], "hosts": state.placement.hosts, **accounting}
 
 
-def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], list[JobInfo] | None, list[str]]:
-    """Slurm's word, or the fact that it has none."""
+def _ask(slurm: SlurmClient) -> tuple[list[NodeInfo], Sequence[JobInfo] | None, list[str]]:
+    """Return Slurm's nodes and jobs, and what is wrong with its answer."""
     try:
-        return slurm.nodes(), slurm.jobs(), []
+        nodes, queue = slurm.nodes(), slurm.queue()
+        odd = f"{queue.unreadable} jobs of Slurm's queue could not be read, and are not shown"
+        return nodes, queue.jobs, [odd] if queue.unreadable else []
     except DalsegnoError as error:
         return [], None, [f"slurmctld does not answer: {error.what.splitlines()[-1].strip()}"]
 
