@@ -19,7 +19,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "hostlist", "image_name", "programs", "system", "hardware")
+LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
@@ -35,6 +35,7 @@ UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill",
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "printable": (),
     "train": (),
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import termios
 
+import pytest
+
 from dalsegno.cli import out
 
 
@@ -44,3 +46,25 @@ def test_a_line_that_is_written_over_fits_into_the_terminal():
     assert drawn == "x" * 39
     steps = on_terminal("with out.progress() as say: say('y' * 100)", 40, NO_COLOR="1")
     assert [len(line) for line in steps.split(out.ERASE) if line] == [39]
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2Jred\x9b31m\r\u202e\x08"
+
+
+def test_no_text_can_steer_the_terminal():
+    """Whoever wrote it: a job's name, a reason, a path, a message of another program."""
+    code = (
+        f"t = {HOSTILE!r}\n"
+        "out.talk(t); out.data(t); out.step(t); out.step(t, bold=True); out.heading(t)\n"
+        "out.warn(t); out.error(t, where=t, hint=t); out.replace_line(t)\n"
+        "out.table(['A', 'B'], [[t, 'x\\ny'], ['1', '2']])\n"
+        "with out.progress() as say: say(t)"
+    )
+    drawn = on_terminal(code, 200, NO_COLOR="1").replace(out.ERASE, "").replace("\r\n", "\n")
+    assert not {letter for letter in drawn if not letter.isprintable()} - {"\n"}
+    assert drawn.count("red") == 12 and "x\\ny" in drawn
+
+
+def test_lines_of_our_own_text_stay_lines(capsys: pytest.CaptureFixture[str]):
+    out.data("a\tb\nc")
+    assert capsys.readouterr().out == "a\tb\nc\n"

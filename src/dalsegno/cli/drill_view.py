@@ -35,7 +35,10 @@ class View:
     def say(self, blow: Blow | str) -> None:
         self.clear()
         text = blow if isinstance(blow, str) else f"{blow.fault} on {blow.node}"
-        out.step(text if isinstance(blow, str) else out.style(f"{self._clock()}  >>> {text}", bold=True))
+        if isinstance(blow, str):
+            out.step(text)
+        else:
+            out.step(f"{self._clock()}  >>> {text}", bold=True)
 
     def tell(self, training: Training, marks: list[Mark]) -> None:
         for mark in marks:

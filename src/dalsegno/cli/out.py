@@ -1,4 +1,8 @@
-"""The one printer. Standard output is data, standard error is talk; both can be read without colour."""
+"""The one printer. Standard output is data, standard error is talk; both can be read without colour.
+
+Everything that is printed here is made safe for terminals first: names, reasons and messages may be another user's.
+Only what a run's own program writes is handed on as it came (`screen.Screen.lines`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any
 import click
 
 from dalsegno.errors import Problem
+from dalsegno.printable import lines, one_line
 from dalsegno.targets.base import Say
 
 ERASE = "\r\x1b[2K"  # to the start of the line, and clear it
@@ -25,8 +30,8 @@ def style(text: str, *, env: Mapping[str, str] = os.environ, **how: Any) -> str:
 
 
 def fitted(text: str, columns: int) -> str:
-    """What of a line fits into a terminal: one that wraps could not be written over."""
-    return text[: columns - 1]
+    """Return what of a line fits into a terminal: one that wraps could not be written over."""
+    return one_line(text)[: columns - 1]
 
 
 def columns() -> int:
@@ -38,20 +43,20 @@ def columns() -> int:
 
 
 def talk(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(lines(text), err=True)
 
 
 def data(text: str) -> None:
-    click.echo(text)
+    click.echo(lines(text))
 
 
 def heading(text: str) -> None:
-    talk(style(f"\n{text}", bold=True))
+    click.echo(style(f"\n{lines(text)}", bold=True), err=True)
 
 
-def step(text: str) -> None:
-    """A line of a story that is being told."""
-    talk(f"  {text}")
+def step(text: str, *, bold: bool = False) -> None:
+    """Tell a line of a story."""
+    click.echo("  " + (style(lines(text), bold=True) if bold else lines(text)), err=True)
 
 
 def as_json(value: object) -> None:
@@ -61,17 +66,18 @@ def as_json(value: object) -> None:
 def error(what: str, where: str = "", hint: str = "") -> None:
     """`error: what (where)` and, below it, `hint: …`."""
     first, newline, rest = what.partition("\n")
-    talk(style("error: ", fg="red", bold=True) + first + (f" ({where})" if where else "") + newline + rest)
+    said = first + (f" ({where})" if where else "") + newline + rest
+    click.echo(style("error: ", fg="red", bold=True) + lines(said), err=True)
     if hint:
         advise(hint)
 
 
 def advise(hint: str) -> None:
-    talk(style("hint: ", fg="cyan") + hint)
+    click.echo(style("hint: ", fg="cyan") + lines(hint), err=True)
 
 
 def warn(text: str) -> None:
-    talk(style("warning: ", fg="yellow") + text)
+    click.echo(style("warning: ", fg="yellow") + lines(text), err=True)
 
 
 def problems(found: Sequence[Problem]) -> None:
@@ -88,8 +94,8 @@ def progress() -> Iterator[Say]:
 
     def say(text: str) -> None:
         clock = f"{time.monotonic() - started:5.1f} s"
-        room = columns() - len(clock) - 2 if live else len(text) + 1
-        line = f"{style(clock, dim=True)}  {fitted(text, room)}"
+        shown = fitted(text, columns() - len(clock) - 2) if live else lines(text)
+        line = f"{style(clock, dim=True)}  {shown}"
         click.echo(f"{ERASE}{line}" if live else line, nl=not live, err=True)
 
     try:
@@ -105,7 +111,8 @@ def replace_line(text: str) -> None:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be, as sinfo and squeue print them."""
-    widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
-    for row in [headers, *rows]:
+    """Print columns as wide as they need to be, as sinfo and squeue do. No cell can break its line."""
+    shown = [headers, *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(headers))]
+    for row in shown:
         data("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

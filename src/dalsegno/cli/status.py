@@ -16,6 +16,7 @@ from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
 
 NODE_DAEMONS = ("slurmd", "node-agent")
 CONTROLLER_S = 3.0
+NAME_COLUMNS = 40
 
 
 @click.command()
@@ -108,7 +109,7 @@ def _show_queue(status: Status) -> None:
     rows = [
         [
             job.id,
-            job.name,
+            _cut(job.name),
             job.user,
             job.partition,
             job.state,
@@ -120,6 +121,11 @@ def _show_queue(status: Status) -> None:
         for job in status.jobs
     ]
     out.table(headers, rows)
+
+
+def _cut(name: str) -> str:
+    """A name may have a thousand letters; `--json` has all of them."""
+    return name if len(name) <= NAME_COLUMNS else name[: NAME_COLUMNS - 1] + "…"
 
 
 def _clock(seconds: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from dalsegno.drill.picture import render_picture
 from dalsegno.drill.story import Drill, Mark
 from dalsegno.drill.words import COLUMNS, rows, sentences
+from dalsegno.printable import in_html
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --dim: #67717e; --paper: #fdfdfb; --line: #d8dce2;
@@ -50,9 +50,9 @@ def render_page(drill: Drill, title: str = "Drill", beside: Comparison | None = 
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f'<h1>{escape(title)}</h1><p class="when">{when}, seed {drill.seed}</p>',
-        "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in sentences(drill)) + "</ul>",
+        f"<title>{in_html(title)}</title><style>{STYLE}</style></head><body>",
+        f'<h1>{in_html(title)}</h1><p class="when">{when}, seed {drill.seed}</p>',
+        "<ul>" + "".join(f"<li>{in_html(line)}</li>" for line in sentences(drill)) + "</ul>",
         _beside(beside) if beside else "",
         f'<h2>Loss, and what each node went through</h2><div class="wide">{render_picture(drill)}</div>{LEGEND}',
         f"<h2>Every fault</h2>{_table(COLUMNS, rows(drill))}",
@@ -63,7 +63,7 @@ def render_page(drill: Drill, title: str = "Drill", beside: Comparison | None = 
 
 
 def _beside(beside: Comparison) -> str:
-    notes = "".join(f'<p class="legend">{escape(note)}</p>' for note in beside.notes)
+    notes = "".join(f'<p class="legend">{in_html(note)}</p>' for note in beside.notes)
     return f"<h2>Beside it</h2>{_table(beside.head, beside.lines)}{notes}"
 
 
@@ -74,11 +74,11 @@ def _events(drill: Drill) -> list[list[str]]:
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(word)}</th>" for word in head)
+    top = "".join(f"<th>{in_html(word)}</th>" for word in head)
     body = "".join(f"<tr>{_cells(line)}</tr>\n" for line in lines)
     return f'<div class="wide"><table><tr>{top}</tr>\n{body}</table></div>'
 
 
 def _cells(line: Sequence[str]) -> str:
     *short, last = line
-    return "".join(f"<td>{escape(word)}</td>" for word in short) + f'<td class="text">{escape(last)}</td>'
+    return "".join(f"<td>{in_html(word)}</td>" for word in short) + f'<td class="text">{in_html(last)}</td>'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from dalsegno.drill.story import Drill, Recovery
+from dalsegno.printable import in_html
 
 WIDTH, LEFT, RIGHT = 1000, 90, 10
 CURVE, LANE, GAP, AXIS = 150, 18, 8, 26  # heights
@@ -64,7 +64,7 @@ def _y(loss: float, low: float, high: float) -> float:
 def _lanes(drill: Drill, scale: _Scale) -> Iterator[str]:
     for number, node in enumerate(drill.nodes):
         top = CURVE + GAP + number * (LANE + GAP)
-        yield f'<text x="0" y="{top + 13}">{escape(node)}</text>'
+        yield f'<text x="0" y="{top + 13}">{in_html(node)}</text>'
         yield _bar("well", scale, drill.started, drill.ended, top, f"{node} in service")
         for each in drill.recoveries:
             if each.blow.node == node and each.blow.heals:
@@ -84,13 +84,13 @@ def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: s
     x = scale.x(first)
     width = max(round(scale.x(last) - x, 1), 1.5)
     return (
-        f'<rect class="{kind}" x="{x}" y="{top}" width="{width}" height="{LANE}"><title>{escape(title)}</title></rect>'
+        f'<rect class="{kind}" x="{x}" y="{top}" width="{width}" height="{LANE}"><title>{in_html(title)}</title></rect>'
     )
 
 
 def _blows(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
     for blow in drill.blows:
         x = scale.x(blow.at)
-        title = f"<title>{blow.number}: {escape(blow.fault)} on {escape(blow.node)}</title>"
+        title = f"<title>{blow.number}: {in_html(blow.fault)} on {in_html(blow.node)}</title>"
         yield f'<line class="blow" x1="{x}" x2="{x}" y1="0" y2="{height - AXIS}">{title}</line>'
         yield f'<text x="{x + 3}" y="{12 + 12 * (blow.number % 3)}">{blow.number}</text>'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Remedy, report_message
+from dalsegno.printable import one_line
 from dalsegno.recovery.actions import (
     Action,
     Drain,
@@ -153,15 +154,15 @@ def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
     view = hands.agents.views().get(node)
     report = report_message(view.report) if view and view.report else None
     jobs = [job for job in hands.slurm.jobs(ended=True) if node in job.nodes or job.id in action.jobs]
-    lines = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}\n" for job in jobs]
+    told = [f"{job.label} {job.user} {job.name} {job.state.value} {','.join(job.nodes)}" for job in jobs]
     own = {
         "report.json": json.dumps(report, indent=1),
         "slurm.txt": hands.slurm.scontrol("show", "node", node),
-        "jobs.txt": "".join(lines),
+        "jobs.txt": "".join(f"{one_line(text)}\n" for text in told),  # names are their users' text
     }
-    told = hands.agents.evidence(node)
-    instead = _last_words(node, hands) if says_nothing(told) else {}
-    return str(save_evidence(hands.evidence, node, put_together(told, instead, own), at))
+    found = hands.agents.evidence(node)
+    instead = _last_words(node, hands) if says_nothing(found) else {}
+    return str(save_evidence(hands.evidence, node, put_together(found, instead, own), at))
 
 
 def _last_words(node: str, hands: Hands) -> Mapping[str, str]:
