@@ -119,6 +119,7 @@ class Cli:
 
 def leftovers(home: Path) -> list[str]:
     """Everything on the machine that still belongs to clusters of this home."""
+    from dalsegno.system.cgroups import cluster_folders
     from dalsegno.system.procfs import environment, find
     from dalsegno.targets.local.folder import Folder
 
@@ -130,7 +131,7 @@ def leftovers(home: Path) -> list[str]:
     )
     ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "demo", "dalsegno-demo")]
     links = [name for name in os.listdir("/sys/class/net") if any(name.startswith(f"ds{one}") for one in ids)]
-    cgroups = [str(path) for one in ids for path in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{one}")]
+    cgroups = [str(path) for one in ids for path in cluster_folders(one)]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{home}/clusters" in line]
     folders = [str(path) for path in (home / "clusters").glob("*")]
     return [*(f"process {process.pid}" for process in processes), *links, *cgroups, *mounts, *folders]

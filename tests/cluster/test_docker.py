@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.machine import freezer_mount, program
+from dalsegno.system.cgroups import look_at_cgroups
+from dalsegno.system.machine import program
 from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
@@ -37,7 +38,7 @@ def test_what_docker_started_outlives_its_job_and_what_srun_did_does_not(cache: 
     assert facts["after scancel, node idle"] == ("STILL RUNS", "gone")
     docker, ours = facts["its cgroup"]
     assert "/docker/" in docker and "job_" not in docker
-    if freezer_mount(Path("/proc/self/mounts").read_text()):  # else Slurm follows parents, and has no cgroups here
+    if look_at_cgroups().version:  # else Slurm follows parents, and has no cgroups here
         assert ours.endswith("/job_2/step_0")
     assert "job 2 was given the GPU that the program of job 1 still had" in answer.out
     assert of_a_docker() == before

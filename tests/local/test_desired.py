@@ -24,6 +24,7 @@ from dalsegno.spec.facts import (
     Switch,
     User,
 )
+from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.desired import Desired, desired, hosts_file
@@ -35,8 +36,10 @@ from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_pl
 from dalsegno.targets.local.shell import user_env
 from dalsegno.targets.local.store import MAKING, UP, State
 
-ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, "/sys/fs/cgroup/freezer", ())
-USER = replace(ROOT, user="ann", is_root=False, namespaces=False, freezer="")
+V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
+V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))
+ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
+USER = replace(ROOT, user="ann", is_root=False, namespaces=False)
 FOLDER = Folder(Path("/state/clusters/demo"))
 PEOPLE = People("root:x:0:0::/root:/bin/sh\n", "root:x:0:\n")
 
@@ -516,7 +519,39 @@ def test_a_compute_host_has_a_cgroup_of_its_own_where_there_are_any():
         "/sys/fs/cgroup/freezer": f"/sys/fs/cgroup/freezer/dalsegno-{FOLDER.id}/train-1"
     }
     assert hosts["head"].cgroups == {}
-    assert want(cluster(1), replace(ROOT, freezer="")).hosts["train-1"].cgroups == {}
+    assert want(cluster(1), replace(ROOT, cgroups=CgroupTree())).hosts["train-1"].cgroups == {}
+
+
+def test_with_cgroup_v2_every_host_has_a_folder_in_the_only_hierarchy():
+    hosts = want(cluster(1), replace(ROOT, cgroups=V2)).hosts
+    base = f"/sys/fs/cgroup/system.slice/dalsegno-{FOLDER.id}.scope"
+    assert {name: dict(host.cgroups) for name, host in hosts.items()} == {
+        name: {"/sys/fs/cgroup": f"{base}/{name}"} for name in ("switch", "head", "machine-room", "train-1")
+    }
+    assert {(host.unified, host.unit, host.unit_folders) for host in hosts.values()} == {
+        (True, f"dalsegno-{FOLDER.id}.scope", (base,))
+    }
+
+
+def test_slurm_tracks_steps_of_virtual_hosts_by_the_cgroups_that_there_are():
+    def settings(machine: Machine, **more: object) -> tuple[str, str, bool]:
+        there = cluster(1, **more)
+        layout = slurm_layout(there, FOLDER, put(there, machine), machine)
+        return layout.proctrack, layout.cgroups.plugin, layout.cgroups.ignore_systemd
+
+    assert settings(ROOT) == ("cgroup", "cgroup/v1", False)
+    assert settings(replace(ROOT, cgroups=V2)) == ("cgroup", "cgroup/v2", True)
+    assert settings(replace(ROOT, cgroups=CgroupTree())) == ("linuxproc", "none", False)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_loopback_nodes_keep_slurm_away_from_cgroups(version: int):
+    """Its plugin for v2 needs folders that a plain user may not make."""
+    there = cluster(1)
+    machine = replace(USER, cgroups=replace(V2, version=version))
+    layout = slurm_layout(there, FOLDER, put(there, machine), machine)
+    assert (layout.proctrack, layout.cgroups.plugin) == ("linuxproc", "none")
+    assert {host.unit or dict(host.cgroups) or "" for host in want(there, machine).hosts.values()} == {""}
 
 
 def test_services_are_where_they_belong_in_the_order_they_need_each_other():

@@ -7,11 +7,13 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm, User
+from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.placement import Free, choose_hosts, place
 
-ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, "/sys/fs/cgroup/freezer", ())
-USER = replace(ROOT, user="ada", is_root=False, namespaces=False, freezer="")
+V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
+ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
+USER = replace(ROOT, user="ada", is_root=False, namespaces=False)
 
 
 def cluster(count: int = 2, gpus: int = 0, **more: object) -> Cluster:

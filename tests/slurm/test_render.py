@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.layout import Host, Layout, NodePlace, Paths, Spank
+from dalsegno.slurm.layout import Cgroups, Host, Layout, NodePlace, Paths, Spank
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -179,6 +179,21 @@ def test_cgroup_settings_follow_the_version(slurm: Version, has: str, lacks: str
     cluster, layout = CLUSTERS["everything"]
     text = render_cgroup_conf(cluster, layout, slurm)
     assert has in text and lacks not in text
+
+
+@pytest.mark.parametrize(
+    ("plugin", "slurm", "has"),
+    [
+        ("cgroup/v2", Version(22, 5), "CgroupPlugin=cgroup/v2\nCgroupAutomount=yes\nIgnoreSystemd=yes\n"),
+        ("cgroup/v2", Version(23, 2), "CgroupAutomount=no\nIgnoreSystemd=yes\nEnableControllers=yes\n"),
+        ("cgroup/v2", Version(24, 11), "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nEnableControllers=yes\n"),
+        ("none", Version(22, 5), "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"),
+        ("none", Version(24, 11), "CgroupPlugin=disabled\n"),
+    ],
+)
+def test_cgroup_v2_and_none_at_all_follow_the_version(plugin: str, slurm: Version, has: str) -> None:
+    layout = replace(layout_of(), cgroups=Cgroups(plugin=plugin, ignore_systemd=plugin == "cgroup/v2"))
+    assert has in render_cgroup_conf(cluster_of(*nodes("n", 1)), layout, slurm)
 
 
 def test_slurm_conf_settings_follow_the_version() -> None:

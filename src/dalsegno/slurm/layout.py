@@ -95,7 +95,7 @@ class Cgroups:
     """How cgroup.conf is to be. `constrain` makes Slurm hold jobs to their cores, memory and devices."""
 
     mountpoint: str = ""  # "": /sys/fs/cgroup
-    plugin: str = ""  # "", cgroup/v1, cgroup/v2
+    plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none: Slurm keeps away from cgroups
     constrain: bool = False
     ignore_systemd: bool = False  # inside a virtual host there is none to ask
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
+from dalsegno.system.cgroups import scope_command
 from dalsegno.system.files import damaged, read_json, write_if_changed
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import MARK, Process, send
@@ -54,6 +55,9 @@ class HostPlan:
     address: str = ""  # "10.0.0.5/20"; "" where it has none of its own
     binds: tuple[tuple[str, str], ...] = ()
     cgroups: Mapping[str, str] = field(default_factory=dict)  # mounted root -> the folder that stands in for it
+    unified: bool = False  # the folder is one of cgroup v2: with a namespace and controllers of its own
+    unit: str = ""  # systemd's scope for the whole cluster
+    unit_folders: tuple[str, ...] = ()  # where its processes are in systemd's hierarchies
     disks: Mapping[str, int] = field(default_factory=dict)  # folder -> MiB: small disks of its own, empty at each boot
     services: tuple[Service, ...] = ()
 
@@ -87,7 +91,8 @@ def read_plan(folder: Path) -> HostPlan | None:
     try:
         plan: dict[str, Any] = dict(value)  # type: ignore[arg-type]  # whatever it is, it is judged here
         services = tuple(Service(**{**each, "argv": tuple(each["argv"])}) for each in plan["services"])
-        return HostPlan(**{**plan, "services": services, "binds": tuple((a, b) for a, b in plan["binds"])})
+        binds, folders = tuple((a, b) for a, b in plan["binds"]), tuple(plan.get("unit_folders", ()))
+        return HostPlan(**{**plan, "services": services, "binds": binds, "unit_folders": folders})
     except (TypeError, KeyError, ValueError) as error:
         raise damaged(folder / "plan.json", f"no plan of a host ({error})") from error
 
@@ -98,6 +103,9 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         return {}
     env = {"PATH": os.environ.get("PATH", os.defpath), MARK: mark}
     argv = [sys.executable, "-I", "-S", "-c", _START, PACKAGES, *(str(plan.path) for plan in plans)]
+    first = plans[0]
+    if first.unit and not all(Path(folder).is_dir() for folder in first.unit_folders):
+        argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
     done = runner.run(argv, env=env, timeout_s=60 + len(plans))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):

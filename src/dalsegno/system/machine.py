@@ -8,9 +8,9 @@ import pwd
 import re
 import shutil
 import socket
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
+from dalsegno.system.cgroups import CgroupTree, look_at_cgroups
 from dalsegno.system.processes import Runner
 
 DAEMONS = {
@@ -31,8 +31,9 @@ class Machine:
     is_root: bool
     slurm_version: str  # "slurm-wlm 22.05.8", "" if Slurm is missing
     namespaces: bool  # may we make hosts of our own?
-    freezer: str  # where cgroup v1's freezer is mounted, "" if it is not
     gpu_files: tuple[str, ...]  # real ones
+    cgroups: CgroupTree = field(default_factory=CgroupTree)
+    cores: int = 1
 
 
 def program(name: str) -> str | None:
@@ -64,8 +65,9 @@ def look(runner: Runner) -> Machine:
         is_root=is_root,
         slurm_version=runner.run([slurmctld, "-V"]).checked().stdout.strip() if slurmctld else "",
         namespaces=is_root and may_make_namespaces(runner),
-        freezer=freezer_mount(Path("/proc/self/mounts").read_text()) if is_root else "",
         gpu_files=gpu_files(os.listdir("/dev")),
+        cgroups=look_at_cgroups() if platform.system() == "Linux" else CgroupTree(),
+        cores=os.cpu_count() or 1,
     )
 
 
@@ -76,15 +78,6 @@ def may_make_namespaces(runner: Runner) -> bool:
         return False
     argv = [unshare, "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "true"]
     return runner.run(argv, timeout_s=10).exit_code == 0
-
-
-def freezer_mount(mounts: str) -> str:
-    """Where cgroup v1's freezer hierarchy is, from /proc/self/mounts."""
-    for line in mounts.splitlines():
-        _, target, kind, options, *_ = line.split()
-        if kind == "cgroup" and "freezer" in options.split(","):
-            return target
-    return ""
 
 
 def gpu_files(names: list[str]) -> tuple[str, ...]:

@@ -16,10 +16,25 @@ def render_cgroup_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
 def _mounts(layout: Layout, slurm: Version) -> Settings:
     return {
         "CgroupMountpoint": layout.cgroups.mountpoint,
-        "CgroupPlugin": layout.cgroups.plugin if slurm >= Version(21, 8) else "",
-        # Gone in 23.11, where the setting is an error; the mounts are the system's business anyway.
-        "CgroupAutomount": "no" if slurm < Version(23, 11) else "",
+        "CgroupPlugin": _plugin(layout.cgroups.plugin, slurm) if slurm >= Version(21, 8) else "",
+        # Gone in 23.11, where the setting is an error; the mounts are the system's business anyway. With cgroup v2 and
+        # IgnoreSystemd, 22.05 passes controllers on only if it is set; later versions have EnableControllers.
+        "CgroupAutomount": _automount(layout, slurm),
     }
+
+
+def _plugin(plugin: str, slurm: Version) -> str:
+    """Return the plugin's name. Before 24.05 Slurm cannot do without any; that for v1 leaves v2 alone until used."""
+    if plugin != "none":
+        return plugin
+    return "disabled" if slurm >= Version(24, 5) else "cgroup/v1"
+
+
+def _automount(layout: Layout, slurm: Version) -> str:
+    if slurm >= Version(23, 11):
+        return ""
+    v2 = layout.cgroups.plugin == "cgroup/v2" and layout.cgroups.ignore_systemd
+    return "yes" if v2 and slurm < Version(23, 2) else "no"
 
 
 def _systemd(layout: Layout, slurm: Version) -> Settings:

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from dalsegno.system.guest.host import SIGNALS, Host, Plan, write_json, write_text
@@ -28,6 +28,7 @@ from dalsegno.system.guest.kernel import (
     name_process,
     set_hostname,
     unshare_all,
+    unshare_cgroups,
 )
 from dalsegno.system.guest.links import give_address, link_up, quiet_ipv6, wait_for_link
 
@@ -36,6 +37,8 @@ def main(paths: Sequence[str]) -> int:
     """Boot every host; a line for each says its PID or what went wrong."""
     os.chdir("/")
     os.umask(0o022)
+    if paths:
+        _enter_unit(_read(paths[0]))
     answers = {path: boot(path) for path in paths}
     sys.stdout.write("".join(f"{path}\t{answer}\n" for path, answer in answers.items()))
     return 0 if all(answer.isdigit() for answer in answers.values()) else 1
@@ -43,8 +46,7 @@ def main(paths: Sequence[str]) -> int:
 
 def boot(plan_path: str) -> str:
     """Fork one host off; its PID as seen from here, once it waits for its cable, or the error."""
-    with open(plan_path) as file:
-        plan = json.load(file)
+    plan = _read(plan_path)
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -58,6 +60,12 @@ def boot(plan_path: str) -> str:
     return answer or "no answer"
 
 
+def _read(plan_path: str) -> Plan:
+    with open(plan_path) as file:
+        plan: Plan = json.load(file)
+    return plan
+
+
 def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
     """The child's life. A failure to boot goes back through the pipe; a later one is in the host's log."""
     try:
@@ -69,6 +77,8 @@ def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
         pid = _announce(plan)
         if plan["isolate"]:
             _furnish(plan)
+        else:
+            _join_cgroups(plan)
         os.write(tell, str(pid).encode())
         os.close(tell)
         if plan["address"]:
@@ -118,7 +128,7 @@ def _announce(plan: Plan) -> int:
 def _furnish(plan: Plan) -> None:
     """Mounts and host name of a host of its own."""
     mount("none", "/", "", MS_REC | MS_PRIVATE)
-    _join_cgroups(plan["cgroups"])
+    _join_cgroups(plan)
     for source, target in plan["binds"]:
         mount(source, target, "", MS_BIND)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -130,13 +140,74 @@ def _furnish(plan: Plan) -> None:
     link_up("lo")
 
 
-def _join_cgroups(folders: Mapping[str, str]) -> None:
-    """Enter a folder of our own in each hierarchy and make it the root that this host sees.
+# Control groups ---------------------------------------------------------------------------------------------
+
+
+def _enter_unit(plan: Plan) -> None:
+    """Leave the caller's login session, which may be killed as a whole, for the scope of the cluster.
+
+    A scope of cgroup v2 must have no process of its own, or its controllers cannot be passed on to the hosts' folders:
+    we wait in a folder beside them.
+    """
+    unified = plan.get("unified", False)
+    for folder in plan.get("unit_folders", ()):
+        if os.path.isdir(folder):
+            _enter(os.path.join(folder, "boot") if unified else folder)
+
+
+def _join_cgroups(plan: Plan) -> None:
+    """Enter a folder of our own in each hierarchy; an isolated host sees it as the root.
 
     Slurm names its folders after the node alone, so two clusters with equal node names would share them.
     """
-    for root, folder in folders.items():
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-            file.write("0")  # ourselves, whatever our PID is called here
+    for root, folder in plan["cgroups"].items():
+        if plan.get("unified", False):
+            _join_unified(root, folder, isolate=plan["isolate"], alone=not plan["unit"])
+        else:
+            _enter(folder)
+            if plan["isolate"]:
+                mount(folder, root, "", MS_BIND)
+
+
+def _join_unified(root: str, folder: str, *, isolate: bool, alone: bool) -> None:
+    """Enter a folder of cgroup v2. One with processes of its own cannot pass controllers on, so the host's first
+    process ends up in `init.scope`, where systemd's would be; Slurm expects `system.slice` beside it. `alone`: without
+    systemd, nobody else has passed controllers on to the cluster's folder."""
+    clear(folder)
+    if alone:
+        pass_controllers_on(root)
+    _enter(folder)
+    pass_controllers_on(os.path.dirname(folder))
+    if isolate:
         mount(folder, root, "", MS_BIND)
+        unshare_cgroups()
+        folder = root
+    _enter(os.path.join(folder, "init.scope"))
+    os.makedirs(os.path.join(folder, "system.slice"), exist_ok=True)
+    pass_controllers_on(folder)
+    pass_controllers_on(os.path.join(folder, "system.slice"))
+    if isolate:
+        # slurmstepd of 22.05 leaves its step's folder for the root, where on a real machine processes may be. Here the
+        # root passes controllers on and takes none: without this the folder of every step would stay for ever.
+        mount(os.path.join(folder, "init.scope/cgroup.procs"), os.path.join(folder, "cgroup.procs"), "", MS_BIND)
+
+
+def _enter(folder: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+        file.write("0")  # ourselves, whatever our PID is called here
+
+
+def clear(folder: str) -> None:
+    """Remove what a former host of this name has left: a folder that passes controllers on cannot be entered."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+def pass_controllers_on(folder: str) -> None:
+    """Give folders below this one every controller that it has, each by itself: one may be refused."""
+    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.controllers")) as file:
+        for name in file.read().split():
+            with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.subtree_control"), "w") as control:
+                control.write(f"+{name}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = (
-    0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000,
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = (
+    0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000, 0x02000000,
 )  # fmt: skip
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
@@ -19,6 +19,11 @@ def unshare_all() -> None:
     """Mounts, host name, IPC, PIDs (of children) and network of our own."""
     flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
     _check(_libc.unshare(flags), "unshare")
+
+
+def unshare_cgroups() -> None:
+    """Make the cgroup that we are in the root of all that we and our children see."""
+    _check(_libc.unshare(CLONE_NEWCGROUP), "unshare cgroups")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dalsegno.spec.facts import Cluster
@@ -19,12 +19,35 @@ def host_plans(
     cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, services: Services
 ) -> list[HostPlan]:
     """Loopback: one host that holds every daemon. Virtual: a switch, the head, and a host for everything else."""
+    plans = _host_plans(cluster, folder, placement, machine, services)
+    return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
+
+
+def _with_cgroups(plan: HostPlan, folder: Folder, machine: Machine, nodes: Collection[str]) -> HostPlan:
+    """Return the plan with the host's place among control groups.
+
+    With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1 compute hosts have one in the
+    freezer's, the only one that Slurm needs to track processes. Only root may make folders, or scopes of the system.
+    """
+    tree = machine.cgroups
+    if not machine.is_root:
+        return plan
+    place = tree.place(folder.id)
+    in_unit = replace(plan, unit=place.unit, unit_folders=place.unit_folders)
+    if place.base and (tree.version == 2 or (plan.isolate and plan.name in nodes)):
+        return replace(in_unit, cgroups={tree.root: f"{place.base}/{plan.name}"}, unified=tree.version == 2)
+    return in_unit
+
+
+def _host_plans(
+    cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, services: Services
+) -> list[HostPlan]:
     rest = [_plain(folder, REST, isolate=False, services=[services.slurmrestd(REST)])] if cluster.slurm.rest else []
     room = _plain(folder, ROOM, isolate=False, services=[services.machine_room()])
     if placement.hosts == LOOPBACK:
         own = [service for node in cluster.nodes for service in services.compute(node.name, cluster.head)]
         return [_plain(folder, cluster.head, isolate=False, services=[*services.head(), *own]), *rest, room]
-    virtual = _Virtual(folder, placement, machine)
+    virtual = _Virtual(folder, placement)
     backup = [virtual.head(BACKUP, [services.slurmctld(BACKUP)])] if cluster.slurm.backup_controller else []
     return [
         _plain(folder, SWITCH, isolate=True),
@@ -46,7 +69,6 @@ def _plain(folder: Folder, name: str, *, isolate: bool, services: Sequence[Servi
 class _Virtual:
     folder: Folder
     placement: Placement
-    machine: Machine
 
     def host(self, name: str, services: Sequence[Service] = ()) -> HostPlan:
         bits = self.placement.subnet.partition("/")[2]
@@ -60,6 +82,4 @@ class _Virtual:
         return replace(host, binds=(*host.binds, (str(self.folder.host(name) / "pid"), str(self.folder.pids))))
 
     def compute(self, name: str, services: Sequence[Service]) -> HostPlan:
-        root = self.machine.freezer
-        own = {root: f"{root}/dalsegno-{self.folder.id}/{name}"} if root else {}
-        return replace(self.host(name, services), cgroups=own, disks={str(self.folder.spool(name)): DISK_MIB})
+        return replace(self.host(name, services), disks={str(self.folder.spool(name)): DISK_MIB})

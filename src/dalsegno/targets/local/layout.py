@@ -18,6 +18,7 @@ CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old cred
 def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Layout:
     """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
     loopback = placement.hosts == LOOPBACK
+    tracked = machine.cgroups.version > 0 and not loopback
     heads = [machine.hostname] if loopback else head_hosts(cluster)
     controllers = tuple(Host(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
     return Layout(
@@ -29,12 +30,19 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         slurm_user=machine.user,
         slurmd_user=machine.user,
         slurmctld_port=placement.ports.get("slurmctld", 6817),
-        proctrack="cgroup" if machine.freezer and not loopback else "linuxproc",
-        cgroups=Cgroups(plugin="cgroup/v1" if machine.freezer else ""),
+        proctrack="cgroup" if tracked else "linuxproc",
+        cgroups=_cgroups(machine, tracked),
         overrides=True,
         spank=container_plugin(cluster, folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
     )
+
+
+def _cgroups(machine: Machine, tracked: bool) -> Cgroups:
+    """Slurm's plugin for cgroup v2 needs folders that only root can make, even where nothing is tracked by them."""
+    if not tracked:
+        return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
+    return Cgroups(plugin=f"cgroup/v{machine.cgroups.version}", ignore_systemd=machine.cgroups.version == 2)
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Spank:

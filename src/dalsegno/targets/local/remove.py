@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from dalsegno.system.cgroups import cluster_folders, remove_cgroup
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import end
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.sweep import remove_cgroup
 
 
 def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
@@ -23,5 +22,5 @@ def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
 
 
 def remove_cgroups_of(folder: Folder, host: str) -> None:
-    for cgroup in Path("/sys/fs/cgroup").glob(f"*/dalsegno-{folder.id}/{host}"):
-        remove_cgroup(cgroup)
+    for base in cluster_folders(folder.id):
+        remove_cgroup(base / host)

@@ -7,9 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.system.cgroups import cluster_folders, look_at_cgroups, remove_cgroup
 from dalsegno.system.files import read_json, remove_tree
 from dalsegno.system.hosts import INIT
 from dalsegno.system.processes import Runner
@@ -37,7 +37,7 @@ def sweep(runner: Runner, folder: Folder) -> bool:
     found |= end_processes(folder)
     if os.geteuid() == 0:
         found |= remove_links(runner, folder)
-        found |= remove_cgroups(folder)
+        found |= remove_cgroups(runner, folder)
     remove_tree(folder.devices)
     remove_tree(folder.root)
     return found
@@ -127,24 +127,13 @@ def remove_links(runner: Runner, folder: Folder) -> bool:
     return found
 
 
-def remove_cgroups(folder: Folder) -> bool:
-    """Ours in every v1 hierarchy, or in the only one, deepest first; a folder is free a moment after its last process
-    died."""
-    found = False
-    mounted, name = Path("/sys/fs/cgroup"), f"dalsegno-{folder.id}"
-    for root in [*mounted.glob(f"*/{name}"), *mounted.glob(name)]:
-        found = True
+def remove_cgroups(runner: Runner, folder: Folder) -> bool:
+    """Remove the cluster's folders in every hierarchy, and its scope, which otherwise goes once systemd has noticed
+    that it is empty."""
+    found = cluster_folders(folder.id)
+    unit = look_at_cgroups().place(folder.id).unit
+    if unit and any(path.name == unit for path in found):
+        runner.run(["systemctl", "stop", unit], timeout_s=30)
+    for root in found:
         remove_cgroup(root)
-    return found
-
-
-def remove_cgroup(root: Path) -> None:
-    for path in sorted((path for path in [root, *root.rglob("*")] if path.is_dir()), reverse=True):
-        for _ in range(200):
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    path.rmdir()
-                except OSError:
-                    time.sleep(0.01)
-                    continue
-            break
+    return bool(found)

@@ -1,0 +1,75 @@
+"""Which control groups a machine has, read from its mounts, and where a cluster's own go."""
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.system.cgroups import CgroupPlace, CgroupTree, cluster_folders, find_cgroups, remove_cgroup
+
+V1 = """tmpfs /sys/fs/cgroup tmpfs rw 0 0
+cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0
+cgroup /sys/fs/cgroup/freezer cgroup rw,relatime,freezer 0 0
+cgroup /sys/fs/cgroup/systemd cgroup rw,relatime,xattr,name=systemd 0 0
+"""
+HYBRID = f"{V1}cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n"
+V2 = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate 0 0\n"
+NO_FREEZER = "cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "systemd", "expected"),
+    [
+        (V1, False, CgroupTree(1, "/sys/fs/cgroup/freezer")),
+        (V1, True, CgroupTree(1, "/sys/fs/cgroup/freezer", ("/sys/fs/cgroup/systemd",))),
+        (HYBRID, False, CgroupTree(1, "/sys/fs/cgroup/freezer")),
+        (
+            HYBRID,
+            True,
+            CgroupTree(1, "/sys/fs/cgroup/freezer", ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")),
+        ),
+        (V2, False, CgroupTree(2, "/sys/fs/cgroup")),
+        (V2, True, CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",))),
+        (V2.replace("cgroup2 rw,", "cgroup2 ro,"), False, CgroupTree()),
+        (NO_FREEZER, False, CgroupTree()),
+        ("proc /proc proc rw 0 0\n", False, CgroupTree()),
+        ("", True, CgroupTree()),
+    ],
+    ids=["v1", "v1+systemd", "hybrid", "hybrid+systemd", "v2", "v2+systemd", "v2-read-only", "no-freezer", "none", ""],
+)
+def test_the_kind_of_machine_follows_from_its_mounts(mounts: str, systemd: bool, expected: CgroupTree):
+    assert find_cgroups(mounts, systemd=systemd) == expected
+
+
+def test_with_systemd_a_cluster_of_v2_lives_in_its_scope():
+    scope = "/sys/fs/cgroup/system.slice/dalsegno-0a.scope"
+    assert find_cgroups(V2, systemd=True).place("0a") == CgroupPlace(scope, "dalsegno-0a.scope", (scope,))
+
+
+def test_without_systemd_a_cluster_has_a_folder_at_the_root():
+    assert find_cgroups(V2, systemd=False).place("0a") == CgroupPlace("/sys/fs/cgroup/dalsegno-0a")
+    assert find_cgroups(V1, systemd=False).place("0a") == CgroupPlace("/sys/fs/cgroup/freezer/dalsegno-0a")
+
+
+def test_with_systemd_and_v1_daemons_leave_the_login_session_and_nodes_have_the_freezer():
+    place = find_cgroups(HYBRID, systemd=True).place("0a")
+    assert place.base == "/sys/fs/cgroup/freezer/dalsegno-0a"
+    assert place.unit_folders == (
+        "/sys/fs/cgroup/systemd/system.slice/dalsegno-0a.scope",
+        "/sys/fs/cgroup/unified/system.slice/dalsegno-0a.scope",
+    )
+
+
+@pytest.mark.parametrize("mounts", [V1, HYBRID, V2])
+@pytest.mark.parametrize("systemd", [True, False])
+def test_every_folder_of_a_cluster_is_found_again(tmp_path: Path, mounts: str, systemd: bool):
+    place = find_cgroups(mounts.replace("/sys/fs/cgroup", str(tmp_path)), systemd=systemd).place("0a")
+    made = {Path(folder) for folder in (place.base, *place.unit_folders) if folder}
+    for folder in made:
+        (folder / "train-1" / "init.scope").mkdir(parents=True)
+    other = tmp_path / "system.slice" / "dalsegno-0b.scope"
+    other.mkdir(parents=True)
+    assert set(cluster_folders("0a", tmp_path)) == made
+    for folder in made:
+        remove_cgroup(folder)
+    assert cluster_folders("0a", tmp_path) == []
+    assert other.is_dir()
