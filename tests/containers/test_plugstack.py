@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.plugstack.asking import ask_host, question, script
-from dalsegno.containers.plugstack.facts import Closed, HostFacts, StackLine, parse_answer
+from dalsegno.containers.plugstack.facts import Closed, HostFacts, Kind, StackLine, parse_answer
 from dalsegno.containers.plugstack.judge import ENABLE, INSTALL, SETTINGS, judge
 from dalsegno.containers.plugstack.mending import mend, steps
 from dalsegno.containers.plugstack.repairs import Repair, decide_repairs, in_vain
@@ -77,9 +77,23 @@ def test_where_there_is_no_plugin_at_all_ours_is_installed_or_the_cluster_file_s
     assert [each.fix for each in judge(hosts)] == [INSTALL, INSTALL]
     first, second = repairs(*hosts)
     assert first.install == second.install == "/var/lib/dalsegno/containers/b1"
-    assert first.add.startswith(f"required {OURS} data=") and first.add.endswith(" import=/usr/bin/dalsegno")
+    assert first.add.startswith(f"required {OURS} data=")
+    assert first.add.endswith(" squashfs=user import=/usr/bin/dalsegno") and second.add.endswith(" squashfs=user")
     assert [each.fix for each in judge(hosts, own=True)] == [ENABLE, ENABLE]
     assert repairs(*hosts, own=True) == []
+
+
+def test_line_by_which_root_reads_users_images_is_found_and_replaced():
+    old = f"required /old/{Kind.OURS.value} data=/d"
+    hosts = [host(name, old, plugins=(f"/old/{Kind.OURS.value}",), knows=True) for name in ("login", "n1")]
+    found = judge(hosts)
+    assert [each.host for each in found] == ["login", "n1"] and "root's kernel mounts" in found[0].what
+    for repair in repairs(*hosts):
+        assert repair.drop == (StackLine(STACK, old),)
+        assert (repair.add, repair.install) == (f"required {OURS} data=/d squashfs=user", OURS.rpartition("/")[0])
+    assert judge(hosts, own=True) == [] == repairs(*hosts, own=True), "`up` writes the lines of a cluster of ours"
+    safe = [host(name, f"{old} squashfs=user", plugins=(f"/old/{Kind.OURS.value}",), knows=True) for name in "ab"]
+    assert judge(safe) == [] == repairs(*safe)
 
 
 def test_a_node_without_pyxis_where_others_have_it_is_told_to_install_it():

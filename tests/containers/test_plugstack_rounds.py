@@ -141,7 +141,7 @@ def test_where_another_build_is_in_use_all_who_read_the_line_get_the_new_one_fir
     cluster = Cluster([f"required {old}"], plugins={"head": {old}, "n1": {old}, "n2": set()})
     mend_in_rounds(cluster, cluster.ask())
     did = [each for each in cluster.did if each != "n2 starts no job"]  # nor did it before
-    assert did == ["head: files", "n2: files", "n1: files", "n2: drops and adds"]
+    assert did == ["head: files", "n1: files", "n2: files", "head: drops and adds"]
     assert all("srun" in host.knows for host in cluster.ask())
 
 
@@ -182,7 +182,7 @@ def test_files_are_handed_out_after_each_change_of_them_and_once_where_they_were
 
 
 def test_nothing_is_handed_out_to_a_host_that_lacks_what_is_required():
-    cluster = Cluster([f"required {FILES}/{Kind.OURS.value}"], configless=("n1",), closed=("n1",))
+    cluster = Cluster([f"required {FILES}/{Kind.OURS.value} squashfs=user"], configless=("n1",), closed=("n1",))
     cluster.plugins["head"].add(f"{FILES}/{Kind.OURS.value}")
     assert mend_in_rounds(cluster, cluster.ask()) == [] and cluster.did == ["n1 lacks it"]
 

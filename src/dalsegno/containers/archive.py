@@ -24,9 +24,7 @@ _MOST_LINKS = 8
 
 
 class FromArchive:
-    """An image in a tar file; its layers are read where they lie."""
-
-    checked = True  # by the digests of the unpacked layers, which the configuration names
+    """An image in a tar file; its layers are read where they lie, and checked by their digests when unpacked."""
 
     def __init__(self, name: ImageName, scratch: Path) -> None:
         """`scratch`: a file that may be made, for an archive that is packed."""
@@ -47,7 +45,7 @@ class FromArchive:
 
     def _read(self, archive: tarfile.TarFile) -> Found:
         image = self._choose(_json(archive))
-        config_data = _member(archive, str(image.get("Config", ""))).read()
+        config_data = _member(archive, str(image.get("Config", ""))).read(MAX_JSON)
         config = parse_config(config_data)
         layers = image.get("Layers")
         if not isinstance(layers, list) or len(layers) != len(config.diff_ids):
@@ -119,8 +117,8 @@ def _plain(path: Path, scratch: Path) -> Path:
 def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
     blob = _member(archive, _MANIFEST)
     try:
-        value = json.loads(blob.read()) if blob.size < MAX_JSON else None
-    except ValueError:
+        value = json.loads(blob.read(MAX_JSON))
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise DamagedImage(f"{archive.name!s} is no archive of an image: its {_MANIFEST} cannot be read")

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import DOCKER_HUB
+from dalsegno.system.ownership import trusted_owners
 from dalsegno.system.processes import Runner
 
 KNOWN_REALMS: Mapping[str, tuple[str, ...]] = {
@@ -231,15 +232,9 @@ def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
     """Why an open file is not taken for one of credentials, "" if it is."""
     if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST:
         return "is not a regular file" if about.st_size <= _MOST else f"is longer than {_MOST >> 20} MiB"
-    if about.st_uid not in _trusted_owners(env):
+    if about.st_uid not in trusted_owners(env):
         return f"belongs to another user (uid {about.st_uid})"
     return "can be written by everyone" if about.st_mode & stat.S_IWOTH else ""
-
-
-def _trusted_owners(env: Mapping[str, str]) -> set[int]:
-    """Root, us, and who called us through sudo."""
-    caller = env.get("SUDO_UID", "")
-    return {0, os.geteuid()} | ({int(caller)} if os.geteuid() == 0 and caller.isdecimal() else set())
 
 
 def _docker_keys(server: Server) -> tuple[str, ...]:

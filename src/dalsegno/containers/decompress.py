@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,17 +30,28 @@ class Blob:
     path: Path
     offset: int = 0
     size: int = -1  # to the end
+    digest: str = ""  # that they must have; "": it was checked, or is not known
+    private: bool = False  # nobody else can change them between two looks
 
     def raw(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
+        """All of it, in chunks. Only of a regular file: whoever opens a pipe may wait for ever."""
+        with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DamagedImage(f"{self.path} is not a regular file")
             file.seek(self.offset)
             left = self.size
             while left and (chunk := file.read(CHUNK if left < 0 else min(CHUNK, left))):
                 left -= len(chunk) if left > 0 else 0
                 yield chunk
 
-    def read(self) -> bytes:
-        return b"".join(self.raw())
+    def read(self, most: int) -> bytes:
+        """All of it, if it is not longer than this."""
+        data = bytearray()
+        for chunk in self.raw():
+            data += chunk
+            if len(data) > most:
+                raise DamagedImage(f"{self.path} is longer than {most} bytes, and should be a small file")
+        return bytes(data)
 
 
 def unpacked(raw: Iterator[bytes]) -> Iterator[bytes]:

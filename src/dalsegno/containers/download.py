@@ -15,6 +15,7 @@ from dalsegno.containers.http_client import Answer, Unreachable
 from dalsegno.containers.manifest import Descriptor
 from dalsegno.containers.squash import Advance
 from dalsegno.system.files import explain, in_turn
+from dalsegno.system.ownership import is_ours
 
 _TRIES = 6  # without a single byte between them
 _PAUSE_S = 0.2  # doubled each time
@@ -30,17 +31,21 @@ class Stopped(Exception):
     """Someone else failed, or the user pressed Ctrl-C."""
 
 
-def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> None:
-    """Have the blob at `target`. Others who want the same one wait for it; what is cut short is gone on with later."""
+def fetch(source: Blobs, wanted: Descriptor, target: Path, advance: Advance, stop: threading.Event) -> bool:
+    """Have the blob at `target`. Others who want the same one wait for it; what is cut short is gone on with later.
+
+    True if it was checked now against its digest; False if it is of an earlier call, and was not read.
+    """
     part = _part(target)
     with in_turn(target.with_name(f".{target.name}.lock")):
-        if target.exists():
+        if is_ours(target, {os.geteuid()}):
             advance(wanted.size)
-            return
+            return False
         try:
             with contextlib.closing(_Download(source, wanted, part, advance, stop)) as download:
                 download.run()
             os.replace(part, target)
+            return True
         except OSError as error:
             part.unlink(missing_ok=True)  # a full disk needs its room back
             raise explain(error, target) from error
@@ -66,7 +71,9 @@ class _Download:
 
     def __init__(self, source: Blobs, wanted: Descriptor, part: Path, advance: Advance, stop: threading.Event) -> None:
         self._source, self._wanted, self._advance, self._stop = source, wanted, advance, stop
-        self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not is_ours(part, {os.geteuid()}):
+            part.unlink(missing_ok=True)
+        self._handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._digest = hashlib.sha256()
         self._have = 0
 

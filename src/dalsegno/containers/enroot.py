@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from dalsegno.containers.http_client import PLAIN_HINT
+from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import DOCKER_HUB, ImageName
-from dalsegno.system.files import explain, make_folder, remove_tree
+from dalsegno.system.files import explain, remove_tree
 from dalsegno.system.processes import Runner
 
 _HINT = "Enroot imported it, as it is installed here; `--own` does it without"
@@ -25,16 +26,22 @@ def uri(name: ImageName) -> str:
     )
 
 
-def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runner: Runner) -> None:
+def import_by_enroot(
+    enroot: str, name: ImageName, arch: str, target: Path, runner: Runner, mode: int | None = None
+) -> None:
     """`enroot import` into a folder of its own beside the target, and the file gets its name when it is whole."""
     aside = target.with_name(f".{target.name}.enroot")
+    if aside.is_symlink():
+        raise DalsegnoError(f"{aside} is a symbolic link, and is not followed", hint="remove it, or name another file")
     remove_tree(aside)  # of a call that was killed
-    make_folder(aside, 0o700)
     try:
+        aside.mkdir(0o700)  # never one that is there: another user's link would lead elsewhere
         made = aside / "image.sqsh"
         argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
         done = runner.run(argv)
         done.checked(hint=PLAIN_HINT if _NO_TLS.search(done.stderr) else _HINT)
+        if mode is not None:
+            made.chmod(mode)
         os.replace(made, target)
     except OSError as error:
         raise explain(error, target) from error

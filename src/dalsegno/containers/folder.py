@@ -96,7 +96,9 @@ def layer_of(folder: Path) -> Layer:
     return layer
 
 
-def pack(layer: Layer, config: Config, target: Path, compression: str, progress: Progress) -> str:
+def pack(
+    layer: Layer, config: Config, target: Path, compression: str, progress: Progress, mode: int | None = None
+) -> str:
     """Write the image; gives the digest of what went into it."""
     own, content = metadata.as_layer(config)
     merged = merge([layer.entries, own], folders=[metadata.workdir(config)])
@@ -108,7 +110,7 @@ def pack(layer: Layer, config: Config, target: Path, compression: str, progress:
             digest.update(piece)
             yield piece
 
-    with nameless(target) as handle:
+    with nameless(target, mode) as handle:
         squash(stream(), handle, compression)
     return f"sha256:{digest.hexdigest()}"
 

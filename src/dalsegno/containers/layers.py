@@ -6,7 +6,7 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dalsegno.containers.damage import DamagedImage
@@ -19,13 +19,15 @@ from dalsegno.containers.tar_read import Entry, Stream, read_entries
 
 AT_ONCE = 4
 _DAMAGED_HINT = "`dalsegno image gc --layers` removes the layers that are kept; then try again"
+_ENTRY_COST = 500  # bytes: its object, its place in the tree, its numbers
 _Task = TypeVar("_Task")
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer on this machine, and what is in it."""
+    """A layer on this machine, and what is in it. The blob has the digest that its bytes had when they were looked
+    through, unless nobody else can change them."""
 
     blob: Blob
     entries: Sequence[Entry]
@@ -41,32 +43,60 @@ def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
         raise DamagedImage("the manifest and the configuration name different numbers of layers")
     wanted = [(each, diff_ids[number] if diff_ids else "") for number, each in enumerate(found.layers)]
     distinct = list(dict.fromkeys(wanted))  # an empty layer may stand in an image many times
+    limits = Limits()
 
     def one(task: tuple[Descriptor, str], stop: threading.Event) -> Layer:
-        blob = source.layer(task[0], progress.advance, stop)
-        return Layer(blob, look_through(blob, "" if source.checked else task[0].digest, task[1], stop))
+        return look_through(source.layer(task[0], progress.advance, stop), task[1], stop, limits)
 
     at_hand = dict(zip(distinct, in_parallel(one, distinct), strict=True))
     return [at_hand[each] for each in wanted]
 
 
-def look_through(blob: Blob, digest: str, diff_id: str, stop: threading.Event) -> list[Entry]:
-    """The entries of a layer whose bytes, packed and unpacked, are what the digests say; "": not known."""
+@dataclass
+class Limits:
+    """How much of an image is taken: a few megabytes can be packed so that they unpack to more than any machine has.
+    Layers are read by several threads, so that it may be a little more."""
+
+    unpacked: int = 1 << 40  # bytes
+    headers: int = 2 << 30  # bytes that what is known of its files takes in memory; about four million files
+
+    def take_bytes(self, count: int) -> None:
+        self.unpacked -= count
+        if self.unpacked < 0:
+            raise DamagedImage("the image unpacks to more than a tebibyte", hint="it may be made to fill machines")
+
+    def take_entry(self, entry: Entry) -> Entry:
+        self.headers -= _ENTRY_COST + len(entry.path) + len(entry.link) + sum(len(value) for _, value in entry.xattrs)
+        if self.headers < 0:
+            raise DamagedImage("the image has more files than fit into memory", hint="it may be made to fill machines")
+        return entry
+
+
+def look_through(blob: Blob, diff_id: str, stop: threading.Event, limits: Limits) -> Layer:
+    """A layer whose bytes are what the digests say, packed (the blob's own) and unpacked; "": not known."""
     packed, plain = hashlib.sha256(), hashlib.sha256()
-    raw = _through(blob.raw(), packed, stop) if digest else blob.raw()
-    entries = list(read_entries(Stream(_through(unpacked(raw), plain, stop))))
+    needed = bool(blob.digest) or not blob.private
+    raw = _through(blob.raw(), packed, stop) if needed else blob.raw()
+    tar = _through(unpacked(raw), plain, stop, limits.take_bytes)
+    entries = [limits.take_entry(entry) for entry in read_entries(Stream(tar))]
     for _ in raw:  # behind the end of the packed stream
         pass
-    for hash_, wanted in ((packed, digest), (plain, diff_id)):
+    for hash_, wanted in ((packed, blob.digest), (plain, diff_id)):
         if wanted and f"sha256:{hash_.hexdigest()}" != wanted:
             raise DamagedImage(f"a layer in {blob.path} is not what its digest {wanted} says", hint=_DAMAGED_HINT)
-    return entries
+    return Layer(replace(blob, digest="" if blob.private else f"sha256:{packed.hexdigest()}"), entries)
 
 
-def _through(chunks: Iterable[bytes], digest: hashlib._Hash, stop: threading.Event) -> Iterator[bytes]:
+def _through(
+    chunks: Iterable[bytes],
+    digest: hashlib._Hash,
+    stop: threading.Event,
+    count: Callable[[int], None] = lambda _: None,
+) -> Iterator[bytes]:
     for chunk in chunks:
         if stop.is_set():
             raise Stopped
+        count(len(chunk))
         digest.update(chunk)
         yield chunk
 

@@ -19,6 +19,7 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 MAX_JSON = 16 << 20
+_MOST_LAYERS = 1000
 _REF_NAME = "org.opencontainers.image.ref.name"
 _ARCHITECTURES = {
     "x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "armv7l": "arm", "arm": "arm",
@@ -97,6 +98,8 @@ def parse_manifest(data: bytes) -> Index | Manifest:
             "this is no image: its manifest has no layers", hint="charts and other things are kept in registries too"
         )
     layers = tuple(_descriptor(each) for each in _list(value["layers"], "the manifest"))
+    if len(layers) > _MOST_LAYERS:
+        raise DamagedImage(f"the image has {len(layers)} layers; no tool makes more than {_MOST_LAYERS}")
     return Manifest(_descriptor(value["config"]), layers)
 
 

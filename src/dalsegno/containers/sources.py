@@ -12,6 +12,7 @@ from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import Blob
 from dalsegno.containers.download import brought, fetch
 from dalsegno.containers.manifest import (
+    MAX_JSON,
     Config,
     Descriptor,
     Index,
@@ -45,21 +46,19 @@ class Found:
 class Source(Protocol):
     """Finds an image, and brings its layers."""
 
-    checked: bool  # whether what it brings is known to be what its digest says
-
     def find(self, arch: str) -> Found: ...
 
     def here(self, layer: Descriptor) -> int:
         """How many of its bytes an earlier call has brought."""
         ...
 
-    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob: ...
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+        """Its bytes, with the digest that is still to be checked."""
+        ...
 
 
 class FromRegistry:
     """An image in a registry; its layers come into the store."""
-
-    checked = True
 
     def __init__(self, name: ImageName, registry: Registry, store: Store) -> None:
         self._name, self._registry, self._store = name, registry, store
@@ -69,33 +68,24 @@ class FromRegistry:
         if self._name.digest:
             check_digest(data, self._name.digest, "the manifest")
         digest, manifest, listed = _resolve(data, arch, str(self._name), self._manifest)
-        config = Blob(self._fetch(manifest.config, lambda _: None, threading.Event()))
-        return Found(
-            digest,
-            manifest.layers,
-            parse_config(check_digest(config.read(), manifest.config.digest, "the configuration")),
-            listed,
-        )
+        config = self.layer(manifest.config, lambda _: None, threading.Event()).read(MAX_JSON)
+        checked = check_digest(config, manifest.config.digest, "the configuration")
+        return Found(digest, manifest.layers, parse_config(checked), listed)
 
     def here(self, layer: Descriptor) -> int:
         return brought(self._store.blob(layer.digest))
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
-        return Blob(self._fetch(layer, advance, stop))
+        path = self._store.blob(layer.digest)
+        checked = fetch(self._registry, layer, path, advance, stop)
+        return Blob(path, digest="" if checked else layer.digest, private=True)
 
     def _manifest(self, wanted: Descriptor) -> bytes:
         return check_digest(self._registry.manifest(wanted.digest), wanted.digest, "the manifest")
 
-    def _fetch(self, wanted: Descriptor, advance: Advance, stop: threading.Event) -> Path:
-        target = self._store.blob(wanted.digest)
-        fetch(self._registry, wanted, target, advance, stop)
-        return target
-
 
 class FromLayout:
     """An image in a folder in OCI's layout."""
-
-    checked = False
 
     def __init__(self, name: ImageName) -> None:
         self._name, self._folder = name, Path(name.path)
@@ -106,7 +96,7 @@ class FromLayout:
             raise NotThere(
                 f"{self._folder} is no OCI layout: it has no index.json", hint="write it as `oci:FOLDER:TAG`"
             )
-        index = parse_manifest(index_file.read_bytes())
+        index = parse_manifest(Blob(index_file).read(MAX_JSON))
         if not isinstance(index, Index):
             raise DamagedImage(f"{index_file} is no index")
         # A layout's list without names may be one image for several machines.
@@ -124,10 +114,10 @@ class FromLayout:
 
     def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
         advance(layer.size)
-        return Blob(self._path(layer))
+        return Blob(self._path(layer), digest=layer.digest)
 
     def _blob(self, wanted: Descriptor) -> bytes:
-        return check_digest(Blob(self._path(wanted)).read(), wanted.digest, f"a blob of {self._folder}")
+        return check_digest(Blob(self._path(wanted)).read(MAX_JSON), wanted.digest, f"a blob of {self._folder}")
 
     def _path(self, wanted: Descriptor) -> Path:
         path = self._folder / "blobs" / "sha256" / wanted.hex

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from dalsegno.containers.damage import DamagedImage
@@ -40,6 +41,8 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
             for other in others:
                 yield hard_link(entry, other, first)
             advance(stream.offset - before)
+        if isinstance(chunks, Again):
+            chunks.check()
     yield END
 
 
@@ -96,5 +99,34 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
 
 
+class Again(Iterator[bytes]):
+    """A layer's unpacked bytes, read a second time: they must be what they were when its digest was checked. Whoever
+    owns the file could have changed it in between."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob, self._digest = blob, hashlib.sha256()
+        self._raw = self._read(blob.raw()) if blob.digest else blob.raw()
+        self._chunks = unpacked(self._raw)
+
+    def _read(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in raw:
+            self._digest.update(chunk)
+            yield chunk
+
+    def __next__(self) -> bytes:
+        return next(self._chunks)
+
+    def check(self) -> None:
+        """After the last byte that is wanted."""
+        if not self._blob.digest:
+            return
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()  # what unpacks it reads no more
+        for _ in self._raw:
+            pass
+        if f"sha256:{self._digest.hexdigest()}" != self._blob.digest:
+            raise DamagedImage(f"a layer in {self._blob.path} changed while it was read", hint="try again")
+
+
 def layer_chunks(blobs: Sequence[Blob]) -> list[Iterator[bytes]]:
-    return [unpacked(blob.raw()) for blob in blobs]
+    return [Again(blob) for blob in blobs]

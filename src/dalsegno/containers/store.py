@@ -9,6 +9,9 @@
       locks/                  held while something is made, gone with their holder
 
 A tag that moves leads to another digest, and so to another file: nothing that is in use is ever changed.
+
+Only its owner can write to these folders. Files and folders that another user put there are refused or passed over, and
+root keeps no images below a folder that other users can change.
 """
 
 from __future__ import annotations
@@ -27,8 +30,12 @@ from dalsegno.containers.record import Record, Tag, Written, read_record, read_t
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.closest import did_you_mean
 from dalsegno.image_name import parse_name
-from dalsegno.system.files import in_turn, locked, make_folder
+from dalsegno.system.files import in_turn, locked
+from dalsegno.system.ownership import is_ours, make_own_folder, part_of_others, trusted_owners
 
+_ELSEWHERE = "remove it, or name another folder: DALSEGNO_IMAGES, or `containers.folder` in the cluster file"
+KEPT_MODE = 0o644  # of images; one that others can write to is none
+_FOLDERS = ("images", "blobs", "tags", "files", "locks")
 _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 
 
@@ -52,11 +59,18 @@ class Swept:
 class Store:
     """A folder of images. Any number of processes, on any number of nodes that see the folder, may use it at once."""
 
-    def __init__(self, folder: Path, shared: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`shared`: another one, of root's, that is only read."""
+    def __init__(
+        self,
+        folder: Path,
+        shared: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        owners: frozenset[int] | None = None,
+    ) -> None:
+        """`shared`: another one, of root's, that is only read. `owners`: whose files count; None: root's and ours."""
         self.folder = folder
         self.clock = clock
-        self.shared = Store(shared) if shared and _is_roots(shared / "images") else None
+        self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
+        self.shared = Store(shared, owners=frozenset({0})) if shared and _is_roots(shared) else None
 
     # Places ------------------------------------------------------------------------------------------------------
 
@@ -81,23 +95,34 @@ class Store:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """While this lasts, nothing is swept."""
-        for name in ("images", "blobs", "tags", "locks"):
-            make_folder(self.folder / name)
+        self._make_folders()
         with in_turn(self.folder / "locks" / "sweep", shared=True):
             yield
+
+    def _make_folders(self) -> None:
+        """Have them all, as ours alone. Root would write, and users would run, what whoever else can change them puts
+        there; and a link in the place of one would lead to what is removed."""
+        if os.geteuid() == 0 and (part := part_of_others(self.folder, trusted_owners())):
+            raise DalsegnoError(
+                f"root keeps no images in {self.folder}: other users can change {part}",
+                hint=f"`chown root {part}` and `chmod go-w {part}`, or name another folder: DALSEGNO_IMAGES, or "
+                "`containers.folder` in the cluster file",
+            )
+        for name in _FOLDERS:
+            make_own_folder(self.folder / name, _ELSEWHERE)
 
     # Looking -----------------------------------------------------------------------------------------------------
 
     def get(self, digest: str, compression: str) -> Stored | None:
         path = self.image(digest, compression)
-        record = read_record(path.with_suffix(".json"))
-        if record and path.is_file() and path.stat().st_size == record.size:
+        record = self._record(path.with_suffix(".json"))
+        if record and is_ours(path, self._owners) and path.stat().st_size == record.size:
             return Stored(record, path)
         return self.shared.get(digest, compression) if self.shared else None
 
     def lookup(self, name: str, arch: str, compression: str, since: float) -> Stored | None:
         """What a name means, if someone asked for it since that moment."""
-        tag = read_tag(self._tag(name, arch))
+        tag = self._read_tag(self._tag(name, arch))
         if tag is None or tag.seen < since or tag.compression != compression:
             return self.shared.lookup(name, arch, compression, since) if self.shared else None
         return self.get(tag.digest, compression)
@@ -107,7 +132,7 @@ class Store:
         tags = self._tags()
         found = []
         for path in (self.folder / "images").glob("*.json"):
-            record = read_record(path)
+            record = self._record(path)
             if record:
                 named = [t.name for t in tags if (t.digest, t.compression) == (record.digest, record.compression)]
                 found.append(Stored(record, path.with_suffix(".sqsh"), tuple(sorted(set(named)))))
@@ -146,7 +171,13 @@ class Store:
         return [each for path in (self.folder / "files").glob("*.json") if (each := read_written(path))]
 
     def _tags(self) -> list[Tag]:
-        return [tag for path in (self.folder / "tags").glob("*.json") if (tag := read_tag(path))]
+        return [tag for path in (self.folder / "tags").glob("*.json") if (tag := self._read_tag(path))]
+
+    def _record(self, path: Path) -> Record | None:
+        return read_record(path) if is_ours(path, self._owners) else None
+
+    def _read_tag(self, path: Path) -> Tag | None:
+        return read_tag(path) if is_ours(path, self._owners) else None
 
     # Changing ----------------------------------------------------------------------------------------------------
 
@@ -162,13 +193,14 @@ class Store:
     def wrote(self, path: Path, name: str, sha256: str) -> None:
         """Note a file elsewhere. Where that cannot be, the file is as good."""
         with contextlib.suppress(DalsegnoError):
-            make_folder(self.folder / "files")
+            self._make_folders()
             write(self._written(path), Written(str(path), name, sha256))
 
     def remove(self, stored: Stored) -> None:
         """Whoever has it mounted keeps it until the end."""
         if self.folder not in stored.path.parents:
             raise UsageError(f"{stored.path} is root's", hint="`sudo dalsegno image rm` removes it, for all")
+        self._make_folders()
         stored.path.with_suffix(".json").unlink(missing_ok=True)
         stored.path.unlink(missing_ok=True)
         self._untag(lambda tag: _is_of(tag, stored))
@@ -185,6 +217,7 @@ class Store:
         return ()
 
     def _untag(self, wanted: Callable[[Tag], bool]) -> None:
+        self._make_folders()
         for path in (self.folder / "tags").glob("*.json"):
             tag = read_tag(path)
             if tag and wanted(tag):
@@ -192,6 +225,7 @@ class Store:
 
     def sweep(self, layers: bool = False) -> Swept:
         """Remove what nothing leads to any more: images without a name, their layers, what was cut short."""
+        self._make_folders()
         try:
             with locked(self.folder / "locks" / "sweep", "the images"):
                 return self._sweep(layers)
@@ -238,11 +272,15 @@ def _may_make(folder: Path) -> bool:
 
 def _is_roots(folder: Path) -> bool:
     """Whether only root can have put there what is there: another user's could be any program under any name."""
+    parts = [folder / name for name in ("images", "tags")]
+    return all(_is_closed(part) and not part_of_others(part, {0}) for part in parts)
+
+
+def _is_closed(folder: Path) -> bool:
     try:
-        about = folder.stat()
+        return not folder.stat().st_mode & 0o022
     except OSError:
         return False
-    return about.st_uid == 0 and not about.st_mode & 0o022
 
 
 def _remove(paths: list[Path]) -> Swept:

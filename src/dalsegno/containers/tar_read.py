@@ -14,7 +14,9 @@ from dalsegno.containers.damage import DamagedImage
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_MAX_HEADER = 16 << 20  # of pax records and long names: more is no header, but an attack
+_MAX_HEADER = 1 << 20  # of pax records and long names: more is no header, but an attack
+_MAX_NAME = 4096  # as the kernel takes
+_MAX_EVERYWHERE = 1000
 _MAX_ID = 0xFFFFFFFF
 _FIELDS = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
 _XATTR = "SCHILY.xattr."
@@ -117,6 +119,8 @@ def read_entries(stream: Stream) -> Iterator[Entry]:
                 raise DamagedImage(f"a layer ends in the middle of `{entry.path}`")
         elif kind == b"g":
             everywhere.update(_pax(_content(stream, size)))
+            if len(everywhere) > _MAX_EVERYWHERE:
+                raise DamagedImage("a layer has too many headers that hold for all files")
         elif kind == b"x":
             records.update(_pax(_content(stream, size)))
         elif kind in (b"L", b"K"):
@@ -145,6 +149,8 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[Entry, bytes, int]
     )  # fmt: skip
     if records and kind in _TYPES:
         entry = _with_records(entry, records)
+    if len(entry.path) > _MAX_NAME or len(entry.link) > _MAX_NAME:
+        raise DamagedImage(f"a layer has a name of more than {_MAX_NAME} letters: `{entry.path[:60]}…`")
     if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
         raise DamagedImage(f"the owner of `{entry.path}` in a layer is no user's number")
     return entry, kind, entry.size
@@ -184,7 +190,7 @@ def _pax(data: bytes) -> dict[str, bytes]:
 
 def _content(stream: Stream, size: int) -> bytes:
     if size > _MAX_HEADER:
-        raise DamagedImage("a header in a layer is longer than 16 MiB")
+        raise DamagedImage(f"a header in a layer is longer than {_MAX_HEADER >> 20} MiB")
     data = stream.read(_padded(size))
     if len(data) < _padded(size):
         raise DamagedImage("a layer ends in the middle of a header")

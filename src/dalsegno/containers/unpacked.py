@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from dalsegno.system.files import remove_tree
 def sweep_unpacked(folder: Path) -> Swept:
     """Remove what no image leads to any more, and no step uses; what was cut short too. Nothing while one unpacks."""
     removed = size = 0
+    if not _is_own(folder):
+        return Swept(0, 0)
     with _alone(folder / "lock") as ours:
         for path in _stale(folder) if ours else []:
             with _alone(path.with_name(f"{path.name}.image")) as unused:
@@ -40,14 +43,25 @@ def key_of(image: Path) -> str:
     return f"{about.st_dev:x}-{about.st_ino:x}-{about.st_size:x}-{about.st_mtime_ns:x}"
 
 
+def _is_own(folder: Path) -> bool:
+    try:
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
+
+
 def _stale(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and key_of(_image_of(path)) != path.name]
+    found = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    return [path for path in found if key_of(_image_of(path)) != path.name]
 
 
 def _image_of(unpacked: Path) -> Path:
     try:
-        return Path(os.fsdecode(unpacked.with_name(f"{unpacked.name}.image").read_bytes()) or "/nowhere")
-    except OSError:
+        handle = os.open(unpacked.with_name(f"{unpacked.name}.image"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(handle, "rb") as file:
+            return Path(os.fsdecode(file.read(4096)) or "/nowhere")
+    except (OSError, ValueError):
         return Path("/nowhere")
 
 
@@ -75,4 +89,8 @@ def _take(handle: int) -> bool:
 
 def _size(folder: Path) -> int:
     files = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
-    return sum(os.lstat(path).st_blocks * 512 for path in files)
+    size = 0
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # a step that ends removes some itself
+            size += os.lstat(path).st_blocks * 512
+    return size

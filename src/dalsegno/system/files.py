@@ -40,11 +40,16 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 
 
 @contextlib.contextmanager
-def nameless(path: Path) -> Iterator[int]:
-    """An open file that gets its name when it is whole. Before that it has none: no kill leaves a part of it behind."""
+def nameless(path: Path, mode: int | None = None) -> Iterator[int]:
+    """An open file that gets its name when it is whole. Before that it has none: no kill leaves a part of it behind.
+
+    `mode`: None as the umask has it.
+    """
     handle, temp = _open_nameless(path)
     try:
         yield handle
+        if mode is not None:
+            os.fchmod(handle, mode)
         os.fsync(handle)
         if temp is None:
             temp = _beside(path)
@@ -189,7 +194,8 @@ def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -
     import fcntl  # not on Windows, where nothing is locked
 
     make_folder(path.parent)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:  # whoever may open it could hold it
+    # Whoever may open it could hold it. Root must not make a file where a link of another user leads.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         until = time.monotonic() + wait_s
         while not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             if time.monotonic() >= until:
@@ -217,7 +223,7 @@ def in_turn(path: Path, on_wait: Callable[[], None] = lambda: None, *, shared: b
 
     make_folder(path.parent)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+") as file:
         if not _take(file, kind):
             on_wait()
             fcntl.flock(file, kind)

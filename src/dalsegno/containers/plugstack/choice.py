@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from dalsegno.containers.plugstack.facts import HostFacts, Kind, StackLine
 
+# Without it root's kernel reads the image of every user who starts a job: a file system made to break it would.
+AS_USER = "squashfs=user"
+
 
 def choose(hosts: Sequence[HostFacts]) -> Kind | None:
     """The one that works, Pyxis first: a cluster must have the same everywhere. None: there is none to be had."""
@@ -34,11 +37,20 @@ def line_for(host: HostFacts, hosts: Sequence[HostFacts]) -> str:
     return " ".join(["required", found, *(model.arguments if model else ())]) if found else ""
 
 
-def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts]) -> tuple[StackLine, ...]:
-    """Lines that name a plugin that is not there, or another than the cluster's."""
+def wrong_lines(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> tuple[StackLine, ...]:
+    """Lines that name a plugin that is not there, or another than the cluster's; ours, if root reads images by it.
+    `own`: a cluster that we made, whose lines `up` writes."""
     kind = choose(hosts)
-    missing = host.missing
-    return tuple(line for line in host.lines if line in missing or (kind and line.kind not in (None, kind)))
+    missing, unsafe = host.missing, reads_as_root(host, own)
+    return tuple(
+        line for line in host.lines if line in missing or line == unsafe or (kind and line.kind not in (None, kind))
+    )
+
+
+def reads_as_root(host: HostFacts, own: bool) -> StackLine | None:
+    """The line by which root's kernel mounts users' images, on a cluster that is not ours."""
+    line = host.working
+    return line if line and line.kind is Kind.OURS and AS_USER not in line.arguments and not own else None
 
 
 def slurm_version(hosts: Sequence[HostFacts]) -> str:

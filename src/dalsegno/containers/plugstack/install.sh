@@ -4,11 +4,13 @@ set -eu
 umask 022
 sum=$1 target=$2 && shift 2
 mkdir -p "$target" "$@"
-open=$(open_part "$target") # root loads what lies there
-if [ -n "$open" ]; then
-    echo "$open is not $(id -un)'s alone" >&2
-    exit 1
-fi
+for each in "$target" "$@"; do # root loads what lies there, and keeps users' containers there
+    open=$(open_part "$each")
+    if [ -n "$open" ]; then
+        echo "$open is not $(id -un)'s alone" >&2
+        exit 1
+    fi
+done
 new=$(mktemp -d "$target/.new.XXXXXX")
 trap 'rm -rf "$new"' EXIT
 trap 'exit 1' HUP INT TERM

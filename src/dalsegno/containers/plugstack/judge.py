@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dalsegno.containers.plugstack.choice import choose, line_for, slurm_version, wrong_lines
+from dalsegno.containers.plugstack.choice import AS_USER, choose, line_for, reads_as_root, slurm_version, wrong_lines
 from dalsegno.containers.plugstack.facts import HostFacts, Kind
 
 ENABLE = "`containers: {enabled: true}` in the cluster file, then `dalsegno up`"
@@ -56,6 +56,10 @@ def _judge_host(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> Itera
     elif host.working and host.working.kind is not choose(hosts):
         what = f"has {_title(host.working.kind)} where other hosts have Pyxis: neither takes the other's options"
         yield Finding(host.host, what, _registering(host, hosts, own))
+    elif unsafe := reads_as_root(host, own):
+        what = f"{unsafe.file} has Dal Segno's plugin without `{AS_USER}`: root's kernel mounts the images of all users"
+        fix = f"`dalsegno containers check --repair`, as root, or add `{AS_USER}` to its line"
+        yield Finding(host.host, what, fix)
     if "sbatch" not in host.knows:
         what = "sbatch does not know --container-image, only srun does: this Pyxis is older than 0.12"
         yield Finding(host.host, what, "use `srun --container-image` inside the script, or install a newer Pyxis")
@@ -118,7 +122,7 @@ def _registering(host: HostFacts, hosts: Sequence[HostFacts], own: bool) -> str:
         return f"`scontrol --version` must work there first, with {host.conf}"
     if host.configless and not any(each.kind is Kind.OURS for each in host.missing):
         return "its files come from slurmctld: mend plugstack.conf there, then `scontrol reconfigure`"
-    wrong = wrong_lines(host, hosts)
+    wrong = wrong_lines(host, hosts, own)
     away = [f"take `{each.text}` out of {each.file}" for each in wrong]
     named = any(line.split()[1] == each.plugin for each in host.registered if each not in wrong) if line else False
     if named and not wrong:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from posixpath import basename
 
-from dalsegno.containers.plugstack.choice import choose, line_for, slurm_version, wrong_lines
+from dalsegno.containers.plugstack.choice import AS_USER, choose, line_for, reads_as_root, slurm_version, wrong_lines
 from dalsegno.containers.plugstack.facts import HostFacts, Kind, StackLine
 from dalsegno.containers.plugstack.sharing import shares
 
@@ -58,7 +58,7 @@ def decide_repairs(
 ) -> tuple[list[Repair], bool]:
     """What can be done, and whether slurmctld must hand its files out anew. `built`: the name of our plugin's build."""
     repairs = [repair for host in hosts if (repair := _repair(host, hosts, own, built, folder))]
-    handed_out = any(host.configless and "srun" not in host.knows for host in hosts)
+    handed_out = any(host.configless and ("srun" not in host.knows or reads_as_root(host, own)) for host in hosts)
     return [*repairs, *([] if own else _files_for_readers(hosts, repairs, f"{folder}/{built}"))], handed_out
 
 
@@ -87,11 +87,14 @@ def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, 
     if host.silent or host.configless or not host.stack.startswith("/"):
         return None
     folders = tuple(dict.fromkeys(each.common for each in host.closed if "enroot" in each.common))
-    drop = wrong_lines(host, hosts)
+    drop = wrong_lines(host, hosts, own)
     kept = [line for line in host.registered if line not in drop]
     if "srun" in host.knows and not drop:
         return Repair(host.host, folders=folders) if folders else None
     target = f"{folder}/{built}"
+    if (unsafe := reads_as_root(host, own)) and host.slurm == slurm_version(hosts) and choose(hosts) is Kind.OURS:
+        line = " ".join(["required", f"{target}/{Kind.OURS.value}", *unsafe.arguments, AS_USER])
+        return Repair(host.host, host.stack, line, drop, target, folders)
     if (line := line_for(host, hosts)) and not any(each.plugin == line.split()[1] for each in kept):
         restart = choose(hosts) is Kind.PYXIS and not own
         again = target if line.split()[1] == f"{target}/{Kind.OURS.value}" and not own else ""  # it may be half there
@@ -112,5 +115,12 @@ def _repair(host: HostFacts, hosts: Sequence[HostFacts], own: bool, built: str, 
 def our_line(host: HostFacts, target: str, folder: str) -> str:
     importing = [f"import={host.dalsegno}"] if basename(host.dalsegno) == "dalsegno" else []
     return " ".join(
-        ["required", f"{target}/{Kind.OURS.value}", f"data={folder}/kept", f"cache={folder}/unpacked", *importing]
+        [
+            "required",
+            f"{target}/{Kind.OURS.value}",
+            f"data={folder}/kept",
+            f"cache={folder}/unpacked",
+            AS_USER,
+            *importing,
+        ]
     )

@@ -7,9 +7,9 @@ umask 022
 mkdir -p "$(dirname "$file")"
 if [ -e "$file" ]; then file=$(readlink -f "$file"); fi
 [ -w "$(dirname "$file")" ] || { echo "$(dirname "$file"): Permission denied" >&2 && exit 1; }
-new=$(dirname "$file")/.$(basename "$file").dalsegno.$$
+new=$(mktemp "$(dirname "$file")/.$(basename "$file").dalsegno.XXXXXX") # never a file or a link that is there
 trap 'rm -f "$new"' EXIT
-if [ -e "$file" ]; then cp -p "$file" "$new"; else : >"$new"; fi
+if [ -e "$file" ]; then cp -p "$file" "$new"; else chmod 644 "$new"; fi
 if [ -e "$file" ]; then
     while IFS= read -r line || [ -n "$line" ]; do
         bare=$(printf '%s\n' "$line" | sed 's/#.*//; s/^[[:space:]]*//; s/[[:space:]]*$//')
@@ -20,7 +20,7 @@ fi
 if [ -n "$add" ] && ! grep -qxF -- "$add" "$new"; then printf '# by dalsegno containers check --repair\n%s\n' "$add" >>"$new"; fi
 if [ -e "$file" ] && cmp -s "$new" "$file"; then echo ds:done && exit 0; fi
 before=$(dirname "$file")/.$(basename "$file").before-dalsegno
-if [ -e "$file" ] && [ ! -e "$before" ]; then cp -p "$file" "$before"; fi
+if [ -e "$file" ] && [ ! -e "$before" ] && [ ! -L "$before" ]; then cp -p "$file" "$before"; fi
 sync "$new" 2>/dev/null || sync
 mv -f "$new" "$file"
 echo ds:done

@@ -1,0 +1,221 @@
+"""Root imports images where another user was before: nothing of what that user left there is followed or trusted."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.containers import parse_name
+from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.decompress import Blob
+from dalsegno.containers.enroot import import_by_enroot
+from dalsegno.containers.importing import Importer
+from dalsegno.containers.layers import Limits, look_through
+from dalsegno.containers.progress import Silent
+from dalsegno.containers.store import Store, open_store
+from dalsegno.errors import DalsegnoError
+from dalsegno.image_name import ImageName
+from dalsegno.system.files import in_turn
+from dalsegno.system.processes import Completed, FakeRunner
+from tests.containers.images import Layout, member, unpack
+from tests.security.test_registry import Headers, server
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the victim is root")
+MALLORY = 12345
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user reaches; in it `fsx`, where everyone may write as in /tmp, and a file of root's."""
+    folder = Path(tempfile.mkdtemp(prefix="dalsegno-security-", dir="/var/tmp"))
+    try:
+        folder.chmod(0o755)
+        (folder / "fsx").mkdir()
+        (folder / "fsx").chmod(0o1777)
+        (folder / "victim").mkdir()
+        (folder / "victim/file").write_text("precious")
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_mallory(script: str, folder: Path) -> None:
+    argv = ["sh", "-ec", script]
+    subprocess.run(argv, cwd=folder, user=MALLORY, group=MALLORY, extra_groups=[], check=True)
+
+
+def layout(folder: Path) -> str:
+    Layout(folder / "oci").image("v1", [([member("program", b"good" * 500)], "gzip")])
+    return f"oci:{folder}/oci:v1"
+
+
+def importer(folder: Path) -> Importer:
+    return Importer(Store(folder), arch="amd64", env={"PATH": os.environ["PATH"], "HOME": "/nowhere"})
+
+
+def small_image() -> tuple[bytes, bytes, bytes]:
+    """Manifest, configuration and layer of an image whose configuration names no digests of its own."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        info, content = member("program", b"good")
+        archive.addfile(info, io.BytesIO(content))
+    layer, config = gzip.compress(stream.getvalue()), b'{"architecture": "amd64"}'
+
+    def about(data: bytes) -> dict[str, object]:
+        return {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+
+    return json.dumps({"schemaVersion": 2, "config": about(config), "layers": [about(layer)]}).encode(), config, layer
+
+
+@pytest.mark.parametrize("name", ["blobs", "images", "tags", "locks", "files"])
+def test_folder_that_another_user_made_is_refused(place: Path, name: str):
+    image = parse_name(layout(place))
+    as_mallory(f"mkdir {name}", place / "fsx")
+    with pytest.raises(DalsegnoError, match=rf"{name} belongs to another user \(uid {MALLORY}\)") as caught:
+        importer(place / "fsx").to_store(image)
+    assert "containers.folder" in caught.value.hint
+    as_mallory(f"rmdir {name}", place / "fsx")
+    assert importer(place / "fsx").to_store(image).path.exists()
+
+
+def test_link_in_the_place_of_a_download_leads_root_nowhere(place: Path):
+    """Root would cut the file that it leads to, and write the layer there."""
+    manifest, config, layer = small_image()
+    parts = [f"blobs/{hashlib.sha256(data).hexdigest()}.part" for data in (config, layer)]
+    links = "; ".join(f"ln -s {place}/victim/file {part}" for part in parts)
+    as_mallory(f"mkdir blobs; {links}", place / "fsx")
+
+    def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+        blobs = {hashlib.sha256(data).hexdigest(): data for data in (config, layer)}
+        return 200, {}, manifest if "/manifests/" in path else blobs[path.rpartition(":")[2]]
+
+    with server(answer) as registry:
+        name = parse_name(f"{registry.address}#app:v1")
+        with pytest.raises(DalsegnoError):
+            importer(place / "fsx").to_store(name)
+        assert (place / "victim/file").read_text() == "precious"
+        (place / "own").mkdir()  # what a call of root's has left is gone on with, but never through a link
+        with Store(place / "own").in_use():
+            (place / "own" / parts[1]).symlink_to(place / "victim/file")
+        assert importer(place / "own").to_store(name).path.exists()
+    assert (place / "victim/file").read_text() == "precious"
+
+
+def test_link_in_the_place_of_a_folder_does_not_have_root_remove_files(place: Path):
+    as_mallory(f"ln -s {place}/victim files; ln -s {place}/victim tags", place / "fsx")
+    with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another"):
+        Store(place / "fsx").sweep()
+    assert (place / "victim/file").exists()
+
+
+def test_link_in_the_place_of_a_lock_makes_no_file(place: Path):
+    as_mallory(f"mkdir mine; ln -s {place}/victim/made mine/lock", place / "fsx")
+    with pytest.raises(OSError, match="symbolic"), in_turn(place / "fsx/mine/lock"):
+        pass
+    assert not (place / "victim/made").exists()
+
+
+def test_root_keeps_no_images_below_what_another_user_can_change(place: Path):
+    as_mallory("mkdir mine; chmod 755 mine; mkdir mine/of-0; ln -s mine link", place / "fsx")
+    for wanted in (place / "fsx/mine", place / "fsx/link/images"):
+        with pytest.raises(DalsegnoError, match="other users can change"), open_store(wanted, wanted).in_use():
+            pass
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    with pytest.raises(DalsegnoError, match="other users can change"), Store(place / "open/images").in_use():
+        pass
+
+
+def test_images_that_another_user_put_beside_roots_are_not_images(place: Path):
+    kept = importer(place / "fsx").to_store(parse_name(layout(place)))
+    os.chown(kept.path, MALLORY, MALLORY)
+    assert Store(place / "fsx").get(kept.record.digest, "lz4") is None
+    os.chown(kept.path, 0, 0)
+    kept.path.chmod(0o666)
+    assert Store(place / "fsx").get(kept.record.digest, "lz4") is None
+    kept.path.chmod(0o644)
+    assert Store(place / "mine", place / "fsx").shared
+    os.chown(place / "fsx/tags", MALLORY, MALLORY)  # who could say which image a name means
+    assert Store(place / "mine", place / "fsx").shared is None
+
+
+def test_layer_that_is_there_already_is_compared_with_its_digest(place: Path):
+    manifest, config, layer = small_image()
+    store = Store(place / "own")
+    planted = gzip.compress(gzip.decompress(layer).replace(b"good", b"evil"))
+    with store.in_use():
+        blob = store.blob(f"sha256:{hashlib.sha256(layer).hexdigest()}")
+        blob.write_bytes(planted)
+
+    def answer(path: str, authorization: str) -> tuple[int, Headers, bytes]:
+        return 200, {}, manifest if "/manifests/" in path else config
+
+    with server(answer) as registry, pytest.raises(DamagedImage, match="is not what its digest"):
+        importer(place / "own").to_store(parse_name(f"{registry.address}#app:v1"))
+    assert store.all() == []
+
+
+class Meanwhile(Silent):
+    """Changes a layer when the layers have been checked and are about to be packed."""
+
+    def __init__(self, layer: Path) -> None:
+        self._layer = layer
+
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None:
+        if text == "packing":
+            plain = gzip.decompress(self._layer.read_bytes())
+            self._layer.write_bytes(gzip.compress(plain.replace(b"good", b"evil")))
+
+
+def test_layer_that_its_owner_changes_after_the_check_makes_no_image(place: Path):
+    """The store would have it under the digest of the good one, for all who ask for that by any name."""
+    name = layout(place)
+    layer = max((place / "oci/blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:2] == b"\x1f\x8b")
+    good = importer(place / "other").to_store(parse_name(name))
+    assert (unpack(good.path, place / "out") / "program").read_bytes().startswith(b"good")
+    store = Store(place / "own")
+    with pytest.raises(DamagedImage, match="changed while it was read"):
+        Importer(store, Meanwhile(layer), arch="amd64").to_store(parse_name(name))
+    assert store.all() == [] and store.get(good.record.digest, "lz4") is None
+
+
+def test_link_in_the_place_of_enroots_folder_is_not_entered(place: Path):
+    as_mallory(f"mkdir mine; ln -s {place}/victim mine/.x.sqsh.enroot", place / "fsx")
+    asked: list[tuple[str, ...]] = []
+
+    def enroot(argv: tuple[str, ...], stdin: str | None) -> Completed:
+        asked.append(argv)
+        return Completed(argv, 0)
+
+    name: ImageName = parse_name("ubuntu")
+    with pytest.raises(DalsegnoError):
+        import_by_enroot("enroot", name, "amd64", place / "fsx/mine/x.sqsh", FakeRunner(enroot))
+    assert asked == [] and (place / "victim/file").read_text() == "precious"
+
+
+def test_image_that_unpacks_to_more_than_machines_have_is_refused(tmp_path: Path):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for number in range(2000):
+            archive.addfile(member(f"file{number}")[0])
+        info, content = member("zeros", bytes(8 << 20))
+        archive.addfile(info, io.BytesIO(content))
+    (tmp_path / "layer").write_bytes(gzip.compress(stream.getvalue()))
+    blob, stop = Blob(tmp_path / "layer"), threading.Event()
+    assert len(look_through(blob, "", stop, Limits()).entries) == 2001
+    with pytest.raises(DamagedImage, match="more files than fit"):
+        look_through(blob, "", stop, Limits(headers=1 << 19))
+    with pytest.raises(DamagedImage, match="unpacks to more"):
+        look_through(blob, "", stop, Limits(unpacked=4 << 20))
