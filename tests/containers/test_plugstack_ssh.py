@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.containers_words import failures
+from dalsegno.containers.native import HEADER, header_version
 from dalsegno.containers.plugstack.asking import ask_host, script
 from dalsegno.containers.plugstack.compiling import Parcel, compile_on, pack
 from dalsegno.containers.plugstack.crowd import AT_ONCE, Stoppable, each_of
@@ -135,6 +136,19 @@ def test_a_plugin_that_slurm_would_refuse_is_not_compiled(tmp_path: Path):
     ) as caught:
         compile_on(LocalRunner(), [here({"PATH": path})], "head")
     assert "libslurm-dev" in caught.value.hint
+
+
+def test_compile_error_on_a_host_shows_the_compilers_own_lines(tmp_path: Path):
+    version = header_version(HEADER.read_text())
+    gcc = (
+        "echo 'In file included from start.c:1:'; echo \"start.c:85:9: error: unknown type name 'hostlist_t'\"; exit 1"
+    )
+    path = stand_in(tmp_path / "bin", scontrol=f"echo slurm-wlm {version}", gcc=gcc)
+    with pytest.raises(DalsegnoError, match=r"does not compile with Slurm .* on head") as caught:
+        compile_on(LocalRunner(), [here({"PATH": path})], "head")
+    assert "`gcc -idirafter /usr/include -std=gnu11" in caught.value.what
+    assert caught.value.what.endswith("\n  start.c:85:9: error: unknown type name hostlist_t")
+    assert "report it" in caught.value.hint and "apt-get" not in caught.value.hint
 
 
 # What arrives ----------------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import make_folder, remove_tree
 from dalsegno.system.machine import program
+from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
 PLUGIN, HELPER = "dalsegno_container.so", "dalsegno-container"
@@ -19,6 +22,7 @@ NO_CONTAINER = 125  # what a task ends with that cannot enter its container: `en
 # -U first: compilers of some distributions define it themselves, and another definition is a warning.
 FORTIFY = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *FORTIFY, "-fstack-protector-strong")
+BUILD_FLAGS = tuple(flag for flag in FLAGS if flag != "-Werror")  # a compiler newer than ours may warn of more
 PARTS = {
     PLUGIN: (
         "-fPIC",
@@ -51,6 +55,12 @@ PARTS = {
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")
 HINT = "`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends gcc libc6-dev libslurm-dev"
+FAULT_HINT = (
+    "this Slurm or this compiler is not known to the plugin yet: report it with the lines above. Until then, "
+    "`containers: {enabled: false}` in the cluster file starts the cluster without containers"
+)
+_LINES = 10
+_NO_HEADER = re.compile(r"fatal error: .*: No such file or directory")
 
 
 def source_folder() -> Path:
@@ -59,7 +69,7 @@ def source_folder() -> Path:
 
 def build_key(slurm_version: str) -> str:
     """Another source, other flags or another Slurm: another build."""
-    digest = hashlib.sha256(repr((slurm_version, FLAGS, PARTS)).encode())
+    digest = hashlib.sha256(repr((slurm_version, BUILD_FLAGS, PARTS)).encode())
     for path in sorted(source_folder().glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -68,13 +78,18 @@ def build_key(slurm_version: str) -> str:
 def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path = HEADER) -> Path:
     """The folder with the plugin and the helper; compiled if this is the first time that they are asked for."""
     folder = cache / "native" / build_key(slurm_version)
+    if os.geteuid() == 0 and (part := part_of_others(folder, trusted_owners())):
+        raise DalsegnoError(
+            f"root loads no plugin from {folder}: other users can change {part}",
+            hint=f"`chown root {part}` and `chmod go-w {part}`, or set DALSEGNO_HOME to a folder of root's",
+        )
     if not folder.is_dir():
         check_compiler(slurm_version, header)
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
         make_folder(partial)
         try:
             for name, words in PARTS.items():
-                _compile(runner, partial / name, words)
+                _compile(runner, partial / name, words, slurm_version)
             _take_place(partial, folder)
         finally:
             remove_tree(partial)
@@ -118,9 +133,24 @@ def _plain(version: str) -> str:
     return ".".join(str(int(part)) for part in version.split("."))
 
 
-def _compile(runner: Runner, target: Path, words: tuple[str, ...]) -> None:
-    argv = [program("gcc") or "gcc", *FLAGS, *words, "-o", str(target)]
-    runner.run(argv, cwd=str(source_folder()), timeout_s=120).checked(hint=HINT)
+def _compile(runner: Runner, target: Path, words: tuple[str, ...], slurm_version: str) -> None:
+    argv = [program("gcc") or "gcc", *BUILD_FLAGS, *words, "-o", str(target)]
+    done = runner.run(argv, cwd=str(source_folder()), timeout_s=120)
+    if done.exit_code != 0:
+        raise not_compiled(slurm_version, shlex.join(argv), done.stderr.splitlines())
+
+
+def not_compiled(slurm_version: str, command: str, said: Sequence[str], host: str = "") -> DalsegnoError:
+    """Why the plugin is not there, in the compiler's own lines. Only a missing header is mended by a package."""
+    first = next((number for number, line in enumerate(said) if "error" in line), 0)
+    lines = "".join(f"\n  {line}" for line in said[first : first + _LINES])
+    missing = any(_NO_HEADER.search(line) for line in said)
+    slurm = ".".join(re.findall(r"\d+", slurm_version)[:3]) or "an unknown version"
+    return DalsegnoError(
+        f"the container plugin does not compile with Slurm {slurm}{f' on {host}' if host else ''}: `{command}` failed:"
+        f"{lines or ' it said nothing'}",
+        hint=HINT if missing else FAULT_HINT,
+    )
 
 
 def _take_place(partial: Path, folder: Path) -> None:

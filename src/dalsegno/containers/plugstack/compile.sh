@@ -12,6 +12,7 @@ for each in "$beside/include" /usr/include /usr/local/include /opt/slurm/include
 done
 [ -n "$headers" ] || { echo "Slurm's headers are not there (slurm/spank.h)" >&2 && exit 1; }
 number=0x$(sed -n 's/.*SLURM_VERSION_NUMBER[[:space:]]*0x//p' "$headers/slurm/slurm_version.h" | head -n 1)
+printf 'ds:slurm %s\n' "$(scontrol --version)"
 theirs=$((number >> 16)).$((number >> 8 & 255)).$((number & 255))
 ours=$(scontrol --version | sed -n 's/^[^0-9]*\([0-9]*\)\.0*\([0-9]\{1,\}\)\.0*\([0-9]\{1,\}\).*/\1.\2.\3/p')
 [ "$theirs" = "$ours" ] || { echo "Slurm's headers in $headers are of $theirs, and Slurm itself is $ours" >&2 && exit 1; }
@@ -22,6 +23,10 @@ cd "$work"
 mkdir out
 for each in "$@"; do
     # shellcheck disable=SC2086 # a compiler's words
-    gcc -idirafter "$headers" $each >log 2>&1 || { grep -m 1 'error:' log >&2 || tail -n 1 log >&2 && exit 1; }
+    if ! gcc -idirafter "$headers" $each >log 2>&1; then
+        printf 'ds:command %s\n' "gcc -idirafter $headers $each"
+        { sed -n '/error/,$p' log | head -n 10 | grep . || tail -n 10 log; } | sed 's/^/ds:said /'
+        exit 1
+    fi
 done
 printf 'ds:parcel %s\n' "$(tar -cf - -C out . | base64 | tr -d '\n')"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.containers.native import FLAGS, PARTS, source_folder
+from dalsegno.containers.native import BUILD_FLAGS, PARTS, not_compiled, source_folder
 from dalsegno.containers.plugstack.asking import script
 from dalsegno.containers.plugstack.ways import Way, last_words, send
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.processes import Runner
 
-PARCEL = "ds:parcel "
+PARCEL, COMMAND, SAID, SLURM = "ds:parcel ", "ds:command ", "ds:said ", "ds:slurm "
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,24 @@ class Parcel:
 
 def compile_on(runner: Runner, ways: Sequence[Way], host: str) -> Parcel:
     """In the first way that leads there."""
-    flags = [flag for flag in FLAGS if flag != "-Werror"]  # a compiler newer than ours may warn of more
-    programs = [" ".join([*flags, *words, "-o", f"out/{name}"]) for name, words in PARTS.items()]
+    programs = [" ".join([*BUILD_FLAGS, *words, "-o", f"out/{name}"]) for name, words in PARTS.items()]
     words = ["sh", "-c", script("compile.sh"), "dalsegno", *programs]
     failed = []
     for way in ways:
         done = send(runner, way, host, words, pack(sorted(source_folder().glob("*.[ch]"))).data)
-        found = [line for line in done.stdout.splitlines() if line.startswith(PARCEL)]
-        if found:
-            return parcel(base64.b64decode(found[0].removeprefix(PARCEL)))
+        if found := _told(done.stdout, PARCEL):
+            return parcel(base64.b64decode(found[0]))
+        if command := _told(done.stdout, COMMAND):
+            raise not_compiled("".join(_told(done.stdout, SLURM)), command[0], _told(done.stdout, SAID), host)
         failed.append(f"{way.name}: {last_words(done)}")
     raise DalsegnoError(
         f"our Slurm plugin could not be compiled on {host}: {'; '.join(failed)}",
         hint="it takes gcc and the headers of its Slurm (Debian: gcc libc6-dev libslurm-dev; elsewhere slurm-devel)",
     )
+
+
+def _told(answer: str, word: str) -> list[str]:
+    return [line.removeprefix(word) for line in answer.splitlines() if line.startswith(word)]
 
 
 def pack(files: Sequence[Path]) -> Parcel:
