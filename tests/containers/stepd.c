@@ -81,12 +81,11 @@ spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...) {
 
 /* ---- a step's life */
 
-static int give_option(const char *word) {
+static void give_option(const char *word) {
     size_t length = strcspn(word, "=");
     for (int i = 0; i < known_count; i++)
         if (strlen(known[i].name) == length && strncmp(known[i].name, word, length) == 0)
-            return known[i].cb(known[i].val, word[length] ? word + length + 1 : NULL, 1);
-    return -1;
+            known[i].cb(known[i].val, word[length] ? word + length + 1 : NULL, 1);
 }
 
 static _Noreturn void run_task(void) {
@@ -103,8 +102,7 @@ int main(int argc, char *argv[]) {
     char *word = getenv("PLUGSTACK");
     slurm_spank_init(NULL, word != NULL, &word);
     for (; next < argc && strcmp(argv[next], "--") != 0; next++)
-        if (give_option(argv[next] + 2) != 0)
-            return 2;
+        give_option(argv[next] + 2); /* one that is refused is told in slurmd's log, and the step goes on */
     command = argv + next + 1, command_count = argc - next - 1;
     if (setegid(user) != 0 || seteuid(user) != 0) /* as slurmstepd does */
         return 2;

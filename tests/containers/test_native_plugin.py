@@ -209,8 +209,11 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
             "--container-workdir=/nowhere: No such file",
         ),
         (["--container-image=TREE", "--container-mounts=/nowhere:/x"], NO_CONTAINER, "cannot mount /nowhere"),
-        (["--container-image=TREE", "--container-mounts=" + ",".join(["/usr"] * 65)], 2, "more than 64"),
-        (["--container-env=" + "A" * 100_000 + "="], 2, "no name of an environment variable"),
+        (["--container-image=TREE", "--container-mounts=" + ",".join(["/usr"] * 65)], NO_CONTAINER, "more than 64"),
+        (["--container-image=TREE", "--container-env=" + "A" * 100_000 + "="], NO_CONTAINER, "no name of an env"),
+        (["--container-image="], NO_CONTAINER, "the image's name is empty"),
+        (["--container-image=/nowhere\x1b[2J.sqsh"], NO_CONTAINER, "a blank or a control character"),
+        (["--container-image=TREE", "--container-mounts=/a\x1b[2J:/b"], NO_CONTAINER, "cannot mount /a?[2J: No such"),
     ],
 )
 def test_what_is_wrong_is_told_once(stepd: Path, tree: Path, words: list[str], code: int, why: str):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -194,3 +195,34 @@ def test_a_folder_image_needs_the_right_to_read_and_to_enter_it(eve: Contained, 
     mounts = f"{eve.image.with_name('tree')}/bin:/x"
     answer = eve.sh(f"srun --container-image={closed} --container-mounts={mounts} /x/busybox cat /notes")
     assert (answer.code, answer.out) == (NO_CONTAINER, "") and "Permission denied" in answer.err, answer
+
+
+def test_the_helpers_own_descriptors_cannot_be_named(eve: Contained):
+    """A path below /proc/self would mean the helper's, which root has opened."""
+    for place in ("self/fd/3", "self/fd/5", "self/cwd", "self/root", "thread-self/fd/5"):
+        mounted = eve.sh(f"srun $I --container-mounts=/proc/{place}:/mnt ls /mnt")
+        as_image = eve.sh(f"srun --container-image=/proc/{place} true")
+        for answer in (mounted, as_image):
+            assert (answer.code, answer.out) == (NO_CONTAINER, ""), answer
+            assert "Too many levels of symbolic links" in answer.err or "No such file" in answer.err, answer
+
+
+# What does not come to an end ---------------------------------------------------------------------------------
+
+
+def test_a_step_whose_container_is_never_ready_can_be_cancelled(eve: Contained, work: Path):
+    """A file system that does not answer, or a helper that its user has stopped, must not cost the node."""
+    eve.lines("srun --container-name=stuck $I true")
+    with (kept(eve, "stuck") / "door").open() as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        eve.lines(f"sbatch -J stuck -o {work}/out --wrap 'srun --container-name=stuck echo began'")
+        eventually(lambda: eve.lines("squeue -h -s -o %i | grep -cv batch || true") == ["1"])
+        eve.lines("scancel --name=stuck")
+        eventually(lambda: eve.lines("squeue -h; sinfo -h -o '%D %T'") == ["1 idle"])
+    assert "began" not in (work / "out").read_text()
+
+
+def test_no_terminal_is_reached_by_what_an_error_repeats(eve: Contained):
+    for option in ("--container-mounts='/no\x1b]0;x\x07:/b'", "--container-workdir='/no\x1b]0;x\x07'"):
+        answer = eve.sh(f"srun $I {option} true")
+        assert answer.code != 0 and "\x1b" not in answer.err and "/no?]0;x?" in answer.err, answer

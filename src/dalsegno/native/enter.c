@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,8 @@ static _Noreturn void give_up(spank_t spank, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    make_printable(line);
+    make_printable(node);
     if (task == 0)
         dprintf(STDERR_FILENO, "dalsegno: %s: container: %s\n", node, line);
     _exit(NO_CONTAINER);
@@ -122,6 +125,7 @@ static void tell_note(spank_t spank, const char *note) {
 void enter_container(spank_t spank, char *const given[], const struct container *container) {
     if (container->error[0])
         give_up(spank, "%s", container->error);
+    prctl(PR_SET_DUMPABLE, 0); /* until the program runs: who is inside already must not reach what slurmstepd had open */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));
     if (setns(container->mounts, CLONE_NEWNS) != 0)

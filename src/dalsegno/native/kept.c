@@ -38,7 +38,7 @@ static int find_namespace(const char *pid, unsigned long long number) {
             char target[64] = "";
             if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) > 0 &&
                 (strncmp(target, "mnt:[", 5) == 0 || strncmp(target, "user:[", 6) == 0))
-                found = openat(dirfd(list), entry->d_name, O_RDONLY | O_CLOEXEC);
+                found = openat(dirfd(list), entry->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         }
     if (list)
         closedir(list);

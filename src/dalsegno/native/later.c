@@ -1,7 +1,7 @@
-/* An import may take minutes, and Slurm delivers no signal to a step before its user_init is over: were it waited for
- * there, nothing could cancel it. So the step begins, a thread of slurmstepd waits for the helper, and the tasks wait in
- * task_init for what the thread hands on. There a signal ends them as it ends any task, and with the last of them the
- * helper, which sees its answer wanted by nobody, ends the import. */
+/* An import may take minutes, a file system may not answer, and Slurm delivers no signal to a step before its user_init is
+ * over: were the helper waited for there, nothing could cancel the step. So the step begins, a thread of slurmstepd waits
+ * for the helper, and the tasks wait in task_init for what the thread hands on. There a signal ends them as it ends any
+ * task, and with the last of them the helper, which sees its answer wanted by nobody, ends the import. */
 #define _GNU_SOURCE
 #include "later.h"
 
@@ -67,8 +67,10 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     if (!later.begun)
         return;
     close(later.tasks[1]);                /* so that it ends with slurmstepd */
+    prctl(PR_SET_DUMPABLE, 0);             /* the user's other processes have no business with slurmstepd's memory */
     prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc signals nothing that is called slurmstepd */
-    if (spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task == 0 && poll(&answer, 1, SLOW_MS) == 0)
+    if (image && !image_is_path(image) && spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS &&
+        task == 0 && poll(&answer, 1, SLOW_MS) == 0)
         dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);
     int count = take_message(later.tasks[0], text, sizeof text, fds, HANDED_MAX);
     container->mounts = container->user = container->lock = -1;

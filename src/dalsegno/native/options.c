@@ -35,7 +35,14 @@ static int refuse(char why[WHY_LENGTH], const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(why, WHY_LENGTH, format, arguments);
     va_end(arguments);
+    make_printable(why);
     return -1;
+}
+
+void make_printable(char *text) {
+    for (; *text; text++)
+        if (iscntrl((unsigned char)*text))
+            *text = '?';
 }
 
 /* ---- mounts */

@@ -68,6 +68,7 @@ bool names_hold(const struct names *names, const char *name, size_t length);
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
 int parse_absolute(const char *text, char why[WHY_LENGTH]);
 bool image_is_path(const char *image);
+void make_printable(char *text); /* for a log or a terminal: control characters become '?' */
 
 /* Looks at the value of any option as the command line gives it. */
 int check_option(enum option option, const char *value, char why[WHY_LENGTH]);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/securebits.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +13,8 @@
 #include <unistd.h>
 
 #include "build.h"
+
+enum { CHILD_MS = 30000 };
 
 int proc_fd = -1;
 
@@ -53,6 +56,13 @@ void enter_own_user_namespace(void) {
     write_maps(0, 0, 0, request.uid, request.gid);
 }
 
+/* The child has the user's id: they may stop it, and must not stop us. */
+static bool hear(int from) {
+    char said;
+    struct pollfd end = {.fd = from, .events = POLLIN};
+    return poll(&end, 1, CHILD_MS) > 0 && read(from, &said, 1) == 1;
+}
+
 /* A child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
 static pid_t start_child(bool mounts, int *talk) {
     int pair[2];
@@ -67,8 +77,7 @@ static pid_t start_child(bool mounts, int *talk) {
     if (child > 0) {
         close(pair[0]);
         close(back[1]);
-        char ready;
-        if (read(back[0], &ready, 1) != 1)
+        if (!hear(back[0]))
             fail("a user namespace was refused: see user.max_user_namespaces");
         talk[0] = back[0], talk[1] = pair[1];
         return child;
@@ -108,10 +117,9 @@ int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gi
 /* The mounts as they are now, in a namespace that belongs to the user: nothing in it can be taken apart. */
 void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid, int fds[2]) {
     int talk[2];
-    char done;
     pid_t child = start_child(true, talk);
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
-    if (write(talk[1], "g", 1) != 1 || read(talk[0], &done, 1) != 1)
+    if (write(talk[1], "g", 1) != 1 || !hear(talk[0]))
         fail("a mount namespace was refused: see user.max_mnt_namespaces");
     fds[0] = namespace_fd(child, "mnt");
     fds[1] = namespace_fd(child, "user");

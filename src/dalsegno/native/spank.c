@@ -24,6 +24,8 @@
 
 SPANK_PLUGIN(dalsegno_container, 1)
 
+enum { VALUE_MAX = 1 << 16 };
+
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
 static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1};
@@ -37,7 +39,11 @@ static int take_option(int which, const char *value, int remote) {
     if (!value || !option_words[which].argument)
         value = "";
     if (check_option((enum option)which, value, why) != 0) {
-        slurm_error("--%s: %s", option_words[which].name, why);
+        if (!remote)
+            slurm_error("--%s: %s", option_words[which].name, why);
+        else /* srun would have refused it; for the tasks to tell, as slurmstepd goes on without the option */
+            snprintf(container.error, sizeof container.error, "--%s: %s", option_words[which].name, why);
+        container.wanted |= remote && (which == OPTION_IMAGE || which == OPTION_NAME);
         return -1;
     }
     if (which == OPTION_MOUNTS && !remote && given[which] && strcmp(given[which], value) != 0)
@@ -90,15 +96,18 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
 /* As Pyxis does: PYXIS_CONTAINER_IMAGE stands for --container-image, and so on. Not for batch scripts, which would
  * hardly be meant. */
 static void read_environment(spank_t spank) {
-    char name[SPANK_OPTION_MAXLEN + 8], value[PATH_MAX];
+    char name[SPANK_OPTION_MAXLEN + 8], value[VALUE_MAX];
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (given[i] || !option_words[i].argument || i == OPTION_AUTO_RESUME)
             continue;
         snprintf(name, sizeof name, "PYXIS_%s", option_words[i].name);
         for (char *letter = name; *letter; letter++)
             *letter = *letter == '-' ? '_' : (char)(*letter >= 'a' && *letter <= 'z' ? *letter - 32 : *letter);
-        if (spank_getenv(spank, name, value, sizeof value) == ESPANK_SUCCESS && *value && take_option(i, value, 1) != 0)
-            snprintf(container.error, sizeof container.error, "%s: not understood", name);
+        spank_err_t rc = spank_getenv(spank, name, value, sizeof value);
+        if (rc == ESPANK_NOSPACE)
+            snprintf(container.error, sizeof container.error, "%s is too long", name);
+        if (rc == ESPANK_SUCCESS && *value)
+            take_option(i, value, 1);
     }
 }
 
@@ -158,11 +167,11 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     spank_get_item(spank, S_JOB_STEPID, &step);
     if (step != SLURM_BATCH_SCRIPT)
         read_environment(spank);
-    if (!given[OPTION_IMAGE] && !given[OPTION_NAME]) {
+    container.wanted |= given[OPTION_IMAGE] || given[OPTION_NAME];
+    if (!container.wanted) {
         keep_detached();
         return ESPANK_SUCCESS;
     }
-    container.wanted = true;
     keep_save_path();
     if (given[OPTION_SAVE] && may_be_saved(given[OPTION_SAVE], container.error))
         expect_save(spank, &site, given[OPTION_SAVE], &container);

@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,7 +21,7 @@
 #include "later.h"
 #include "message.h"
 
-enum { WORDS_MAX = 64 };
+enum { WORDS_MAX = 64, LINGER_MS = 5000 };
 
 struct words {
     char *list[WORDS_MAX + 1];
@@ -158,7 +159,7 @@ void keep_detached(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts) {
     static char *const none[] = {PATH_WORD, NULL};
-    struct helper helper = {.pid = -1, .talk = -1};
+    struct helper helper = {.pid = -1, .talk = -1, .process = -1};
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return helper;
@@ -167,6 +168,7 @@ struct helper begin_helper(const char *path, char *const words[], char *const va
         run_helper(path, words, variables ? variables : none, pair[1], user, mounts);
     close(pair[1]);
     helper.talk = pair[0];
+    helper.process = helper.pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, helper.pid, 0);
     return helper;
 }
 
@@ -177,12 +179,19 @@ int take_message(int from, char *text, size_t size, int *fds, int count) {
     return came;
 }
 
+/* It ends by itself once nobody listens to it. But its user may have stopped it, where it runs with their rights, or its
+ * file system does not answer: it must not hold slurmstepd. */
 void end_helper(struct helper *helper) {
     int status = 0;
     close(helper->talk);
+    if (helper->process >= 0) {
+        if (poll(&(struct pollfd){.fd = helper->process, .events = POLLIN}, 1, LINGER_MS) == 0)
+            syscall(SYS_pidfd_send_signal, helper->process, SIGKILL, NULL, 0);
+        close(helper->process);
+    }
     while (helper->pid > 0 && waitpid(helper->pid, &status, 0) < 0 && errno == EINTR)
         ;
-    *helper = (struct helper){.pid = -1, .talk = -1};
+    *helper = (struct helper){.pid = -1, .talk = -1, .process = -1};
 }
 
 /* The helper's answer; one that begins with `!` is an error. */
@@ -190,19 +199,21 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
     int next = 0;
     if (text[0] == '!' || count < 1) {
         snprintf(container->error, sizeof container->error, "%s", text[0] == '!' ? text + 1 : text);
+        make_printable(container->error);
         return;
     }
     char *note = strchr(text, '\n');
     if (note) {
         *note = '\0';
         snprintf(container->note, sizeof container->note, "%s", note + 1);
+        make_printable(container->note);
     }
     container->mounts = fds[next++];
-    if (strstr(text, " user"))
+    if (strstr(text, " user") && next < count)
         container->user = fds[next++];
-    if (strstr(text, " lock"))
+    if (strstr(text, " lock") && next < count)
         container->lock = fds[next++];
-    if (strstr(text, " unpacked"))
+    if (strstr(text, " unpacked") && next < count)
         container->unpacked = fds[next++];
     container->folder = strstr(text, " folder") != NULL;
 }
@@ -240,7 +251,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     struct helper helper = begin_helper(site->helper, words.list, variables.list, -1, -1);
     free_words(&words);
     free_words(&variables);
-    if (import && await_later(spank, helper, container))
+    if (await_later(spank, helper, container))
         return;
     int count = take_message(helper.talk, text, sizeof text, fds, HANDED_MAX);
     end_helper(&helper);
@@ -261,6 +272,7 @@ bool save_container(const struct site *site, const struct container *container) 
     take_message(helper.talk, text, sizeof text, NULL, 0);
     end_helper(&helper);
     free_words(&saving_words);
+    make_printable(text);
     if (text[0] == '!')
         slurm_spank_log("dalsegno: %s", text + 1);
     return text[0] != '!';

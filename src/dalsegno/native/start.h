@@ -31,6 +31,7 @@ struct container {
 struct helper {
     pid_t pid;
     int talk;
+    int process; /* a pidfd: slurmstepd itself may wait for it first, and its number be another's by then */
 };
 
 struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
