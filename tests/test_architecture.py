@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
     "train": (),
+    "wire": TRAIN_WIRE,  # one bounded server for peers that have not proved who they are
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
@@ -47,13 +48,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_WIRE, *TRAIN_LEFT),
     "users": UP_TO_3,
-    "launch": (*UP_TO_3, *TRAIN_TALK),
+    "launch": (*UP_TO_3, *TRAIN_TALK, "wire"),
     "jobs": (*UP_TO_4, *TRAIN_TALK),
     "bench": ("errors", "hardware", "spec", "jobs"),
     "setup": UP_TO_4,
     "targets": UP_TO_5,
     "observe": UP_TO_5,
-    "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
+    "recovery": (*UP_TO_4, *TRAIN_TALK, "wire", "targets.base"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
     "drill": (
         *UP_TO_4,

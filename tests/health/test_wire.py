@@ -20,13 +20,12 @@ from dalsegno.health.wire import (
     CONTROLLER,
     MOST_BYTES,
     Hello,
-    Seal,
     hello_message,
     is_proved,
     is_welcome,
     read_hello,
-    read_nonce,
     read_secret,
+    seal_of,
     welcome_message,
 )
 from dalsegno.health.words import (
@@ -41,8 +40,8 @@ from dalsegno.health.words import (
     reply_message,
     told_message,
 )
-from dalsegno.train.frames import BadFrame, Message, Reader, pack
-from dalsegno.train.proof import nonce
+from dalsegno.train.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
+from dalsegno.train.proof import Seal, nonce, read_nonce
 
 EXAMPLES = 100_000 if os.environ.get("DALSEGNO_LONG") else 2_000
 SECRET = b"s" * 32
@@ -114,12 +113,12 @@ def test_a_secret_that_is_missing_or_short_is_told(tmp_path: Path):
 
 
 def seals(side: str = AGENT) -> tuple[Seal, Seal]:
-    return Seal(SECRET, HELLO, OURS, side), Seal(SECRET, HELLO, OURS, side)
+    return seal_of(side, SECRET, HELLO, OURS), seal_of(side, SECRET, HELLO, OURS)
 
 
-def frame(data: bytes) -> Message:
-    (message,) = Reader().feed(data)
-    return message
+def frame(data: bytes) -> bytes:
+    (body,) = Reader().bodies(data)
+    return body
 
 
 def test_what_is_sealed_is_opened_in_its_order():
@@ -142,11 +141,11 @@ def test_a_message_counts_once_and_in_its_turn():
 @pytest.mark.parametrize(
     "other",
     [
-        Seal(b"t" * 32, HELLO, OURS, AGENT),
-        Seal(SECRET, HELLO, nonce(), AGENT),
-        Seal(SECRET, HELLO, OURS, CONTROLLER),
-        Seal(SECRET, replace(HELLO, node="gpu-2"), OURS, AGENT),
-        Seal(SECRET, replace(HELLO, boot="boot-2"), OURS, AGENT),
+        seal_of(AGENT, b"t" * 32, HELLO, OURS),
+        seal_of(AGENT, SECRET, HELLO, nonce()),
+        seal_of(CONTROLLER, SECRET, HELLO, OURS),
+        seal_of(AGENT, SECRET, replace(HELLO, node="gpu-2"), OURS),
+        seal_of(AGENT, SECRET, replace(HELLO, boot="boot-2"), OURS),
     ],
 )
 def test_the_seal_of_another_secret_connection_side_or_node_is_none(other: Seal):
@@ -155,10 +154,27 @@ def test_the_seal_of_another_secret_connection_side_or_node_is_none(other: Seal)
         theirs.open(frame(other.close(BEAT)))
 
 
-@pytest.mark.parametrize("strange", [{}, {"say": "{}"}, {"say": 1, "mac": 2}, {"say": "{}", "mac": "\ud800"}, BEAT])
-def test_what_is_not_sealed_is_refused(strange: Message):
+@pytest.mark.parametrize("strange", [b"", b"{}", b"x" * 31, b"x" * 32, b"x" * 100, frame(pack(BEAT))])
+def test_what_is_not_sealed_is_refused(strange: bytes):
     with pytest.raises(BadFrame):
         seals()[0].open(strange)
+
+
+def test_a_sealed_message_shows_nothing_of_its_text_and_the_same_text_never_looks_the_same():
+    ours, theirs = seals()
+    first, second = (frame(ours.close({"token": "hf_abcdef"})) for _ in range(2))
+    assert b"hf_abcdef" not in first + second and b"token" not in first + second
+    assert first[32:] != second[32:], "the second is under another part of the key stream"
+    backwards = frame(seals(CONTROLLER)[0].close({"token": "hf_abcdef"}))
+    assert first[32:] != backwards[32:], "so is what the other side says"
+    assert theirs.open(first) == theirs.open(second) == {"token": "hf_abcdef"}
+
+
+def test_a_message_that_is_too_long_does_not_break_the_ones_after_it():
+    ours, theirs = seals()
+    with pytest.raises(BadFrame, match="longer"):
+        ours.close({"text": "x" * MAX_BYTES})
+    assert theirs.open(frame(ours.close(BEAT))) == BEAT
 
 
 # Words
@@ -253,7 +269,7 @@ def test_any_message_is_what_it_says_or_is_refused(seed: int):
         with contextlib.suppress(BadReport):
             assert isinstance(read_order(message), Order)
         with contextlib.suppress(BadFrame):
-            theirs.open(message)
+            theirs.open(encode(message))
             raise AssertionError("no seal, and it was taken")
 
 
@@ -267,8 +283,8 @@ def test_bytes_that_were_cut_changed_or_put_in_never_pass(noise: bytes, at: int,
     heard: list[Message] = []
     reader = Reader(MOST_BYTES)
     try:
-        for message in reader.feed(whole[:at] + noise + whole[at + cut :]):
-            heard.append(theirs.open(message))
+        for body in reader.bodies(whole[:at] + noise + whole[at + cut :]):
+            heard.append(theirs.open(body))
     except BadFrame:
         pass
     assert heard == said[: len(heard)]

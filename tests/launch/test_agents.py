@@ -49,8 +49,7 @@ def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: N
         for _ in range(400):
             agents = Agents("train-k3f9x", SECRET, Timing(), Listener())
             try:
-                server, _ = await agents.open(0)
-                server.close()
+                await agents.open(0)
             finally:
                 agents.close()
 
@@ -62,7 +61,7 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
 
     async def twice() -> None:
         agents = Agents("train-k3f9x", SECRET, Timing(), listener)
-        server, port = await agents.open(0, host="127.0.0.1")
+        port = await agents.open(0, host="127.0.0.1")
         first, second = (Link(SECRET, ["127.0.0.1"], port, "n1") for _ in range(2))
         for link in (first, second):
             assert await asyncio.to_thread(link.connect, HELLO)
@@ -75,7 +74,6 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
         second.close()
         while agents.peers:
             await asyncio.sleep(0.002)
-        server.close()
         agents.close()
 
     asyncio.run(twice())
@@ -93,14 +91,13 @@ def test_an_agent_that_speaks_another_language_is_cut_off():
 
     async def talk() -> None:
         agents = Agents("train-k3f9x", SECRET, Timing(), listener)
-        server, port = await agents.open(0, host="127.0.0.1")
+        port = await agents.open(0, host="127.0.0.1")
         link = Link(SECRET, ["127.0.0.1"], port, "n1")
         assert await asyncio.to_thread(link.connect, HELLO)
         link.send({"ended": "yes"})
         while agents.peers or not listener.log:
             await asyncio.sleep(0.002)
         link.close()
-        server.close()
         agents.close()
 
     asyncio.run(talk())

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dalsegno.health.wire import AGENT, CONTROLLER, Hello, Seal, hello_message, is_welcome
+from dalsegno.health.wire import AGENT, CONTROLLER, Hello, hello_message, is_welcome, seal_of
 from dalsegno.health.words import BEAT
 from dalsegno.recovery.agent_door import STRANGER_S
 from dalsegno.recovery.agents import Agents
 from dalsegno.recovery.probes import Place
-from dalsegno.train.frames import Message, Reader, pack
-from dalsegno.train.proof import nonce
+from dalsegno.train.frames import Message, Reader, pack, parse
+from dalsegno.train.proof import Seal, nonce
 
 T = TypeVar("T")
 NODES = ("gpu-1", "gpu-2")
@@ -83,7 +83,7 @@ class Caller:
     scene: Scene
     sock: socket.socket
     reader: Reader = field(default_factory=Reader)
-    heard: list[Message] = field(default_factory=list)
+    heard: list[bytes] = field(default_factory=list)
     hung_up: bool = False
     hello: Hello | None = None
     welcomed: bool = False
@@ -98,9 +98,14 @@ class Caller:
         except ConnectionError:
             data = b""
         self.hung_up = self.hung_up or not data
-        self.heard += self.reader.feed(data)
+        self.heard += self.reader.bodies(data)
 
     def next(self) -> Message | None:
+        """The next message of the handshake; None if they hang up."""
+        body = self.next_body()
+        return None if body is None else parse(body)
+
+    def next_body(self) -> bytes | None:
         """What comes next; None if they hang up."""
 
         def came() -> bool:
@@ -130,8 +135,8 @@ class Caller:
         self.raw(pack(hello_message(secret, self.hello, greeting["nonce"])))
         answer = self.next()
         self.welcomed = answer is not None and is_welcome(answer, secret, self.hello, greeting["nonce"])
-        self.opener = Seal(secret, self.hello, greeting["nonce"], CONTROLLER)
-        self.closer = Seal(secret, self.hello, greeting["nonce"], AGENT)
+        self.opener = seal_of(CONTROLLER, secret, self.hello, greeting["nonce"])
+        self.closer = seal_of(AGENT, secret, self.hello, greeting["nonce"])
 
     def sealed(self, message: Message) -> bytes:
         assert self.closer is not None
@@ -145,12 +150,12 @@ class Caller:
 
     def told(self) -> Message:
         """The next sealed message."""
-        frame = self.next()
-        assert frame is not None and self.opener is not None
-        return self.opener.open(frame)
+        body = self.next_body()
+        assert body is not None and self.opener is not None
+        return self.opener.open(body)
 
     def cut_off(self) -> bool:
         """Whether they hang up on us."""
-        while self.next() is not None:
+        while self.next_body() is not None:
             pass
         return True

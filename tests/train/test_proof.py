@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.launch.agent.link import Link
+from dalsegno.launch.agent.link import AGENT, Link
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.train.frames import Message, Reader, pack, send
-from dalsegno.train.proof import holds, nonce, prove
+from dalsegno.train.proof import Seal, holds, nonce, prove
 from tests.waiting import eventually
 
 SECRET = b"s" * 32
@@ -28,7 +28,7 @@ class House:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.server, self.port = asyncio.run_coroutine_threadsafe(self.door.open(0), self.loop).result(60)
+        self.port = asyncio.run_coroutine_threadsafe(self.door.open(0), self.loop).result(60)
 
     def _came(self, peer: Peer) -> None:
         self.peers[peer.name] = peer
@@ -55,7 +55,7 @@ class House:
     def close(self) -> None:
         for peer in self.peers.values():
             self.loop.call_soon_threadsafe(peer.close)
-        self.loop.call_soon_threadsafe(self.server.close)
+        self.loop.call_soon_threadsafe(self.door.close)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(60)
@@ -137,9 +137,10 @@ def test_a_proof_that_was_overheard_is_of_no_use_later(house: House):
     link = house.link()
     assert link.connect(HELLO)
     overheard = shake(house.stranger())
+    assert house.heard(("came", "n7"))
     again = house.stranger()
     read_nonce(again)
-    send(again, overheard)
+    again.sendall(overheard)
     assert is_cut_off(again)
     assert [entry for entry in house.log if entry[0] == "came"] == [("came", "n1"), ("came", "n7")]
     link.close()
@@ -153,14 +154,16 @@ def read_nonce(sock: socket.socket) -> str:
             return str(message["nonce"])
 
 
-def shake(sock: socket.socket) -> Message:
+def shake(sock: socket.socket) -> bytes:
     """A whole handshake by hand, as somebody on the wire would see it."""
     theirs, ours = read_nonce(sock), nonce()
-    hello = {**HELLO, "agent": "n7", "nonce": ours, "proof": prove(SECRET, "agent", theirs, ours, "n7")}
-    send(sock, hello)
+    said = (theirs, ours, "train-k3f9x", "n7")
+    hello = {"run": "train-k3f9x", "agent": "n7", "nonce": ours, "proof": prove(SECRET, AGENT, *said)}
+    data = pack(hello) + Seal(SECRET, AGENT, *said).close(HELLO)
+    sock.sendall(data)
     assert "proof" in next(iter(Reader().feed(sock.recv(4096))))
     sock.close()
-    return hello
+    return data
 
 
 @pytest.mark.parametrize(

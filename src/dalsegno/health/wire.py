@@ -3,7 +3,7 @@
     controller  {"nonce": C}
     agent       {"node", "boot", "started", "nonce": A, "proof"}      the node's name and boot are in the proof
     controller  {"proof"}
-    then both   {"say": TEXT, "mac"}                                  TEXT is a message as JSON
+    then both sides send sealed messages: encrypted and authenticated, see `train/proof.py`
 
 Each node has a secret of its own, so that none can speak for another. Nonces of both sides are in every proof, and the
 number of a message in its seal: what was said once is of no use in another connection, nor later in the same one.
@@ -11,8 +11,6 @@ number of a message in its seal: what was said once is of no use in another conn
 
 from __future__ import annotations
 
-import hmac
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -21,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.train.frames import BadFrame, Message, pack
-from dalsegno.train.proof import holds, prove
+from dalsegno.train.frames import BadFrame, Message
+from dalsegno.train.proof import Seal, holds, prove
 
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # the longest message of one who has not proved anything yet
 MOST_BYTES = 128 << 10  # of any later one
 LEAST_SECRET = 32  # characters
-AGENT, CONTROLLER = "node-agent", "controller"
+AGENT, CONTROLLER = "node-agent/2", "controller/2"  # with the version of what they say to each other
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BOOT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -43,6 +41,9 @@ class Hello:
     boot: str
     started: float
     nonce: str
+
+    def __str__(self) -> str:
+        return self.node
 
     def words(self) -> tuple[str, ...]:
         return (self.nonce, self.node, self.boot, repr(self.started))
@@ -73,12 +74,7 @@ def is_boot_id(text: str) -> bool:
 
 def hello_message(secret: bytes, hello: Hello, theirs: str) -> Message:
     said = {"node": hello.node, "boot": hello.boot, "started": hello.started, "nonce": hello.nonce}
-    return {**said, "proof": prove(secret, AGENT, theirs, *hello.words())}
-
-
-def read_nonce(greeting: Mapping[str, Any]) -> str:
-    """The controller's nonce in its first message."""
-    return _matching(greeting, "nonce", _NONCE)
+    return {**said, "proof": prove(secret, AGENT, *words_of(hello, theirs))}
 
 
 def read_hello(message: Mapping[str, Any]) -> Hello:
@@ -94,15 +90,15 @@ def read_hello(message: Mapping[str, Any]) -> Hello:
 
 def is_proved(message: Mapping[str, Any], hello: Hello, secret: bytes, ours: str) -> bool:
     """Whether the caller knows the secret of the node that it names."""
-    return holds(message.get("proof"), secret, AGENT, ours, *hello.words())
+    return holds(message.get("proof"), secret, AGENT, *words_of(hello, ours))
 
 
 def welcome_message(secret: bytes, hello: Hello, ours: str) -> Message:
-    return {"proof": prove(secret, CONTROLLER, ours, *hello.words())}
+    return {"proof": prove(secret, CONTROLLER, *words_of(hello, ours))}
 
 
 def is_welcome(message: Mapping[str, Any], secret: bytes, hello: Hello, theirs: str) -> bool:
-    return holds(message.get("proof"), secret, CONTROLLER, theirs, *hello.words())
+    return holds(message.get("proof"), secret, CONTROLLER, *words_of(hello, theirs))
 
 
 def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
@@ -112,39 +108,11 @@ def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) ->
     return value
 
 
-# What is said then --------------------------------------------------------------------------------------------
+def words_of(hello: Hello, controller_nonce: str) -> tuple[str, ...]:
+    """What proofs and seals of a connection cover."""
+    return (controller_nonce, *hello.words())
 
 
-class Seal:
-    """Seals the messages of one side of one connection, or opens those of the other: in order, each once."""
-
-    def __init__(self, secret: bytes, hello: Hello, controller_nonce: str, side: str) -> None:
-        self._key = prove(secret, "session", controller_nonce, *hello.words()).encode()
-        self._side, self._count = side.encode(), 0
-
-    def close(self, message: Message) -> bytes:
-        text = json.dumps(message, separators=(",", ":"))
-        return pack({"say": text, "mac": self._mac(text)})
-
-    def open(self, frame: Message) -> Message:
-        """BadFrame for what the other side has not said, or not now."""
-        text, mac = frame.get("say"), frame.get("mac")
-        if not isinstance(text, str) or not isinstance(mac, str) or len(frame) != 2 or not text.isascii():
-            raise BadFrame("not a sealed message")
-        if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(text).encode()):
-            raise BadFrame("a message with a wrong seal: forged, or said before")
-        return _object(text)
-
-    def _mac(self, text: str) -> str:
-        self._count += 1
-        return hmac.digest(self._key, b"%s %d %s" % (self._side, self._count, text.encode()), "sha256").hex()
-
-
-def _object(text: str) -> Message:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadFrame(f"not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise BadFrame("not a JSON object")
-    return message
+def seal_of(side: str, secret: bytes, hello: Hello, controller_nonce: str) -> Seal:
+    """The seal of one side's messages."""
+    return Seal(secret, side, *words_of(hello, controller_nonce))

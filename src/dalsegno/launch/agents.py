@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +10,7 @@ from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Door, Peer
 from dalsegno.launch.pulse import Pulse
 from dalsegno.launch.words import UNREADABLE, Word, read_word
-from dalsegno.train.frames import Message
+from dalsegno.train.frames import BadFrame, Message
 
 TRIES = 20
 
@@ -37,22 +36,22 @@ class Agents:
         self._pulse = Pulse(secret, timing, self._probe_address)
         self._door = Door(run, secret, self._came, self._said, self._gone)
 
-    async def open(
-        self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0"
-    ) -> tuple[asyncio.Server, int]:
-        """Listen for connections and for heartbeats, on the same port."""
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
+        """Listen for connections and for heartbeats, on the same port; returns it. OSError if it is taken."""
         for attempt in range(TRIES if port == 0 else 1):
-            server, found = await self._door.open(port, greeting, host)
+            found = await self._door.open(port, greeting, host)
             try:
                 self._pulse.open(found, host)
-                return server, found
+                return found
             except OSError:  # its twin for datagrams is taken
-                server.close()
+                self._door.close()
                 if port or attempt == TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
     def close(self) -> None:
+        """Stop listening; connections stay until the agents end them."""
+        self._door.close()
         self._pulse.close()
 
     async def watch(self) -> None:
@@ -90,9 +89,8 @@ class Agents:
         self._pulse.liveness.beat(peer.name, time.monotonic())
         try:
             word = read_word(message)
-        except UNREADABLE:
-            peer.close()  # it speaks another language, of another version perhaps
-            return
+        except UNREADABLE as error:  # of another version perhaps
+            raise BadFrame(f"a message that makes no sense: {error!r}") from error
         if word is not None:
             self._listener.agent_said(peer, word)
 

@@ -76,7 +76,7 @@ class Coordinator:
     async def serve(self) -> int:
         """Until the run has ended; gives its exit code."""
         saved = await find_saved(self.site, self.staff.dismiss, self.note)
-        server = await self.open()
+        await self.open()
         if saved is None:
             self.journal("began", host=socket.gethostname(), pid=os.getpid())
             self.staff.begin()
@@ -86,7 +86,6 @@ class Coordinator:
         await self._errands.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
         assert self.end is not None
         code = await say_farewell(self, self.end)
-        server.close()
         self.agents.close()
         return code
 
@@ -101,13 +100,12 @@ class Coordinator:
         if not self.closing:
             self.staff.leaving(job, node)
 
-    async def open(self) -> asyncio.Server:
+    async def open(self) -> None:
         """Listen, on the port of our former self if there was one, and write down where."""
         known = read_connect(self.folder)
         self.agents = Agents(self.folder.run, known.secret, self.site.timing, self)
-        server, port = await self.agents.open(known.port)
+        port = await self.agents.open(known.port)
         write_connect(self.folder, Connect(known.secret, port))
-        return server
 
     # Agents
 

@@ -67,6 +67,9 @@ class Liveness:
     def watch(self, agent: str, now: float) -> None:
         self._signs[agent] = _Sign(now, now)
 
+    def watches(self, agent: str) -> bool:
+        return agent in self._signs
+
     def forget(self, agent: str) -> None:
         self._signs.pop(agent, None)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dalsegno.launch.agent.link import AGENT, COORDINATOR
 from dalsegno.launch.words import UNREADABLE, Hello, read_hello
-from dalsegno.train.frames import BadFrame, Message, Reader, pack
-from dalsegno.train.proof import holds, nonce, prove
+from dalsegno.train.frames import BadFrame, Message
+from dalsegno.train.proof import holds, read_nonce
+from dalsegno.wire.server import Connection, Limits, LoopWatcher, Proved, Server
 
-HANDSHAKE_S = 5.0
+LIMITS = Limits(stranger_s=5.0, read_bytes=256 << 10)
 
 
 @dataclass(eq=False)
@@ -22,7 +22,8 @@ class Peer:
     name: str
     hello: Hello
     address: str
-    writer: asyncio.StreamWriter
+    send: Callable[[Message], None]
+    close: Callable[[], None]  # at once, and nobody is told
 
     @property
     def host(self) -> str:
@@ -33,14 +34,6 @@ class Peer:
     def probe(self) -> tuple[str, int]:
         """Where its host can be asked whether it lives."""
         return self.address, self.hello.probe
-
-    def send(self, message: Message) -> None:
-        if not self.writer.is_closing():
-            self.writer.write(pack(message))
-
-    def close(self) -> None:
-        """At once: a host that is gone would never take what is still to be sent."""
-        self.writer.transport.abort()
 
 
 class Door:
@@ -53,58 +46,70 @@ class Door:
         came: Callable[[Peer], None],
         said: Callable[[Peer, Message], None],
         gone: Callable[[Peer], None],
+        limits: Limits = LIMITS,
     ) -> None:
         self.run, self.secret = run, secret
         self._came, self._said, self._gone = came, said, gone
+        self._limits = limits
         self._greeting: Callable[[], Message] = dict
+        self._peers: dict[Connection[str], Peer] = {}
+        self._server: Server[str]
 
-    async def open(
-        self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0"
-    ) -> tuple[asyncio.Server, int]:
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
         """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
         self._greeting = greeting or dict
-        server = await asyncio.start_server(self._serve, host, port, backlog=1024)
-        return server, int(server.sockets[0].getsockname()[1])
+        watcher = LoopWatcher(asyncio.get_running_loop())
+        self._server = Server(watcher, self, AGENT, COORDINATOR, self._limits)
+        return self._server.listen(host, port)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = Reader()
-        try:
-            peer, early = await asyncio.wait_for(self._shake_hands(reader, writer, frames), HANDSHAKE_S)
-        except (OSError, BadFrame, asyncio.TimeoutError, *UNREADABLE):
-            writer.transport.abort()  # a stranger, or one who speaks another language
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+    # What the server asks
+
+    def greeting(self) -> Message:
+        return self._greeting()
+
+    def identify(self, hello: Message, ours: str) -> Proved[str]:
+        name, said = str(hello.get("agent")), (ours, read_nonce(hello), self.run, str(hello.get("agent")))
+        if hello.get("run") != self.run or not holds(hello.get("proof"), self.secret, AGENT, *said):
+            raise BadFrame("no proof of the run's secret")
+        return Proved(name, self.secret, said)
+
+    def admit(self, connection: Connection[str], name: str) -> str:
+        return ""
+
+    def came(self, connection: Connection[str]) -> None:
+        """The first sealed message tells more."""
+
+    def said(self, connection: Connection[str], message: Message) -> None:
+        peer = self._peers.get(connection)
+        if peer is not None:
+            self._said(peer, message)
             return
+        assert connection.who is not None
         try:
-            self._came(peer)
-            for message in early:
-                self._said(peer, message)
-            await self._listen(peer, reader, frames)
-        finally:
+            hello = read_hello({**message, "agent": connection.who})
+        except UNREADABLE as error:
+            raise BadFrame(f"not the hello of an agent: {error!r}") from error
+        peer = self._peers[connection] = Peer(
+            connection.who,
+            hello,
+            connection.address,
+            lambda told: self._server.send(connection, told),
+            lambda: self._drop(connection),
+        )
+        self._came(peer)
+
+    def gone(self, connection: Connection[str]) -> None:
+        peer = self._peers.pop(connection, None)
+        if peer is not None:
             self._gone(peer)
-            peer.close()
 
-    async def _shake_hands(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Reader
-    ) -> tuple[Peer, list[Message]]:
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ours = nonce()
-        writer.write(pack({**self._greeting(), "nonce": ours}))
-        messages: list[Message] = []
-        while not messages:
-            data = await reader.read(65536)
-            if not data:
-                raise OSError("closed")
-            messages = list(frames.feed(data))
-        hello, *early = messages
-        name, theirs = str(hello["agent"]), str(hello["nonce"])
-        if hello.get("run") != self.run or not holds(hello["proof"], self.secret, "agent", ours, theirs, name):
-            raise ValueError("no proof")
-        writer.write(pack({"proof": prove(self.secret, "coordinator", theirs, ours, name)}))
-        address = str(writer.get_extra_info("peername")[0])
-        return Peer(name, read_hello(hello), address, writer), early
+    def refused(self, cause: str, detail: str) -> None:
+        """Strangers are not worth a line in the run's log."""
 
-    async def _listen(self, peer: Peer, reader: asyncio.StreamReader, frames: Reader) -> None:
-        with contextlib.suppress(OSError, BadFrame):
-            while data := await reader.read(262144):
-                for message in frames.feed(data):
-                    self._said(peer, message)
+    def _drop(self, connection: Connection[str]) -> None:
+        self._peers.pop(connection, None)
+        self._server.drop(connection)

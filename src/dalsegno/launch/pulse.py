@@ -8,8 +8,10 @@ import socket
 import time
 from collections.abc import Callable
 
-from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
+from dalsegno.launch.agent.beats import MOST_BYTES, Beat, is_signed, pack_beat, peek_beat
 from dalsegno.launch.liveness import Liveness, Timing
+
+BEATS_AT_ONCE = 256  # beside two of each agent
 
 
 class Pulse:
@@ -42,12 +44,19 @@ class Pulse:
                 gone(agent, why)
 
     def _take_beats(self) -> None:
+        """Take what has come, within bounds: anybody may send datagrams, and must not keep us from our work.
+
+        What is no beat of a watched agent is dropped before its signature is computed. Beats that a flood drives out
+        are not missed: a host that seems silent is probed, and agents speak on their connections too.
+        """
         now = time.monotonic()
         with contextlib.suppress(BlockingIOError):
-            while True:
-                data, address = self._socket.recvfrom(512)
-                beat = read_beat(self.secret, data)
-                if beat is not None and beat.number > self._last.get(beat.sender, 0):
+            for _ in range(BEATS_AT_ONCE + 2 * len(self._last)):
+                data, address = self._socket.recvfrom(MOST_BYTES + 1)
+                beat = peek_beat(data)
+                if beat is None or beat.number <= self._last.get(beat.sender, 0):
+                    continue
+                if self.liveness.watches(beat.sender) and is_signed(self.secret, data):
                     self._last[beat.sender] = beat.number
                     self.liveness.beat(beat.sender, now)
                     self._answer(beat, address)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.health.report import MOST_FINDINGS, BadReport, Report
 from dalsegno.health.wire import Hello
 from dalsegno.health.words import Order, Reply, Told, order_message, read_word
-from dalsegno.recovery.agent_call import Call
-from dalsegno.recovery.agent_door import STRANGER_S, AgentDoor
+from dalsegno.recovery.agent_door import STRANGER_S, AgentDoor, Call
 from dalsegno.recovery.agent_orders import MOST_ORDERS, Answer, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.complaints import Complaints
@@ -209,13 +208,13 @@ class Agents:
             return "there is no such node"
         if hello.boot in known.old_boots:
             return "a host that another has replaced"
-        here = known.call.hello if known.call and known.presence is Presence.CONNECTED else None
+        here = known.call.who if known.call and known.presence is Presence.CONNECTED else None
         if here and here.boot == hello.boot and hello.started < here.started:
             return "a newer one of the same boot is there"
         return ""
 
     def came(self, call: Call) -> None:
-        hello = call.hello
+        hello = call.who
         assert hello is not None
         known = self._known[hello.node]
         self._let_go(hello.node, known, "its agent started anew")
@@ -228,8 +227,8 @@ class Agents:
         self._beat(hello.node, known)
 
     def said(self, call: Call, message: Message) -> None:
-        assert call.hello is not None
-        node = call.hello.node
+        assert call.who is not None
+        node = call.who.node
         known, word = self._known[node], read_word(message)
         self._beat(node, known)
         if isinstance(word, Told):
@@ -238,8 +237,8 @@ class Agents:
             self._complaints.about(f"an answer of {node} that is not waited for")
 
     def gone(self, call: Call) -> None:
-        assert call.hello is not None
-        node = call.hello.node
+        assert call.who is not None
+        node = call.who.node
         known = self._known.get(node)
         if known is None or known.call is not call:
             return

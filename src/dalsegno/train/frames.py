@@ -20,37 +20,60 @@ class BadFrame(Exception):
 
 
 def pack(message: Message) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > MAX_BYTES:
-        raise BadFrame(f"a message of {len(body)} bytes is longer than {MAX_BYTES}")
+    return frame(encode(message))
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def frame(body: bytes, most_bytes: int = MAX_BYTES) -> bytes:
+    """Return the body with its length in front."""
+    if len(body) > most_bytes:
+        raise BadFrame(f"a message of {len(body)} bytes is longer than {most_bytes}")
     return _LENGTH.pack(len(body)) + body
 
 
 class Reader:
-    """Turns bytes, in whatever pieces they come, into messages, none of them longer than `most_bytes`."""
+    """Turns bytes, in whatever pieces they come, into messages, none of them longer than `most_bytes`.
+
+    The work is linear in the number of bytes, however they are cut: a `bytearray` drops its front without copying.
+    """
 
     def __init__(self, most_bytes: int = MAX_BYTES) -> None:
-        self._buffer, self._most_bytes = b"", most_bytes
+        self.most_bytes = most_bytes
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
+        for body in self.bodies(data):
+            yield parse(body)
+
+    def bodies(self, data: bytes) -> Iterator[bytes]:
+        """Add bytes, then yield the body of each whole frame; what is not asked for stays for the next call."""
+        self.add(data)
+        while (body := self.take()) is not None:
+            yield body
+
+    def add(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self._most_bytes:
-                raise BadFrame(f"a message of {length} bytes is longer than {self._most_bytes}")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
-            yield _parse(body)
 
-    def rest(self) -> bytes:
-        """What has come and makes no message yet; it is not kept here any longer."""
-        rest, self._buffer = self._buffer, b""
-        return rest
+    def take(self) -> bytes | None:
+        """Return the next whole body, or None while it has not come yet."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self.most_bytes:
+            raise BadFrame(f"a message of {length} bytes is longer than {self.most_bytes}")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
 
 
-def _parse(body: bytes) -> Message:
+def parse(body: bytes) -> Message:
+    """Return the JSON object that a body holds; BadFrame if it holds anything else."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:

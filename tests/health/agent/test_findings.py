@@ -5,7 +5,7 @@ from __future__ import annotations
 from dalsegno.health.agent.findings import WHOLE_S, Findings
 from dalsegno.health.report import LONGEST, MOST_FINDINGS, Finding, Gpu, Report
 from dalsegno.health.result import Remedy, failed, passed
-from dalsegno.health.wire import AGENT, MOST_BYTES, Hello, Seal
+from dalsegno.health.wire import AGENT, MOST_BYTES, Hello, seal_of
 from dalsegno.health.words import Told, read_word
 from dalsegno.recovery.agents import merge
 from dalsegno.train.frames import Message
@@ -59,7 +59,7 @@ def test_the_longest_report_there_can_be_arrives_whole_in_messages_that_are_take
         findings.note(Finding(f"{number:03}" + '"' * LONGEST, failed("ü" * 1000, Remedy.DRAIN, "ü" * 1000), 1.0))
     findings.know([Gpu(number, '"' * LONGEST, '"' * LONGEST, '"' * LONGEST) for number in range(100)])
     messages = findings.messages(0.0)
-    seal = Seal(b"s" * 32, Hello("gpu-1", "boot-1", 1.0, "0" * 32), "0" * 32, AGENT)
+    seal = seal_of(AGENT, b"s" * 32, Hello("gpu-1", "boot-1", 1.0, "0" * 32), "0" * 32)
     assert all(len(seal.close(message)) < MOST_BYTES for message in messages)
     report = None
     for each in told(messages):

@@ -17,13 +17,12 @@ from dalsegno.health.wire import (
     MOST_BYTES,
     STRANGER_BYTES,
     Hello,
-    Seal,
     hello_message,
     is_welcome,
-    read_nonce,
+    seal_of,
 )
-from dalsegno.train.frames import BadFrame, Message, Reader, pack
-from dalsegno.train.proof import nonce
+from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.train.proof import TAG_BYTES, Seal, nonce, read_nonce
 
 HANDSHAKE_S = 4.0
 UNHEARD_MS = 10_000  # what the other side's kernel does not acknowledge for so long is not heard any more
@@ -65,7 +64,7 @@ class Link:
         self.state, self._whom = State.DOWN, whom
         self._selector, self._heard, self._turned, self._say, self._chance = selector, heard, turned, say, chance
         self._sock: socket.socket | None = None
-        self._reader, self._unsent = Reader(STRANGER_BYTES), b""
+        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._opener: Seal | None = None
         self._closer: Seal | None = None
         self._theirs = ""
@@ -113,7 +112,7 @@ class Link:
         self._sock.setblocking(False)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
-        self._reader, self._unsent = Reader(STRANGER_BYTES), b""
+        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._opener = self._closer = None
         self.state, self._events = State.DIALLING, selectors.EVENT_WRITE
         self._selector.register(self._sock, self._events, self._ready)
@@ -144,39 +143,37 @@ class Link:
             return
         if not data:
             raise OSError(errno.ECONNRESET, "hung up")
-        for frame in self._reader.feed(data):
-            self._take(frame, now)
+        for body in self._reader.bodies(data):
+            self._take(body, now)
             if self.state is State.DOWN:
                 return
 
-    def _take(self, frame: Message, now: float) -> None:
+    def _take(self, body: bytes, now: float) -> None:
         if self.state is State.GREETED:
-            self._theirs = read_nonce(frame)
+            self._theirs = read_nonce(parse(body))
             self._whom = replace(self._whom, hello=replace(self._whom.hello, nonce=nonce()))
             self._unsent += pack(hello_message(self._whom.secret, self._whom.hello, self._theirs))
             self.state = State.PROVING
         elif self.state is State.PROVING:
-            if not is_welcome(frame, self._whom.secret, self._whom.hello, self._theirs):
+            if not is_welcome(parse(body), self._whom.secret, self._whom.hello, self._theirs):
                 raise BadFrame("whoever answers there does not know this node's secret")
             self._come_up(now)
         elif self._opener is not None:
-            self._heard(self._opener.open(frame))
+            self._heard(self._opener.open(body))
 
     def _come_up(self, now: float) -> None:
         secret, hello = self._whom.secret, self._whom.hello
-        self._opener, self._closer = (Seal(secret, hello, self._theirs, side) for side in (CONTROLLER, AGENT))
-        rest, self._reader = self._reader, Reader(MOST_BYTES)
+        self._opener, self._closer = (seal_of(side, secret, hello, self._theirs) for side in (CONTROLLER, AGENT))
+        self._reader.most_bytes = MOST_BYTES + TAG_BYTES
         self.state, self._up_at, self._told_why = State.UP, now, ""
         self._say(f"connected to {self._whom.host}:{self._whom.port}")
         self._turned(True)
-        for frame in self._reader.feed(rest.rest()):
-            self._take(frame, now)
 
     def _flush(self) -> None:
         assert self._sock is not None
         if self._unsent and self.state is not State.DIALLING:
             with contextlib.suppress(BlockingIOError):
-                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+                del self._unsent[: self._sock.send(self._unsent)]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         if events != self._events:
             self._events = events

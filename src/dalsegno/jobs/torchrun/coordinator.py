@@ -82,13 +82,11 @@ class TorchrunCoordinator(Coordinator):
         self.run = Run(site.shape, site.max_restarts, literal=True)
         self._terms, self._keys, self._opened = site, keys, opened
 
-    async def open(self) -> asyncio.Server:
+    async def open(self) -> None:
         meeting, secret = self._terms.meeting, self._keys.secret
         self.agents = Agents(self._keys.mark, secret, self._terms.timing, self)
         greeting = None if meeting.alone else self._keys.greeting
-        server, port = await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0")
-        self._opened(port)
-        return server
+        self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
     def keep(self) -> None:
         """Nobody comes after us."""

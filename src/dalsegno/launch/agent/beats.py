@@ -14,6 +14,7 @@ from typing import NamedTuple
 INTERVAL_S = 0.1
 _HEAD = struct.Struct("!QB")
 _MAC_BYTES = 8
+MOST_BYTES = _HEAD.size + 255 + _MAC_BYTES
 
 
 class Beat(NamedTuple):
@@ -29,11 +30,21 @@ def pack_beat(secret: bytes, beat: Beat) -> bytes:
 
 def read_beat(secret: bytes, data: bytes) -> Beat | None:
     """None for anything that was not signed with the run's secret."""
-    body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
-    if len(body) < _HEAD.size or not hmac.compare_digest(mac, _mac(secret, body)):
+    beat = peek_beat(data)
+    return beat if beat is not None and is_signed(secret, data) else None
+
+
+def peek_beat(data: bytes) -> Beat | None:
+    """What a datagram claims to be, at the cost of a look at its form; None for what cannot be a beat."""
+    if not _HEAD.size + _MAC_BYTES <= len(data) <= MOST_BYTES:
         return None
-    number, length = _HEAD.unpack_from(body)
-    return Beat(body[_HEAD.size : _HEAD.size + length].decode(errors="replace"), number)
+    number, length = _HEAD.unpack_from(data)
+    name = data[_HEAD.size : -_MAC_BYTES]
+    return Beat(name.decode(errors="replace"), number) if len(name) == length else None
+
+
+def is_signed(secret: bytes, data: bytes) -> bool:
+    return hmac.compare_digest(data[-_MAC_BYTES:], _mac(secret, data[:-_MAC_BYTES]))
 
 
 def _mac(secret: bytes, body: bytes) -> bytes:

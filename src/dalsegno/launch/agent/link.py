@@ -1,4 +1,12 @@
-"""The agent's connection to its coordinator: found, proved, lost and found again."""
+"""The agent's connection to its coordinator: found, proved, lost and found again.
+
+    coordinator  {"nonce": S, ...}
+    agent        {"run", "agent", "nonce": C, "proof"}, then its hello, sealed
+    coordinator  {"proof"}, then what it has to say, sealed
+
+Everything but these three messages is encrypted and authenticated (`train/proof.py`): the environment of a run, and
+what its workers say, are nobody else's business.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from dalsegno.train.frames import BadFrame, Message, Reader, send
-from dalsegno.train.proof import holds, nonce, prove
+from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.train.proof import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
 
+AGENT, COORDINATOR = "run-agent/2", "coordinator/2"  # with the version of what they say to each other
 CONNECT_S = 1.0
 TALK_S = 5.0
+_UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
 
 
 class Refused(Exception):
@@ -38,7 +48,8 @@ class Link:
         self.peer = ""  # the address that answered
         self.heard = time.monotonic()
         self._reader = Reader()
-        self._early: list[Message] = []  # came together with the end of the handshake
+        self._opener: Seal
+        self._closer: Seal
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
@@ -54,49 +65,59 @@ class Link:
 
     def _dial(self, address: str, hello: Message) -> None:
         self.sock = socket.create_connection((address, self.port), CONNECT_S)
-        self.sock.settimeout(TALK_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader, self._early = Reader(), []
-        greeting = self._next()
-        theirs = str(greeting["nonce"])
+        self._reader, until = Reader(_UNPROVED_BYTES), time.monotonic() + TALK_S
+        greeting = self._next(until)
+        theirs, ours = read_nonce(greeting), nonce()
         if self._unlock is not None:
             self.secret = self._unlock(greeting)
-        ours = nonce()
-        proof = prove(self.secret, "agent", theirs, ours, self.name)
-        send(self.sock, dict(hello, agent=self.name, nonce=ours, proof=proof))
-        if not holds(self._next().get("proof"), self.secret, "coordinator", ours, theirs, self.name):
+        said = (theirs, ours, str(hello["run"]), self.name)
+        opener, closer = Seal(self.secret, COORDINATOR, *said), Seal(self.secret, AGENT, *said)
+        proof = {"run": hello["run"], "agent": self.name, "nonce": ours, "proof": prove(self.secret, AGENT, *said)}
+        self.sock.sendall(pack(proof) + closer.close(hello))
+        if not holds(self._next(until).get("proof"), self.secret, COORDINATOR, *said):
             raise Refused(address)
+        self.sock.settimeout(TALK_S)
+        self._reader.most_bytes, self._opener, self._closer = MOST_SEALED, opener, closer
         self.peer, self.heard = address, time.monotonic()
 
-    def _next(self) -> Message:
+    def _next(self, until: float) -> Message:
         """The next message of the handshake, in which the two sides take turns."""
         assert self.sock is not None
-        while True:
+        while (body := self._reader.take()) is None:
+            self.sock.settimeout(max(until - time.monotonic(), 0.001))
             data = self.sock.recv(65536)
             if not data:
                 raise OSError("closed")
-            messages = list(self._reader.feed(data))
-            if messages:
-                self._early += messages[1:]
-                return messages[0]
+            self._reader.add(data)
+        return parse(body)
 
     def early(self) -> list[Message]:
         """What came on the heels of the handshake; no selector will tell of it."""
-        messages, self._early = self._early, []
-        return messages
+        return self._opened(b"") if self.sock is not None else []
 
     def receive(self) -> list[Message]:
         """What has come; a connection that is gone is closed."""
         assert self.sock is not None
         try:
             data = self.sock.recv(262144)
-            messages = list(self._reader.feed(data))
         except socket.timeout:
             return []
-        except (OSError, BadFrame):
-            data, messages = b"", []
+        except OSError:
+            data = b""
         self.heard = time.monotonic()
+        messages = self._opened(data)
         if not data:
+            self.close()
+        return messages
+
+    def _opened(self, data: bytes) -> list[Message]:
+        """The messages that these bytes complete. Who says what it cannot have said is not our coordinator."""
+        messages: list[Message] = []
+        try:
+            for body in self._reader.bodies(data):
+                messages.append(self._opener.open(body))
+        except BadFrame:
             self.close()
         return messages
 
@@ -105,7 +126,7 @@ class Link:
         if self.sock is None:
             return False
         try:
-            send(self.sock, message)
+            self.sock.sendall(self._closer.close(message))
         except OSError:
             self.close()
             return False

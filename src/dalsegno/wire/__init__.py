@@ -1,0 +1,1 @@
+"""What every server of ours does about peers that it does not know yet."""

@@ -1,0 +1,465 @@
+"""Attacks on the connections of a run: by somebody who listens, who sits in between, or who floods the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.launch.agent.beats import Beat, pack_beat
+from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
+from dalsegno.launch.agents import Agents
+from dalsegno.launch.group import Shape
+from dalsegno.launch.liveness import Timing
+from dalsegno.launch.peers import LIMITS, Peer
+from dalsegno.launch.words import Noted, Word
+from dalsegno.train.frames import Message, Reader, pack, send
+from dalsegno.train.proof import Seal, nonce, prove
+from tests.launch.played import Played
+from tests.launch.small_site import SmallSite
+from tests.waiting import PATIENCE_S, eventually
+
+SECRET = b"s" * 32
+RUN = "train-k3f9x"
+HELLO: Message = {"run": RUN, "probe": 1, "found": {"CUDA_VISIBLE_DEVICES": "the agent's hello"}}
+TOKEN = "hf_0123456789abcdef"
+
+
+class InTheMiddle:
+    """Passes on what client and server say, frame by frame. `change` sees each frame and says what becomes of it."""
+
+    def __init__(self, port: int, change: Callable[[str, int, bytes], list[bytes]] | None = None) -> None:
+        self._port, self._change = port, change or (lambda side, number, frame: [frame])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.seen: dict[str, list[bytes]] = {"client": [], "server": []}
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S)
+                for side, source, sink in (("client", client, server), ("server", server, client)):
+                    threading.Thread(target=self._pass_on, args=(side, source, sink), daemon=True).start()
+
+    def _pass_on(self, side: str, source: socket.socket, sink: socket.socket) -> None:
+        reader, number = Reader(1 << 30), 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                for body in reader.bodies(data):
+                    self.seen[side].append(body)
+                    for frame in self._change(side, number, struct.pack("!I", len(body)) + body):
+                        sink.sendall(frame)
+                    number += 1
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Coordinator:
+    """The agents' side of a coordinator, on a loop of its own; `log` is what it was told."""
+
+    def __init__(self, timing: Timing | None = None) -> None:
+        self.log: list[tuple[object, ...]] = []
+        self.peers: dict[str, Peer] = {}
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.agents = Agents(RUN, SECRET, timing or Timing(60.0), self)
+        self.port = self.run(self.agents.open(0, host="127.0.0.1"))
+        self._watching = asyncio.run_coroutine_threadsafe(self.agents.watch(), self.loop)
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+    def agent_came(self, peer: Peer) -> None:
+        self.peers[peer.name] = peer
+        self.log.append(("came", peer.name))
+
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        self.log.append(("said", peer.name, word))
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        self.log.append(("lost", agent, why))
+
+    def tell(self, name: str, *messages: Message) -> None:
+        def send_all() -> None:
+            for message in messages:
+                self.peers[name].send(message)
+
+        self.loop.call_soon_threadsafe(send_all)
+
+    def link(self, name: str = "n1", port: int = 0, secret: bytes = SECRET) -> Link:
+        return Link(secret, ["127.0.0.1"], port or self.port, name)
+
+    def close(self) -> None:
+        async def end() -> None:
+            self.agents.close()
+            for peer in self.peers.values():
+                peer.close()
+
+        self._watching.cancel()
+        self.run(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    one = Coordinator()
+    yield one
+    one.close()
+
+
+def heard(link: Link) -> list[Message]:
+    """Everything until the agent hangs up, or has been told to finish."""
+    messages = link.early()
+    while link.sock is not None and not any("finish" in message for message in messages):
+        messages += link.receive()
+    return messages
+
+
+# Listening
+
+
+class SecretSite(SmallSite):
+    """A run whose environment holds a token."""
+
+    def setup(self) -> Message:
+        return {**super().setup(), "env": {**super().setup()["env"], "HF_TOKEN": TOKEN}}
+
+
+def in_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **more: Any) -> None:
+        asyncio.run(test(*args, **more))
+
+    return run
+
+
+@in_loop
+async def test_a_listener_on_the_network_learns_nothing_of_a_run(tmp_path: Path):
+    script = "print('the worker has', os.environ['HF_TOKEN']); sys.exit('a traceback of the user')"
+    run = Played(tmp_path, script, shape=Shape(1, 1, 1), max_restarts=0)
+    run.site = SecretSite(**{name: getattr(run.site, name) for name in run.site.__dataclass_fields__})
+    try:
+        await run.coordinate()
+        connect = json.loads(run.folder.connect.read_text())
+        listener = InTheMiddle(connect["port"])
+        run.folder.connect.write_text(json.dumps({**connect, "addresses": ["127.0.0.1"], "port": listener.port}))
+        run.join("n1")
+        assert await run.ends() == 1
+        assert any(TOKEN in line for line in run.log(0)), "the worker itself had it"
+        seen = b"".join(listener.seen["client"] + listener.seen["server"])
+        assert len(listener.seen["client"]) > 2 and len(listener.seen["server"]) > 2
+        for private in (TOKEN, "HF_TOKEN", str(tmp_path), "traceback", "generation", "setup", "RANK"):
+            assert private.encode() not in seen, private
+        listener.close()
+    finally:
+        await run.close()
+
+
+# In between
+
+
+def replay(side: str, number: int, frame: bytes) -> list[bytes]:
+    return [frame, frame] if side == "server" and number == 2 else [frame]
+
+
+def change(side: str, number: int, frame: bytes) -> list[bytes]:
+    return [frame[:-1] + bytes([frame[-1] ^ 1])] if side == "server" and number == 2 else [frame]
+
+
+def leave_out(side: str, number: int, frame: bytes) -> list[bytes]:
+    return [] if side == "server" and number == 2 else [frame]
+
+
+def inject(side: str, number: int, frame: bytes) -> list[bytes]:
+    return [frame, pack({"setup": {"python": "/tmp/evil"}})] if side == "server" and number == 2 else [frame]
+
+
+class Swap:
+    """Exchanges two messages of the coordinator."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+
+    def __call__(self, side: str, number: int, frame: bytes) -> list[bytes]:
+        if side != "server" or number not in (2, 3):
+            return [frame]
+        self._held.append(frame)
+        return self._held[::-1] if len(self._held) == 2 else []
+
+
+class Reflect:
+    """Sends the agent what it has said itself."""
+
+    def __init__(self) -> None:
+        self._said: list[bytes] = []
+
+    def __call__(self, side: str, number: int, frame: bytes) -> list[bytes]:
+        if side == "client":
+            self._said.append(frame)
+            return [frame]
+        return [self._said[1]] if number == 2 else [frame]
+
+
+@pytest.mark.parametrize("attack", [replay, change, leave_out, inject, Swap(), Reflect()], ids=str)
+def test_an_agent_obeys_nothing_that_its_coordinator_has_not_said_now(coordinator: Coordinator, attack: Any):
+    middle = InTheMiddle(coordinator.port, attack)
+    link = coordinator.link(port=middle.port)
+    assert link.connect(HELLO)
+    eventually(lambda: ("came", "n1") in coordinator.log)
+    orders: list[Message] = [{"first": 1}, {"second": 2}, {"third": 3}, {"finish": 0}]
+    coordinator.tell("n1", *orders)
+    obeyed = heard(link)
+    assert obeyed == orders[: len(obeyed)] and len(obeyed) < len(orders), "what came before the attack, and no more"
+    assert link.sock is None
+    middle.close()
+
+
+@pytest.mark.parametrize("attack", [replay, change, inject], ids=str)
+def test_a_coordinator_believes_nothing_that_its_agent_has_not_said_now(coordinator: Coordinator, attack: Any):
+    middle = InTheMiddle(
+        coordinator.port,
+        lambda side, number, frame: attack("server", number, frame) if side == "client" else [frame],
+    )
+    link = coordinator.link(port=middle.port)
+    assert link.connect(HELLO)
+    for text in ("one", "two", "three"):
+        link.send({"note": text})
+    eventually(lambda: any(entry[0] == "lost" for entry in coordinator.log))
+    said = [entry[2] for entry in coordinator.log if entry[0] == "said"]
+    assert said == [Noted("one"), Noted("two")][: len(said)]
+    middle.close()
+    link.close()
+
+
+def test_who_relays_the_proofs_of_both_sides_has_gained_nothing(coordinator: Coordinator):
+    """The classic man in the middle: both proofs are genuine, and he knows neither key."""
+    middle = InTheMiddle(coordinator.port)
+    link = coordinator.link(port=middle.port)
+    assert link.connect(HELLO)
+    eventually(lambda: ("came", "n1") in coordinator.log)
+    coordinator.tell("n1", {"setup": {"env": {"HF_TOKEN": TOKEN}}}, {"finish": 0})
+    assert len(heard(link)) == 2
+    assert TOKEN.encode() not in b"".join(middle.seen["server"])
+    middle.close()
+
+
+def test_a_proof_sent_back_to_its_sender_proves_nothing(coordinator: Coordinator):
+    """A stranger who answers a coordinator with its own nonce, or an agent with its own proof."""
+    with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
+        theirs = next(iter(Reader().feed(sock.recv(4096))))["nonce"]
+        send(sock, {"run": RUN, "agent": "n1", "nonce": theirs, "proof": theirs})
+        assert sock.recv(4096) == b""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reflect() -> None:
+            sock, _ = server.accept()
+            with sock:
+                send(sock, {"nonce": nonce()})
+                proof = next(iter(Reader().feed(sock.recv(65536))))["proof"]
+                send(sock, {"proof": proof})
+
+        thread = threading.Thread(target=reflect)
+        thread.start()
+        assert not coordinator.link(port=server.getsockname()[1]).connect(HELLO)
+        thread.join()
+    assert coordinator.log == []
+
+
+def test_a_message_of_another_connection_is_refused(coordinator: Coordinator):
+    """The same agent, the same secret, one handshake later."""
+    said = ("0" * 32, "1" * 32, RUN, "n1")
+    recorded = Seal(SECRET, AGENT, *said).close({"note": "from an earlier connection"})
+    link = coordinator.link()
+    assert link.connect(HELLO) and link.sock is not None
+    link.sock.sendall(recorded)
+    eventually(lambda: ("lost", "n1", "its agent is gone") in coordinator.log)
+    assert not [entry for entry in coordinator.log if entry[0] == "said"]
+
+
+@pytest.mark.parametrize("side", [AGENT.replace("/2", ""), AGENT.replace("/2", "/1"), COORDINATOR])
+def test_the_proof_of_another_version_or_role_is_refused(coordinator: Coordinator, side: str):
+    with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
+        theirs, ours = next(iter(Reader().feed(sock.recv(4096))))["nonce"], nonce()
+        proof = prove(SECRET, side, theirs, ours, RUN, "n1")
+        send(sock, {"run": RUN, "agent": "n1", "nonce": ours, "proof": proof})
+        assert sock.recv(4096) == b"" and coordinator.log == []
+
+
+# Noise
+
+NOISE = 400 if os.environ.get("DALSEGNO_LONG") else 15
+
+
+@pytest.mark.parametrize("seed", range(NOISE))
+def test_whatever_a_stranger_sends_changes_nothing(coordinator: Coordinator, seed: int):
+    """Pieces of a real handshake, cut, changed and repeated; huge lengths; deep and wide JSON; noise."""
+    chance = random.Random(seed)
+    link = coordinator.link("n2")
+    assert link.connect(HELLO)
+    eventually(lambda: ("came", "n2") in coordinator.log)
+    before = list(coordinator.log)
+    said = (nonce(), nonce(), RUN, "n1")
+    hello = pack({"run": RUN, "agent": "n1", "nonce": said[1], "proof": prove(SECRET, AGENT, *said)})
+    deep, wide = b"[" * 2000, b'{"a":' * 400
+    pieces = [
+        hello, Seal(SECRET, AGENT, *said).close(HELLO), struct.pack("!I", len(deep)) + deep,
+        struct.pack("!I", len(wide)) + wide, struct.pack("!I", (1 << 32) - 1), struct.pack("!I", 0),
+        pack({"agent": ["n1"], "nonce": {}, "run": RUN, "proof": "\ud800"}), pack({"n": 10**1500}),
+        b'\0\0\0\x0a{"a": NaN}', chance.randbytes(100),
+    ]  # fmt: skip
+    for _ in range(10):
+        data = bytearray(b"".join(chance.choices(pieces, k=3)))
+        for _ in range(chance.randrange(5)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        sock = socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S)
+        with sock, contextlib.suppress(ConnectionError):
+            sock.sendall(bytes(data))
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+    link.send({"note": "still here"})
+    eventually(lambda: ("said", "n2", Noted("still here")) in coordinator.log)
+    assert coordinator.log == [*before, ("said", "n2", Noted("still here"))]
+    link.close()
+
+
+# Floods
+
+FLOOD = """
+    import os, socket, sys, time
+    kind, address, port, uid = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    if os.getuid() == 0:
+        os.setuid(uid)
+    until, held = time.monotonic() + 600, []
+    print("begun", flush=True)
+    while time.monotonic() < until and os.getppid() != 1:
+        try:
+            if kind == "udp":
+                held = held or [socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+                held[0].sendto(sys.stdin.buffer.peek(300)[:300] or b"x" * 40, ("127.0.0.1", port))
+                continue
+            sock = socket.socket()
+            sock.bind((address, 0))
+            sock.connect(("127.0.0.1", port))
+            sock.setblocking(False)
+            sock.send((1 << 20).to_bytes(4, "big") + b"x" * 60000 if kind == "fat" else b"\\0\\0")
+            held = [*held[-900:], sock]
+        except OSError:
+            pass
+"""
+
+
+@contextlib.contextmanager
+def flood(port: int, *kinds: str) -> Iterator[None]:
+    """Strangers with another uid, at other addresses of the loopback network."""
+    children = []
+    try:
+        for number, kind in enumerate(kinds):
+            argv = [sys.executable, "-c", textwrap.dedent(FLOOD), kind, f"127.66.0.{number + 1}", str(port), "65534"]
+            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(pack_beat(b"x" * 32, Beat("n1", 1 << 62)))
+            child.stdin.flush()
+            children.append(child)
+        for child in children:
+            assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def own_sockets() -> int:
+    return sum(1 for fd in os.listdir("/proc/self/fd") if "socket" in _target(fd))
+
+
+def _target(fd: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def test_agents_join_and_stay_while_strangers_flood_the_coordinator():
+    coordinator = Coordinator(Timing(gone_s=600.0))  # these agents have no heart: it is their connections that count
+    before = own_sockets()
+    links = [coordinator.link(f"n{number}") for number in range(16)]
+    try:
+        with flood(coordinator.port, "slow", "fat", "udp"), ThreadPoolExecutor(16) as pool:
+            for joined in [pool.submit(eventually, lambda link=link: link.connect(HELLO)) for link in links]:
+                joined.result()
+            assert own_sockets() - before < 2 * 16 + 300, "strangers are bounded in number"
+            for link in links:
+                link.send({"note": "here"})
+            eventually(lambda: sum(entry[0] == "said" for entry in coordinator.log) == 16)
+            assert not [entry for entry in coordinator.log if entry[0] == "lost"]
+    finally:
+        for link in links:
+            link.close()
+        coordinator.close()
+
+
+def test_strangers_cannot_take_more_connections_than_there_are_for_them(coordinator: Coordinator):
+    strangers = [socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) for _ in range(600)]
+    eventually(lambda: sum(is_cut_off(sock) for sock in strangers) >= 600 - LIMITS.strangers)
+    link = coordinator.link()
+    assert link.connect(HELLO)
+    for sock in strangers:
+        sock.close()
+    link.close()
+
+
+def is_cut_off(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        try:
+            while sock.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+        return True
+    return False
+
+
+def test_a_flood_of_datagrams_leaves_the_coordinator_time_for_its_work():
+    coordinator = Coordinator()
+    try:
+        link = coordinator.link()
+        assert link.connect(HELLO)
+        with flood(coordinator.port, "udp", "udp"):
+            for number in range(20):
+                link.send({"note": str(number)})
+                eventually(lambda number=number: ("said", "n1", Noted(str(number))) in coordinator.log, every_s=0.01)
+        link.close()
+    finally:
+        coordinator.close()
+
+
+def test_a_stranger_who_says_nothing_is_sent_away_in_time(coordinator: Coordinator):
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
+        while sock.recv(4096):
+            pass
+    assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._door._server.strangers) == 0
