@@ -76,7 +76,7 @@ def test_damage_on_the_way_is_found_and_another_holder_is_asked(node: NewNode) -
     one, other, third = three(node, state)
     with relay(one.address, back=flip_at(300_000)) as spoiled:
         answer = third.fetch(0, 5, own=[spoiled], shared=[one.address])
-        assert not answer["ok"] and "checksum" in answer["why"]
+        assert not answer["ok"] and "changed on their way" in answer["why"]
         assert third.held() == [] and os.listdir(third.folder) == []
         answer = third.fetch(0, 5, own=[spoiled, other.address], shared=[one.address])
     assert answer["ok"] and same(loaded(answer), state)

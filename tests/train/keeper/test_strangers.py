@@ -8,15 +8,19 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from dalsegno.train.frames import Message, send
-from dalsegno.train.keeper.wire import Stranger, answer, at_work, dial, receive
+from dalsegno.train.frames import Message, parse, send
+from dalsegno.train.keeper.pace import unlimited
+from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
 from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
 from dalsegno.train.proof import nonce, prove
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, SECRET, Node
+from tests.train.keeper.relay import flip_at
 from tests.train.keeper.test_copies import pair
 from tests.train.memory.states import filled
 
@@ -101,8 +105,8 @@ def prove_as_called_with(listener: socket.socket, secret: bytes) -> None:
     sock, _ = listener.accept()
     with sock:
         send(sock, {"nonce": nonce()})
-        theirs = receive(sock)["nonce"]
-        send(sock, {"proof": prove(secret, "keeper that is called", theirs, "", RUN)})
+        theirs = parse(_frame(sock, None, 1 << 10))["nonce"]
+        send(sock, {"proof": prove(secret, CALLED, theirs, "", RUN)})
 
 
 def drip(sock: socket.socket, data: bytes) -> None:
@@ -119,7 +123,7 @@ def test_who_says_little_and_slowly_is_cut_off() -> None:
         drips = threading.Thread(target=drip, args=(other, struct.pack("!I", 100) + bytes(100)))
         drips.start()
         with pytest.raises(TimeoutError):
-            receive(one, until=time.monotonic() + 0.2, limit=100)
+            _frame(one, time.monotonic() + 0.2, 100)
         one.close()
         drips.join()
 
@@ -134,9 +138,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(node: NewNode
     one = node("one")
     one.keep()
     one.ready()
-    with dial(one.address, RUN, bytes.fromhex(SECRET)) as sock:
-        send(sock, offered(1 << 50))
-        assert "more" in receive(sock)["refused"]
+    with dial(one.address, RUN, bytes.fromhex(SECRET)) as channel:
+        channel.send(offered(1 << 50))
+        assert "more" in channel.receive()["refused"]
     assert os.listdir(one.folder) == []
 
 
@@ -150,19 +154,84 @@ def test_what_makes_no_sense_ends_the_call_and_nothing_else(node: NewNode, messa
     one.keep()
     one.commit(filled(1))
     one.ready()
-    with dial(one.address, RUN, bytes.fromhex(SECRET)) as sock:
-        send(sock, message)
+    with dial(one.address, RUN, bytes.fromhex(SECRET)) as channel:
+        channel.send(message)
         with pytest.raises(ConnectionError):
-            while not receive(sock).get("gone"):
+            while not channel.receive().get("gone"):
                 pass
             raise ConnectionError("that is an answer too")
     assert one.fetch(0, 1)["ok"]
 
 
 def test_who_has_long_work_to_do_says_so_and_is_waited_for() -> None:
-    one, other = socket.socketpair()
+    one, other = channels()
     with one, other:
-        with at_work(other):
-            assert receive(one) == {"wait": True}
-        send(other, {"go": True})
-        assert answer(one) == {"go": True}
+        with other.at_work():
+            assert one.receive() == {"wait": True}
+        other.send({"go": True})
+        assert one.answer() == {"go": True}
+
+
+def channels() -> tuple[Channel, Channel]:
+    one, other = socket.socketpair()
+    for sock in (one, other):
+        sock.settimeout(60)
+    return Channel(one, b"s", CALLER, CALLED, RUN), Channel(other, b"s", CALLED, CALLER, RUN)
+
+
+def part_of(path: Path, data: bytes) -> Extent:
+    path.write_bytes(bytes(64) + data)
+    path.chmod(0o600)
+    return Extent(64, len(data), 0, 0)
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 17])
+@pytest.mark.parametrize("start", [0, 1, PIECE])
+def test_bulk_data_arrives_as_it_was_sent_from_any_place(tmp_path: Path, length: int, start: int) -> None:
+    data, (one, other) = os.urandom(length), channels()
+    start = min(start, length)
+    part, buffer = part_of(tmp_path / "part", data), bytearray(data[:start] + bytes(length - start))
+    with one, other:
+        thread = threading.Thread(target=one.send_part, args=(tmp_path / "part", part, start, unlimited()))
+        thread.start()
+        assert other.fill(memoryview(buffer), start) == length and buffer == data and not other.forged
+        thread.join()
+        one.send({"and": "messages go on"})
+        assert other.receive() == {"and": "messages go on"}
+
+
+@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE + 40, 3 * PIECE + 70])
+def test_bulk_data_that_was_changed_does_not_count(tmp_path: Path, at: int) -> None:
+    """Neither its bytes nor its tags; and what came before the change does."""
+    data = os.urandom(3 * PIECE)
+    part, buffer = part_of(tmp_path / "part", data), bytearray(3 * PIECE)
+    (one, between), (behind, other) = channels(), channels()
+
+    def spoil() -> None:
+        before = 0
+        with contextlib.suppress(OSError):
+            while more := between.sock.recv(65536):
+                behind.sock.sendall(flip_at(at)(before, more))
+                before += len(more)
+
+    threads = [
+        threading.Thread(target=spoil),
+        threading.Thread(target=swallow(one.send_part), args=(tmp_path / "part", part, 0, unlimited())),
+    ]
+    with one, between, behind, other:
+        for thread in threads:
+            thread.start()
+        came = other.fill(memoryview(buffer), 0)
+        assert other.forged and came == min(at // (PIECE + 32), 3) * PIECE and buffer[:came] == data[:came]
+        for channel in (one, between, behind, other):
+            channel.hang_up()
+        for thread in threads:
+            thread.join()
+
+
+def swallow(work: Callable[..., None]) -> Callable[..., None]:
+    def run(*args: object) -> None:
+        with contextlib.suppress(OSError):
+            work(*args)
+
+    return run

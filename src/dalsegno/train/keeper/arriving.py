@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import send
 from dalsegno.train.keeper.receiving import make_room
-from dalsegno.train.keeper.wire import answer, at_work, fill
+from dalsegno.train.keeper.wire import Channel
 from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
 
@@ -39,17 +37,19 @@ class Arriving:
         self._coming: Incoming | None = None
         self._header, self._at = "", 0
 
-    def take_from(self, sock: socket.socket) -> None:
+    def take_from(self, channel: Channel) -> None:
         """All that is missing, if this holder lives so long. What came stays for the next one."""
-        send(sock, {"fetch": self._wanted.asked(), "header": self._header, "at": self._at})
-        said = answer(sock)
+        channel.send({"fetch": self._wanted.asked(), "header": self._header, "at": self._at})
+        said = channel.answer()
         if said.get("gone"):
             raise CheckpointError("it is not there any more")
-        with at_work(sock):
+        with channel.at_work():
             coming = self._expect(str(said["header"]), int(said["at"]))
-        send(sock, {"go": True})
-        self._at = fill(sock, coming.buffer, self._at)
+        channel.send({"go": True})
+        self._at = channel.fill(coming.buffer, self._at)
         if self._at < len(coming.buffer):
+            if channel.forged:
+                raise CheckpointError("its bytes were changed on their way")
             raise ConnectionError(f"the connection broke after {self._at} of {len(coming.buffer)} bytes")
         self._finish(coming)
 

@@ -98,8 +98,8 @@ _FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
 
 
 def _take(arriving: Arriving, holder: Address, keep: Keep) -> None:
-    with dial(holder, keep.run, keep.secret) as sock:
-        arriving.take_from(sock)
+    with dial(holder, keep.run, keep.secret) as channel:
+        arriving.take_from(channel)
 
 
 def _words(wanted: Wanted) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import Message, send
+from dalsegno.train.frames import Message
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.plan import COPIES, slot_for
-from dalsegno.train.keeper.wire import at_work, fill
+from dalsegno.train.keeper.wire import Channel
 from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
 from dalsegno.train.memory.room import Room, check_room, read_room
@@ -29,19 +28,19 @@ class Receiving:
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
-    def take(self, sock: socket.socket, message: Message) -> None:
+    def take(self, channel: Channel, message: Message) -> None:
         """Answer an offer, and receive what was offered."""
         header = bytes.fromhex(message["header"])
         record = parse_record(header)
         if record is None or record.shared != ABSENT or not record.rank < record.world <= MOST_RANKS:
             raise CheckpointError("what was offered is no copy of a snapshot")
         if not self._begin(record.rank):
-            send(sock, {"later": True})
+            channel.send({"later": True})
             return
         try:
-            send(sock, self._answer(sock, record, header, int(message["offer"])))
+            channel.send(self._answer(channel, record, header, int(message["offer"])))
         except CheckpointError as error:
-            send(sock, {"refused": str(error)})
+            channel.send({"refused": str(error)})
         finally:
             with self._lock:
                 self._busy.discard(record.rank)
@@ -52,7 +51,7 @@ class Receiving:
             self._busy.add(rank)
             return free
 
-    def _answer(self, sock: socket.socket, record: Record, header: bytes, generation: int) -> Message:
+    def _answer(self, channel: Channel, record: Record, header: bytes, generation: int) -> Message:
         keep = self._books.keep
         if keep is None or generation < keep.generation:
             return {"refused": "the run has gone on without this generation"}
@@ -63,17 +62,17 @@ class Receiving:
         slot = slot_for(copies, [path.exists() for path in paths], keep, self._books.safe())
         if slot is None:
             return {"later": True}
-        return self._receive(sock, paths[slot], header, record)
+        return self._receive(channel, paths[slot], header, record)
 
-    def _receive(self, sock: socket.socket, path: Path, header: bytes, record: Record) -> Message:
+    def _receive(self, channel: Channel, path: Path, header: bytes, record: Record) -> Message:
         make_room(path, record, self._read_room)
-        with at_work(sock):
+        with channel.at_work():
             coming = Incoming(path, header)
-        send(sock, {"go": True})
-        if fill(sock, coming.buffer, 0) < len(coming.buffer):
+        channel.send({"go": True})
+        if channel.fill(coming.buffer, 0) < len(coming.buffer):
             coming.abandon()
             raise ConnectionError("the sender is gone")
-        with at_work(sock):
+        with channel.at_work():
             whole = coming.is_whole()
         if not whole:
             coming.abandon()

@@ -9,19 +9,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from enum import Enum
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import BadFrame, Message, send
+from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.holdings import Held
 from dalsegno.train.keeper.orders import Address, Keep
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.keeper.plan import Sent, key_of, to_send
-from dalsegno.train.keeper.wire import Stranger, answer, dial, send_part
+from dalsegno.train.keeper.wire import Channel, Stranger, dial
 from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import Sums, parse_sums
 from dalsegno.train.memory.snapshot import held_snapshot, read_header
@@ -47,7 +45,7 @@ class Sending:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._sock: socket.socket | None = None
+        self._channel: Channel | None = None
         self._buddy: Address | None = None
         self._pace = Pace(1.0)
         self._moved = time.monotonic()
@@ -69,10 +67,9 @@ class Sending:
 
     def turn_to(self, buddy: Address | None) -> None:
         """Another thread says: whoever else is being sent to may be dead, and need not be waited for."""
-        sock = self._sock
-        if sock is not None and self._buddy != buddy:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        channel = self._channel
+        if channel is not None and self._buddy != buddy:
+            channel.hang_up()
 
     def _next(self) -> tuple[Keep, Address, Held]:
         with self._books.changed:
@@ -101,12 +98,12 @@ class Sending:
                 return Outcome.GONE
             header, _ = outgoing(snapshot, _sums(read_header(path), snapshot.record.seq))
             try:
-                sock = self._connect(keep, buddy)
-                send(sock, {"offer": keep.generation, "header": header.hex()})
-                said = answer(sock)
+                channel = self._connect(keep, buddy)
+                channel.send({"offer": keep.generation, "header": header.hex()})
+                said = channel.answer()
                 if said.get("go"):
-                    send_part(sock, path, snapshot.record.own, 0, self._pace)
-                    said = answer(sock)
+                    channel.send_part(path, snapshot.record.own, 0, self._pace)
+                    said = channel.answer()
             except (OSError, BadFrame, Stranger, CheckpointError):
                 self._close()
                 return Outcome.BROKEN
@@ -120,18 +117,18 @@ class Sending:
         self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
         return Outcome.REFUSED
 
-    def _connect(self, keep: Keep, buddy: Address) -> socket.socket:
-        if self._sock is None or self._buddy != buddy:
+    def _connect(self, keep: Keep, buddy: Address) -> Channel:
+        if self._channel is None or self._buddy != buddy:
             self._close()
-            self._sock, self._buddy = dial(buddy, keep.run, keep.secret), buddy
+            self._channel, self._buddy = dial(buddy, keep.run, keep.secret), buddy
         if self._pace.rate != keep.rate:
             self._pace = Pace(keep.rate)
-        return self._sock
+        return self._channel
 
     def _close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 def _sums(header: bytes, seq: int) -> Sums | None:

@@ -11,7 +11,7 @@ from dalsegno.train.frames import BadFrame
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.giving import give
 from dalsegno.train.keeper.receiving import Receiving
-from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Stranger, prove_as_called, receive
+from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Channel, Stranger, prove_as_called
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32
@@ -47,33 +47,33 @@ class Server:
 
     def _hear(self, sock: socket.socket) -> None:
         with sock:
-            proven = self._is_ours(sock)
+            channel = self._proved(sock)
             with self._lock:
                 self._unproven.remove(sock)
-            if proven and self._calls.acquire(blocking=False):
+            if channel is not None and self._calls.acquire(blocking=False):
                 try:
-                    self._serve(sock)
+                    self._serve(channel)
                 finally:
                     self._calls.release()
 
-    def _is_ours(self, sock: socket.socket) -> bool:
+    def _proved(self, sock: socket.socket) -> Channel | None:
         keep = self._books.wait_for_orders(PROOF_S)
         try:
             if keep is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                prove_as_called(sock, keep.run, keep.secret)
+                return prove_as_called(sock, keep.run, keep.secret)
         except (OSError, BadFrame, Stranger, ValueError):
-            return False
-        return keep is not None
+            pass
+        return None
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, channel: Channel) -> None:
         """Until the caller hangs up, or what it says makes no sense."""
         with contextlib.suppress(OSError, BadFrame, CheckpointError, KeyError, TypeError, ValueError):
             while True:
-                sock.settimeout(IDLE_S)
-                message = receive(sock)
-                sock.settimeout(STALL_S)
+                channel.sock.settimeout(IDLE_S)
+                message = channel.receive()
+                channel.sock.settimeout(STALL_S)
                 if "offer" in message:
-                    self._receiving.take(sock, message)
+                    self._receiving.take(channel, message)
                 else:
-                    give(sock, message, self._books)
+                    give(channel, message, self._books)

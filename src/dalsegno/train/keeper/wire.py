@@ -1,108 +1,220 @@
-"""Two keepers on one connection: both prove that they know the run's secret, then frames and bare bytes take turns."""
+"""Two keepers on one connection: both prove that they know the run's secret, then messages and bulk data take turns.
+
+Messages are sealed: encrypted and authenticated (`train/proof.py`). Bulk data, the bytes of a snapshot, is not
+encrypted: it may be many gigabytes and a cipher of the standard library's would be the slowest part of a recovery. It
+is authenticated: each piece carries a tag made with the connection's key, and only bytes whose tag holds count. Who
+sits in between can read a snapshot, and can change nothing in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import mmap
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
-from dalsegno.train.frames import BadFrame, Message, Reader, send
+from dalsegno.train.frames import BadFrame, Message, parse, send
 from dalsegno.train.keeper.orders import Address
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.memory.owned import open_own
 from dalsegno.train.memory.record import Extent
-from dalsegno.train.proof import holds, nonce, prove
+from dalsegno.train.proof import TAG_BYTES, Seal, Tags, holds, nonce, prove, read_nonce
 
 CONNECT_S = 2.0
 PROOF_S = 5.0
 STALL_S = 5.0  # a connection on which nothing moves for so long is as good as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
+CALLER, CALLED = "keeper that calls/2", "keeper that is called/2"
 _PROOF_BYTES = 1 << 10  # all that a stranger can make us hold
 _FRAME_BYTES = 16 << 10
 _LENGTH_BYTES = 4
-_AT_ONCE = 4 << 20
+PIECE = 1 << 20  # bytes that share a tag
+_AHEAD = 4  # pieces whose tags are made side by side, on both ends
+_THREADS = 2
 
 
 class Stranger(Exception):
     """Whoever is there does not know the run's secret."""
 
 
-def dial(address: Address, run: str, secret: bytes) -> socket.socket:
+class Channel:
+    """A connection between two keepers that have proved themselves."""
+
+    def __init__(self, sock: socket.socket, secret: bytes, own_side: str, their_side: str, *said: str) -> None:
+        self.sock, self.forged = sock, False
+        self._closer, self._opener = Seal(secret, own_side, *said), Seal(secret, their_side, *said)
+        self._outgoing, self._incoming = Tags(secret, own_side, *said), Tags(secret, their_side, *said)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def hang_up(self) -> None:
+        """From another thread: whoever waits on this connection waits no longer."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def send(self, message: Message) -> None:
+        self.sock.sendall(self._closer.close(message))
+
+    def receive(self) -> Message:
+        """The next message, and not a byte beyond it."""
+        return self._opener.open(_frame(self.sock, None, _FRAME_BYTES + TAG_BYTES))
+
+    def answer(self) -> Message:
+        """The next message of someone who may have long work to do before, and says so."""
+        while True:
+            message = self.receive()
+            if "wait" not in message:
+                return message
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Whoever waits for our answer hears meanwhile that we live: memory and checksums of a large part take
+        seconds."""
+        done = threading.Event()
+
+        def beat() -> None:
+            with contextlib.suppress(OSError):
+                while not done.wait(BEAT_S):
+                    self.send({"wait": True})
+
+        beating = threading.Thread(target=beat, daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            done.set()
+            beating.join()
+
+    def send_part(self, path: Path, part: Extent, start: int, pace: Pace) -> None:
+        """The part's bytes from `start` on, straight from the file; a tag after each piece."""
+        fd = open_own(path)
+        if fd is None:
+            raise ConnectionError(f"{path.name} is gone")
+        with open(fd, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < part.end:
+                raise ConnectionError(f"{path.name} became shorter")
+            mapped = mmap.mmap(file.fileno(), part.end, access=mmap.ACCESS_READ)
+            with mapped, memoryview(mapped) as view, ThreadPoolExecutor(_THREADS) as pool:
+                waiting: deque[tuple[int, int, Future[bytes]]] = deque()
+                for at in range(part.at + start, part.end, PIECE):
+                    end = min(at + PIECE, part.end)
+                    waiting.append((at, end, pool.submit(_tag, self._outgoing.next(), view, at, end)))
+                    if len(waiting) >= _AHEAD:
+                        self._send_piece(file, *waiting.popleft(), pace)
+                for piece in waiting:
+                    self._send_piece(file, *piece, pace)
+
+    def _send_piece(self, file: BinaryIO, at: int, end: int, tag: Future[bytes], pace: Pace) -> None:
+        for begin in range(at, end, pace.chunk):
+            count = min(pace.chunk, end - begin)
+            pace.take(count)
+            if self.sock.sendfile(file, begin, count) != count:
+                raise ConnectionError("the snapshot became shorter")
+        self.sock.sendall(tag.result())
+
+    def fill(self, buffer: memoryview, start: int) -> int:
+        """Bytes from the connection into the buffer, up to its end; how many of them are there and are genuine.
+
+        After fewer than all, the connection is of no use any more; `forged` tells whether somebody changed them.
+        """
+        good = start
+        with ThreadPoolExecutor(_THREADS) as pool:
+            waiting: deque[tuple[int, Future[bool]]] = deque()
+            with contextlib.suppress(OSError):
+                for at in range(start, len(buffer), PIECE):
+                    piece = buffer[at : at + PIECE]
+                    tag = self._receive_piece(piece)
+                    waiting.append((at + len(piece), pool.submit(_is_genuine, self._incoming.next(), piece, tag)))
+                    if len(waiting) >= _AHEAD and not waiting[0][1].result():
+                        break
+            for end, genuine in waiting:
+                if not genuine.result():
+                    self.forged = True
+                    break
+                good = end
+        return good
+
+    def _receive_piece(self, piece: memoryview) -> bytes:
+        at = 0
+        while at < len(piece):
+            count = self.sock.recv_into(piece[at:])
+            if not count:
+                raise ConnectionError("the other side has hung up")
+            at += count
+        return _exactly(self.sock, TAG_BYTES, None)
+
+
+def _tag(tag: Callable[[memoryview], bytes], view: memoryview, at: int, end: int) -> bytes:
+    with view[at:end] as piece:
+        return tag(piece)
+
+
+def _is_genuine(tag: Callable[[memoryview], bytes], piece: memoryview, sent: bytes) -> bool:
+    return hmac.compare_digest(tag(piece), sent)
+
+
+def dial(address: Address, run: str, secret: bytes) -> Channel:
     """A connection to another keeper of this run."""
     sock = socket.create_connection(address, CONNECT_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _prove_as_caller(sock, run, secret)
+        channel = _prove_as_caller(sock, run, secret)
         sock.settimeout(STALL_S)
     except BaseException:
         sock.close()
         raise
-    return sock
+    return channel
 
 
-def _prove_as_caller(sock: socket.socket, run: str, secret: bytes) -> None:
+def _prove_as_caller(sock: socket.socket, run: str, secret: bytes) -> Channel:
     until = time.monotonic() + PROOF_S
-    theirs, ours = str(receive(sock, until, _PROOF_BYTES).get("nonce")), nonce()
-    send(sock, {"run": run, "nonce": ours, "proof": prove(secret, "keeper that calls", theirs, ours, run)})
-    answer = receive(sock, until, _PROOF_BYTES).get("proof")
-    if not holds(answer, secret, "keeper that is called", ours, theirs, run):
+    theirs, ours = read_nonce(parse(_frame(sock, until, _PROOF_BYTES))), nonce()
+    said = (theirs, ours, run)
+    send(sock, {"run": run, "nonce": ours, "proof": prove(secret, CALLER, *said)})
+    if not holds(parse(_frame(sock, until, _PROOF_BYTES)).get("proof"), secret, CALLED, *said):
         raise Stranger("the keeper that answered does not know the run's secret")
+    return Channel(sock, secret, CALLER, CALLED, *said)
 
 
-def prove_as_called(sock: socket.socket, run: str, secret: bytes) -> None:
+def prove_as_called(sock: socket.socket, run: str, secret: bytes) -> Channel:
     """The other side has to prove itself first: a stranger learns nothing."""
     until, ours = time.monotonic() + PROOF_S, nonce()
     sock.settimeout(PROOF_S)
     send(sock, {"nonce": ours})
-    hello = receive(sock, until, _PROOF_BYTES)
-    theirs = str(hello.get("nonce"))
-    if not holds(hello.get("proof"), secret, "keeper that calls", ours, theirs, run):
+    hello = parse(_frame(sock, until, _PROOF_BYTES))
+    said = (ours, read_nonce(hello), run)
+    if not holds(hello.get("proof"), secret, CALLER, *said):
         raise Stranger("a caller does not know the run's secret")
-    send(sock, {"proof": prove(secret, "keeper that is called", theirs, ours, run)})
+    send(sock, {"proof": prove(secret, CALLED, *said)})
+    return Channel(sock, secret, CALLED, CALLER, *said)
 
 
-def receive(sock: socket.socket, until: float | None = None, limit: int = _FRAME_BYTES) -> Message:
-    """The next frame, and not a byte beyond it. No more than `limit` bytes are ever held."""
-    length = _exactly(sock, _LENGTH_BYTES, until)
-    if int.from_bytes(length, "big") > limit:
-        raise BadFrame(f"a message of {int.from_bytes(length, 'big')} bytes is longer than {limit}")
-    body = _exactly(sock, int.from_bytes(length, "big"), until)
-    return next(iter(Reader().feed(length + body)))
-
-
-def answer(sock: socket.socket) -> Message:
-    """The next frame of someone who may have long work to do before, and says so."""
-    while True:
-        message = receive(sock)
-        if "wait" not in message:
-            return message
-
-
-@contextlib.contextmanager
-def at_work(sock: socket.socket) -> Iterator[None]:
-    """Whoever waits for our answer hears meanwhile that we live: memory and checksums of a large part take seconds."""
-    done = threading.Event()
-
-    def beat() -> None:
-        with contextlib.suppress(OSError):
-            while not done.wait(BEAT_S):
-                send(sock, {"wait": True})
-
-    beating = threading.Thread(target=beat, daemon=True)
-    beating.start()
-    try:
-        yield
-    finally:
-        done.set()
-        beating.join()
+def _frame(sock: socket.socket, until: float | None, limit: int) -> bytes:
+    """The body of the next frame. No more than `limit` bytes are ever held."""
+    length = int.from_bytes(_exactly(sock, _LENGTH_BYTES, until), "big")
+    if length > limit:
+        raise BadFrame(f"a message of {length} bytes is longer than {limit}")
+    return _exactly(sock, length, until)
 
 
 def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < count:
         if until is not None:
             sock.settimeout(max(0.001, until - time.monotonic()))
@@ -110,29 +222,4 @@ def _exactly(sock: socket.socket, count: int, until: float | None) -> bytes:
         if not more:
             raise ConnectionError("the other side has hung up")
         data += more
-    return data
-
-
-def send_part(sock: socket.socket, path: Path, part: Extent, start: int, pace: Pace) -> None:
-    """The part's bytes from `start` on, straight from the file."""
-    fd = open_own(path)
-    if fd is None:
-        raise ConnectionError(f"{path.name} is gone")
-    with open(fd, "rb", buffering=0) as file:
-        for at in range(part.at + start, part.end, pace.chunk):
-            count = min(pace.chunk, part.end - at)
-            pace.take(count)
-            if sock.sendfile(file, at, count) != count:
-                raise ConnectionError(f"{path.name} became shorter")
-
-
-def fill(sock: socket.socket, buffer: memoryview, start: int) -> int:
-    """Bytes from the connection into the buffer, up to its end; how far it came before the connection broke."""
-    at = start
-    with contextlib.suppress(OSError):
-        while at < len(buffer):
-            count = sock.recv_into(buffer[at : at + _AT_ONCE])
-            if not count:
-                break
-            at += count
-    return at
+    return bytes(data)
