@@ -411,14 +411,15 @@ def test_a_run_of_srun_s_own_tasks_keeps_the_node_that_is_to_be_mended_until_it_
 
 
 def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwards(cluster: Cli):
-    def ask_for_a_node(comment: str) -> str:
-        words = ("sbatch", "--parsable", "-N1", "--exclusive", f"--comment={comment}", "-o", "/dev/null")
+    def ask_for_a_node(comment: str, name: str = "plain") -> str:
+        words = ("sbatch", "--parsable", "-N1", "--exclusive", f"--comment={comment}", "-J", name, "-o", "/dev/null")
         return cluster.ok("shell", "--", *words, "--wrap", "sleep 1000").strip()
 
-    full = [ask_for_a_node("plain") for _ in range(4)]  # the fourth waits
-    eventually(lambda: state(cluster, "train-1") == "allocated" and state(cluster, "train-3") == "allocated")
+    run, go_on = run_that_loses_a_node(cluster)
+    full = [ask_for_a_node("plain") for _ in range(3)]  # the third waits
+    eventually(lambda: state(cluster, "train-2") == "allocated" and state(cluster, "train-3") == "allocated")
     assert phase(cluster, SPARE) == "spare"
-    joins = ask_for_a_node("dalsegno:join")
+    joins = ask_for_a_node("dalsegno:join", run)
 
     def node() -> str:
         return cluster.ok("shell", "--", "squeue", "-h", "-j", joins, "-o", "%T %N").strip()
@@ -438,3 +439,17 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_afterwa
     cluster.ok("shell", "--", "scancel", *full, joins)
     eventually(lambda: phase(cluster, SPARE) == "spare")
     eventually(lambda: state(cluster, SPARE) == "drained")  # `draining` until Slurm has ended the job there
+    go_on.touch()
+    eventually(lambda: state(cluster, "train-1") == "idle", PINGED_S)
+
+
+def run_that_loses_a_node(cluster: Cli) -> tuple[str, Path]:
+    """A run that keeps its drained node until a file is there, and asks for no other by itself."""
+    program, go_on = cluster.home / "keeps.py", cluster.home / "go-on"
+    program.write_text(f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)\n")
+    words = ("--framework", "plain", "--sbatch-arg=--nodelist=train-1", "--nproc-per-node", "1")
+    run = cluster.ok("run", "--detach", *words, str(program)).strip()
+    eventually(lambda: state(cluster, "train-1") in ("mixed", "allocated"), 100)
+    cluster.ok("inject", "xid", "48", "train-1")
+    eventually(lambda: phase(cluster, "train-1") == "drained")
+    return run, go_on

@@ -62,7 +62,9 @@ def requeued_job(cluster: FakeCluster) -> None:
 def spare_in_need(cluster: FakeCluster) -> None:
     node = cluster.nodes["n2"]
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
-    cluster.start(9, comment="dalsegno:join")
+    cluster.start_run(8, "n1", "n3")
+    cluster.power_off("n3")
+    cluster.join(9)
 
 
 def slurms_own_drain(cluster: FakeCluster) -> None:

@@ -96,13 +96,15 @@ class World(RuleBasedStateMachine):
         known = [self.cluster.nodes[name] for name in nodes]
         if not any(node.down or node.flags or not node.machine.on for node in known):
             self.jobs += 1
-            self.cluster.start(self.jobs, *sorted(nodes), comment=comment, requeue=self.jobs % 3 != 0)
+            self.cluster.runs["train-k3f9"] = 1000
+            name = "train-k3f9" if comment else ""
+            self.cluster.start(self.jobs, *sorted(nodes), comment=comment, name=name, requeue=self.jobs % 3 != 0)
         self.the_controller_works(then)
 
     @rule()
     def a_run_wants_one_node_more(self) -> None:
         self.jobs += 1
-        self.cluster.start(self.jobs, comment="dalsegno:join")
+        self.cluster.join(self.jobs)
 
     @rule(state=st.sampled_from([JobState.COMPLETED, JobState.FAILED]))
     def jobs_end(self, state: JobState) -> None:

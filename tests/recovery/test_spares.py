@@ -20,6 +20,14 @@ def spare_clinic(clinic_of: MakeClinic) -> Clinic:
     return clinic
 
 
+def lose_a_node(clinic: Clinic, node: str = "n3") -> None:
+    """A run on three nodes loses one; by the time the node is back, somebody else has it."""
+    if 8 not in clinic.cluster.queue:
+        clinic.cluster.start_run(8, "n1", "n2", "n3")
+    clinic.cluster.power_off(node)
+    clinic.settle()
+
+
 def test_a_spare_is_validated_and_kept(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
@@ -31,11 +39,12 @@ def test_a_spare_is_validated_and_kept(clinic_of: MakeClinic):
 
 def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_it(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
-    clinic.cluster.start(9, comment="dalsegno:join")
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
     clinic.round()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.LENT, "")
     assert clinic.cluster.queue[9].reservation == "n4", "for this job"
-    clinic.cluster.start(9, "n4", comment="dalsegno:join")
+    clinic.cluster.join(9, "n4")
     clinic.rounds(20)
     clinic.cluster.end(9)
     clinic.settle()
@@ -47,10 +56,11 @@ def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_i
     clinic_of: MakeClinic, running: bool
 ):
     clinic = spare_clinic(clinic_of)
-    clinic.cluster.start(9, comment="dalsegno:join")
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
     clinic.round()
     if running:
-        clinic.cluster.start(9, "n4", comment="dalsegno:join")
+        clinic.cluster.join(9, "n4")
     node = clinic.cluster.nodes["n4"]
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
     clinic.rounds(2)
@@ -63,7 +73,8 @@ def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_i
 
 def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at_once(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
-    clinic.cluster.start(9, comment="dalsegno:join")
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
     facts = clinic.cluster.facts()
     del clinic.cluster.queue[9]  # Slurm does not know it any more when it is told
     for _ in range(10):
@@ -74,7 +85,64 @@ def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at
 
 def test_other_jobs_get_no_spare(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
-    clinic.cluster.start(9)
+    lose_a_node(clinic)
+    clinic.cluster.start(9, name="train-k3f9")
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE
+
+
+def test_a_run_that_has_lost_no_node_gets_no_spare(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    clinic.cluster.start_run(8, "n1", "n2")
+    clinic.cluster.join(9)
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE
+
+
+def test_a_node_of_somebody_else_s_run_earns_no_spare(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9, uid=1001)  # the same name, another user
+    clinic.cluster.start_run(10, "n1", run="mine", uid=1001)
+    clinic.cluster.join(11, run="mine", uid=1001)
+    clinic.cluster.start(12, "n2", comment="dalsegno:main", name="unkept", uid=1001)
+    clinic.cluster.join(13, run="unkept", uid=1001)
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE
+
+
+def test_one_lost_node_earns_one_spare(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    clinic.round()
+    clinic.cluster.join(9, "n4")
+    clinic.rounds(2)
+    clinic.cluster.end(9)
+    clinic.settle()
+    clinic.cluster.join(10)
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE, "it has had the one it was owed"
+    lose_a_node(clinic, "n2")
+    clinic.rounds(3)
+    assert clinic.phase("n4") is Phase.LENT
+
+
+def test_a_run_that_is_over_is_owed_nothing(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.end(8)
+    clinic.cluster.join(9)
+    clinic.rounds(20)
+    assert clinic.phase("n4") is Phase.SPARE
+
+
+@pytest.mark.parametrize("what", [{"node_count": 2}, {"array_id": 9}, {"het_id": 9}])
+def test_a_job_that_would_get_more_than_one_node_gets_no_spare(clinic_of: MakeClinic, what: dict[str, int]):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], **what)  # type: ignore[arg-type]
     clinic.rounds(20)
     assert clinic.phase("n4") is Phase.SPARE
 
@@ -83,9 +151,10 @@ def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: Mak
     clinic = spare_clinic(clinic_of)
     for lent in (False, True):
         if lent:
-            clinic.cluster.start(9, comment="dalsegno:join")
+            lose_a_node(clinic)
+            clinic.cluster.join(9)
             clinic.round()
-            clinic.cluster.start(9, "n4", comment="dalsegno:join")
+            clinic.cluster.join(9, "n4")
         clinic.cluster.nodes["n4"].agent = False  # the host answers, the agent does not
         clinic.rounds(3)
         assert clinic.phase("n4") is (Phase.LENT if lent else Phase.SPARE)

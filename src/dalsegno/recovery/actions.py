@@ -34,10 +34,11 @@ class Action:
 
 @dataclass(frozen=True)
 class Drain(Action):
-    """Let nothing new onto the node. `held` are the jobs that it has."""
+    """Let nothing new onto the node. `held` are the jobs that it has, `runs` the runs among them."""
 
     fault: Fault
     held: tuple[int, ...] = ()
+    runs: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -51,6 +52,7 @@ class SetDown(Action):
     fault: Fault
     jobs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+    runs: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -130,9 +132,10 @@ class Hold(Action):
 
 @dataclass(frozen=True)
 class Release(Action):
-    """Give a spare to the job that asks for one node more."""
+    """Give a spare to the job that asks for one node more; `run` is for whom, "" where it had the spare already."""
 
     job: int
+    run: str = ""
 
     @property
     def words(self) -> str:

@@ -13,6 +13,7 @@ from dalsegno.recovery.phase import Phase
 DAY_S, HOUR_S = 86400.0, 3600.0
 # Kinds of marks.
 TAKEN, REBOOTED, REPLACED_WELL, REPLACED_BADLY, RESUMED = "taken", "reboot", "replaced", "replacement failed", "resumed"
+LENT = "lent"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Mark:
     at: float
     key: str = ""  # of the fault
     partitions: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # that lost the node, or that a spare was lent to (`facts.run_of`)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ class Book:
 
     def with_node(self, node: NodeBook, *marks: Mark) -> Book:
         return replace(self, nodes={**self.nodes, node.node: node}, marks=(*self.marks, *marks))
+
+    def owed(self, run: str) -> int:
+        """Return how many nodes we took from a run for which it has not been lent a spare."""
+        of_run = [mark.kind for mark in self.marks if run in mark.runs]
+        return of_run.count(TAKEN) - of_run.count(LENT)
 
     def count(self, kind: str, since: float, *, node: str = "", key: str = "", partition: str = "") -> int:
         return sum(

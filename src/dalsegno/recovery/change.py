@@ -22,6 +22,7 @@ from dalsegno.recovery.actions import (
     Validate,
 )
 from dalsegno.recovery.book import (
+    LENT,
     REBOOTED,
     REPLACED_BADLY,
     REPLACED_WELL,
@@ -48,7 +49,7 @@ def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str
     new = replace(old, pending=Pending(id, now, type(action).__name__, boot, how), since=now)
     marks: list[Mark] = []
     if isinstance(action, (Drain, SetDown)) and not old.out:
-        marks.append(Mark(TAKEN, action.node, now, action.fault.key, partitions))
+        marks.append(Mark(TAKEN, action.node, now, action.fault.key, partitions, action.runs))
     if isinstance(action, Mend) and action.how is Remedy.REBOOT:
         marks.append(Mark(REBOOTED, action.node, now, action.fault.key, partitions))
     if isinstance(action, Mend) and action.how is Remedy.REPLACE:
@@ -70,6 +71,8 @@ def ended(
 
 
 def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[Mark]:
+    if isinstance(action, Release) and action.run:
+        return [Mark(LENT, old.node, now, "", partitions, (action.run,))]
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
     return [Mark(REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 

@@ -175,8 +175,9 @@ def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Acti
         return _say(own, f"{fault.words}{LEFT}{refusal.why}", fault, refusal.held)
     this.outs.take(node)
     if fault.gone:
-        return SetDown(node.name, fault, tuple(job.id for job in node.jobs if is_plain(job)), node.held)
-    return Drain(node.name, fault, node.held)
+        plain = tuple(job.id for job in node.jobs if is_plain(job))
+        return SetDown(node.name, fault, plain, node.held, this.facts.runs_on(node))
+    return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 
 def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
@@ -196,7 +197,7 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
         said = f"{TAKEN_OUT} ({node.slurm.reason}); stays so: {refusal.why}"
         return _say(own, said, held=refusal.held)
     this.outs.take(node)
-    return Drain(node.name, fault, node.held)
+    return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 
 
 def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner, policy: Policy) -> Action | None:

@@ -92,6 +92,20 @@ class Facts:
     jobs: tuple[JobInfo, ...] = ()  # those that wait, run, or ended a little while ago
     slurm_at: float = 0.0
     underway: frozenset[str] = field(default_factory=frozenset)  # ids of actions that are being done now
+    runs: Mapping[str, int] = field(default_factory=dict)  # that the controller keeps, and whose they are (uid)
+
+    def run_of(self, job: JobInfo) -> str:
+        """Return the run that a job belongs to, or "".
+
+        Name and comment are what its user wrote: they count only for a run that the same user has us keep.
+        """
+        if is_plain(job) or job.uid is None or self.runs.get(job.name) != job.uid:
+            return ""
+        return f"{job.uid}:{job.name}"
+
+    def runs_on(self, node: NodeFacts) -> tuple[str, ...]:
+        """Return the runs that Slurm has on a node."""
+        return tuple(sorted({run for job in node.jobs if (run := self.run_of(job))}))
 
 
 NOTHING = Facts(None)
@@ -103,8 +117,9 @@ def is_active(job: JobInfo) -> bool:
 
 
 def joins(job: JobInfo) -> bool:
-    """A job that is one node more for a run."""
-    return job.comment.split(" ")[0] == JOIN
+    """Whether a job says that it is one node more for a run. Not one with which several would be had."""
+    alone = job.node_count == 1 and job.array_id is None and job.het_id is None
+    return alone and job.comment.split(" ")[0] == JOIN
 
 
 def is_plain(job: JobInfo) -> bool:
@@ -128,6 +143,7 @@ def gather(
     agents: Heard,
     slurm_at: float,
     underway: frozenset[str] = frozenset(),
+    runs: Mapping[str, int] | None = None,
 ) -> Facts:
     """One picture of what Slurm and the agents say."""
     views, validations, validating = agents.views(), agents.validations(), agents.validating()
@@ -145,4 +161,4 @@ def gather(
         )
         for node in nodes
     }
-    return Facts(known, tuple(jobs), slurm_at, underway)
+    return Facts(known, tuple(jobs), slurm_at, underway, runs or {})

@@ -62,6 +62,7 @@ class FakeCluster:
 
     nodes: dict[str, FakeNode] = field(default_factory=dict)
     queue: dict[int, JobInfo] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=dict)  # that the controller keeps: their names and owners
     now: float = 1_000_000.0
     slurm_answers: bool = True
     bad_replacements: int = 0
@@ -93,7 +94,7 @@ class FakeCluster:
         self._slurm_misses()
         if self.see_again_at is not None and self.now >= self.see_again_at:
             self.blind = False
-        return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway)
+        return gather(slurm.nodes(), slurm.jobs(ended=True), agents, self.now, underway, self.runs)
 
     def _slurm_misses(self) -> None:
         """Who has not answered slurmctld for as long as it waits is down, and taken from its jobs."""
@@ -118,15 +119,26 @@ class FakeCluster:
         self.nodes[node].machine.on = False
 
     def start(
-        self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True, user: str = "ada"
-    ) -> None:
-        """Without nodes it waits for some."""
+        self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True, user: str = "ada",
+        uid: int = 1000,
+    ) -> None:  # fmt: skip
+        """Without nodes it waits for one."""
         state = JobState.RUNNING if nodes else JobState.PENDING
         self.queue[job] = JobInfo(
-            job, name or f"job{job}", user, state, partition="train", nodes=nodes, comment=comment,
+            job, name or f"job{job}", user, state, uid=uid, partition="train", nodes=nodes, node_count=len(nodes) or 1,
+            comment=comment,
             reason="" if nodes else "Resources", batch_host=nodes[0] if nodes else "", started_at=int(self.now),
             qos="" if requeue else _NO_REQUEUE,
         )  # fmt: skip
+
+    def start_run(self, job: int, *nodes: str, run: str = "train-k3f9", uid: int = 1000) -> None:
+        """Start a run's own job; the controller keeps the run for this user."""
+        self.runs[run] = uid
+        self.start(job, *nodes, comment="dalsegno:main", name=run, uid=uid)
+
+    def join(self, job: int, *nodes: str, run: str = "train-k3f9", uid: int = 1000) -> None:
+        """Start a job that is one node more for a run; without a node it waits for one."""
+        self.start(job, *nodes, comment="dalsegno:join", name=run, uid=uid)
 
     def end(self, job: int, state: JobState = JobState.COMPLETED, exit_code: int = 0) -> None:
         self.queue[job] = replace(self.queue[job], state=state, ends_at=int(self.now), exit_code=exit_code)

@@ -1,33 +1,50 @@
-"""Spares of a partition: validated, kept out of scheduling, lent to the job that joins a run, and taken back. Pure."""
+"""Spares of a partition: validated, kept out of scheduling, lent to the job that joins a run, and taken back. Pure.
+
+A spare comes with the highest priority, so a job's comment alone earns none. The job must belong to a run that we keep
+for the same user, and a run is lent as many spares as we have taken nodes from it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dalsegno.recovery.actions import Action, Hold, Release, Turn, Validate
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import Facts, NodeFacts, joins
+from dalsegno.recovery.facts import Facts, NodeFacts, is_active, joins
 from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
-from dalsegno.slurm import JobState
+from dalsegno.slurm import JobInfo, JobState
 
 HELD_BACK = ("BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit")
 
 
 def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
-    """Spares to release now, one for each job that waits for a node more."""
+    """Return the spares to release now, one for each job that waits for a node its run has lost."""
     free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
     served = {own.lent_to for own in book.nodes.values() if own.phase is Phase.LENT}
     lent: dict[str, Action] = {}
+    given: Counter[str] = Counter()
     for job in facts.jobs:
-        waits = job.state is JobState.PENDING and job.reason not in HELD_BACK and job.id not in served
-        if not joins(job) or not waits:
+        run = facts.run_of(job)
+        if job.id in served or not is_owed(job, facts, book, given[run]):
             continue
         node = next((each for each in free if job.partition in each.slurm.partitions), None)
         if node:
             free.remove(node)
-            lent[node.name] = Release(node.name, job.id)
+            given[run] += 1
+            lent[node.name] = Release(node.name, job.id, run)
     return lent
+
+
+def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
+    """Whether a job waits for a node that its run has lost; `given` are those it is being given just now."""
+    if not joins(job) or job.state is not JobState.PENDING or job.reason in HELD_BACK:
+        return False
+    run = facts.run_of(job)
+    lives = any(is_active(each) and facts.run_of(each) == run for each in facts.jobs)
+    return bool(run) and lives and book.owed(run) > given
 
 
 def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now: float) -> bool:

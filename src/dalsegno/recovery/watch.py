@@ -12,7 +12,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch.vacating import to_be_mended
 from dalsegno.recovery.act import Hands
 from dalsegno.recovery.book import Book
-from dalsegno.recovery.facts import NOTHING, Facts, gather, joins
+from dalsegno.recovery.facts import NOTHING, Facts, gather
 from dalsegno.recovery.hands import Agents
 from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
@@ -21,6 +21,7 @@ from dalsegno.recovery.power import JUST_S, look_at_power
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
 from dalsegno.recovery.site import Site
+from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Store
 
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
@@ -125,7 +126,8 @@ class Watch:
             self._complaint = ""
         self.partitions = {node.name: node.partitions for node in nodes}
         wanted, runs = to_be_mended(nodes), self.runs()
-        facts = gather(nodes, [with_hint(job, wanted, runs) for job in queue.jobs], self.agents, at, underway)
+        jobs, kept = [with_hint(job, wanted, runs) for job in queue.jobs], {run: each.uid for run, each in runs.items()}
+        facts = gather(nodes, jobs, self.agents, at, underway, kept)
         return look_at_power(facts, self.site.target)
 
     def _complain(self, text: str) -> None:
@@ -159,7 +161,7 @@ def pause_s(book: Book, facts: Facts) -> float:
     missed = any(
         node.gone and node.agent.quiet_s < JUST_S and not book.of(name).phase.out for name, node in nodes.items()
     )
-    wanted = any(joins(job) and not job.nodes and not job.state.ended for job in facts.jobs)
+    wanted = any(is_owed(job, facts, book) for job in facts.jobs)
     if missed:
         return LARGE_MISSED_S if large else MISSED_S
     if busy or wanted:

@@ -1,0 +1,84 @@
+"""A comment earns nobody a spare: it goes to the run that lost a node, and only to its own user's job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.recovery.client import ask
+from dalsegno.slurm import JobInfo
+from dalsegno.targets.local import LocalTarget
+from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.test_run_kinds import WAITS, Person, end_with
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+FILE = """
+name: one
+target: local
+partitions:
+  - {name: train, nodes: 2, spares: 1, cpus: 4, memory: 1G, default: true}
+users:
+  - {name: ada}
+  - {name: bob}
+slurm: {accounting: false}
+health: {per_hour: 100, max_out: 100%}
+"""
+SPARE = "train-3"
+HIGHEST = 2**32 - 3
+
+
+@pytest.fixture(scope="module")
+def cluster(cache: Path) -> Iterator[Cli]:
+    with taken_down(at_home(cache)) as cli:
+        cli.ok("up", cli.file(FILE))
+        (cli.home / "runs").mkdir()
+        (cli.home / "runs").chmod(0o1777)
+        eventually(lambda: phase(cli, SPARE) == "spare", 100)
+        yield cli
+
+
+def phase(cli: Cli, node: str) -> str:
+    told = ask(cli.home / "clusters/one/run/controller.sock", {"node": node}, 100)
+    return str(told.get("node", {}).get("phase", ""))
+
+
+def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(cluster: Cli):
+    target = LocalTarget(cluster.home / "clusters/one", cache=cluster.home / "cache")
+    ada, bob = Person(cluster.home, cluster.uid), target.slurm_as("bob")
+    work = cluster.home / "work"
+    work.mkdir()
+    work.chmod(0o777)
+    run = ada.begin(work, WAITS, "-N", "2", "--nproc-per-node", "1")
+
+    def claims(name: str, *more: str) -> int:
+        words = [f"--job-name={name}", "--comment=dalsegno:join", "--exclusive", "--output=/dev/null", *more]
+        return bob.submit("#!/bin/sh\nsleep 1000\n", words)
+
+    # One of his own making, one with the name of her run, one for many nodes: before there is a node to replace,
+    # and so before her own.
+    false = [claims("mine"), claims(run.id), claims(run.id, "--array=1-3")]
+    cluster.ok("inject", "power-off", run.status.nodes[1].name)
+
+    def joined() -> list[JobInfo]:
+        return [job for job in target.slurm.jobs() if job.name == run.id and job.nodes == (SPARE,)]
+
+    def never() -> bool:
+        for job in target.slurm.jobs():
+            if job.id in false or job.array_id in false:
+                assert SPARE not in job.nodes and job.priority < HIGHEST
+        return True
+
+    try:
+        eventually(lambda: never() and joined(), 100)
+        assert joined()[0].uid == os.stat(run.folder.root).st_uid
+        run.wait_for(lambda: len(run.status.nodes) == 2 and run.status.phase == "running")
+        assert phase(cluster, SPARE) == "lent" and never()
+    finally:
+        bob.cancel(*false)
+    assert end_with(run, 0) == 0
+    eventually(lambda: phase(cluster, SPARE) == "spare", 100)
