@@ -26,8 +26,8 @@ UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = (
-    "train.contract", "train.errors", "train.frames", "train.peer", "train.proof", "train.keeper", "train.memory",
-    "train.saver",
+    "train.contract", "train.errors", "train.frames", "train.groups", "train.peer", "train.proof", "train.keeper",
+    "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
 TRAIN_LEFT = ("train.contract", "train.memory.names", "train.memory.owned")  # what a run leaves on a node

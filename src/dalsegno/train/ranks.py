@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from dalsegno.train.errors import CheckpointError
+from dalsegno.train.groups import keep
 from dalsegno.train.where import Where, find_where
 
 
@@ -14,6 +15,7 @@ def stand() -> Where:
     where, group = find_where(), torch.distributed
     if group.is_available() and group.is_initialized():
         where = dataclasses.replace(where, rank=group.get_rank(), world=group.get_world_size())
+        keep(group.group.WORLD)
     elif where.world > 1:
         raise CheckpointError(
             f"this is one of {where.world} ranks, but they do not know each other yet",

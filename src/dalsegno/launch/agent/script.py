@@ -6,6 +6,8 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
+import gc
+import io
 import os
 import runpy
 import signal
@@ -14,8 +16,11 @@ import threading
 import types
 from typing import Any, NoReturn
 
+from dalsegno.train.groups import keep_new_groups
+
 Task = dict[str, Any]
 
+FLUSH_S = 10.0
 STACKS_SIGNAL = signal.SIGRTMIN + 10  # nobody else's: NCCL, Slurm and people use USR1 and USR2
 
 
@@ -55,15 +60,36 @@ def _print_traceback() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """What Python does at its end, but for taking modules apart: with torch that alone takes a second."""
-    with contextlib.suppress(Exception):
+    """What Python does at its end, but for taking modules apart: with torch that takes a second, and may never end.
+
+    Threads that are no daemons are waited for, exit handlers run (multiprocessing joins its children in one), and what
+    was written to files that are still open reaches them.
+    """
+    with contextlib.suppress(BaseException):  # a Ctrl-C, say: Python shows it, and goes on to the next
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):  # before 3.10 it raises what it has already shown
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    # A file that another thread is writing to right now may never let go of its lock.
+    flushing = threading.Thread(target=_flush_files, daemon=True)
+    with contextlib.suppress(RuntimeError):
+        flushing.start()
+        flushing.join(FLUSH_S)
     os._exit(code & 0xFF)
+
+
+def _flush_files() -> None:
+    """Python does so when it destroys them; here nobody does."""
+    for each in (*_open_files(), sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            each.flush()
+
+
+def _open_files() -> list[Any]:
+    """Text before bytes: what is flushed from the one goes into the other."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    # By type(): isinstance asks an object for its class, and some that stand for others answer with a warning.
+    found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    return sorted(found, key=lambda each: not issubclass(type(each), io.TextIOWrapper))
 
 
 def _run(task: Task) -> None:
@@ -74,6 +100,7 @@ def _run(task: Task) -> None:
     _reseed()
     if task.get("stacks"):
         _tell_stacks(task["stacks"])
+    keep_new_groups()
     sys.argv = [task["script"], *task["args"]]
     if task.get("module"):
         sys.path.insert(0, os.getcwd())
