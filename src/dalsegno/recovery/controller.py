@@ -91,7 +91,7 @@ class Controller:
 
     def turn(self, most_s: float | None = None) -> None:
         """Wait for the next thing to happen, and see to it."""
-        times = [at for at in (self.keeper.wake(), self.door.tidy(), self.nodes.wake()) if at is not None]
+        times = [at for at in (self.keeper.wake(), self.door.turn(), self.nodes.wake()) if at is not None]
         waits = [max(at - time.monotonic(), 0.0) for at in times] + ([] if most_s is None else [most_s])
         for key, events in self.selector.select(min(waits, default=None)):
             key.data(events)

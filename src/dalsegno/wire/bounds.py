@@ -31,8 +31,8 @@ class Waiting(Generic[H]):
     drives out its own connections; somebody who has only one loses it last.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_each: int | None = None) -> None:
+        self._most, self._most_each = most, most if most_each is None else most_each
         self._held: list[H] = []
 
     def __contains__(self, one: H) -> bool:
@@ -47,6 +47,9 @@ class Waiting(Generic[H]):
     def add(self, one: H) -> H | None:
         """Take one in; returns the one that has to go for it."""
         self._held.append(one)
+        own = [each for each in self._held if each.owner == one.owner]
+        if len(own) > self._most_each:
+            return own[0]
         if len(self._held) <= self._most:
             return None
         ((largest, _),) = Counter(each.owner for each in self._held).most_common(1)

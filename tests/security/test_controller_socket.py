@@ -1,0 +1,245 @@
+"""Attacks on the controller's socket, which every user of the machine may call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.door import CALL_S, MOST_CALLERS, MOST_PER_USER, Door
+from dalsegno.recovery.store import Store
+from dalsegno.recovery.watch import JOURNAL
+from dalsegno.train.frames import Message, Reader, pack
+from tests.recovery.stage import SOURCE, Stage
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
+
+ATTACK = """
+    import os, select, socket, sys
+    sys.path.insert(0, sys.argv[2])
+    from dalsegno.train.frames import pack
+    os.setuid(65534)
+    frames = pack({"events": 0}) * 300
+    print("begun", flush=True)
+    while os.getppid() != 1:
+        held = []
+        for _ in range(20):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.setblocking(False)
+            try:
+                sock.connect(sys.argv[1])
+                sock.send(frames)
+            except OSError:
+                continue
+            held.append(sock)
+        for sock in select.select(held, [], [], 0.2)[0]:
+            try:
+                sock.recv(1 << 20)
+            except OSError:
+                pass
+"""
+
+
+@contextlib.contextmanager
+def attack(path: Path) -> Iterator[None]:
+    """A plain user who asks thousands of expensive questions at once, on twenty connections, again and again."""
+    argv = [sys.executable, "-c", textwrap.dedent(ATTACK), str(path), str(SOURCE)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+            yield
+        finally:
+            child.kill()
+
+
+@as_root
+def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Path):
+    """Before requests were answered in turn, one write of 6 KB held up everybody for seconds."""
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    stage = Stage(tmp_path)
+    (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
+    store = Store(tmp_path / JOURNAL)
+    with store._changing(store.book):
+        for number in range(500):
+            store._event(float(number), f"gpu-{number % 64}", "drain", "text " * 100)
+    store.close()
+    stage.up()
+    (tmp_path / "run").chmod(0o755)
+    try:
+        with attack(stage.socket):
+            waits = []
+            for _ in range(10):
+                began = time.monotonic()
+                assert "runs" in ask(stage.socket, {"runs": True}, 60)
+                waits.append(time.monotonic() - began)
+        assert sorted(waits)[5] < 1.0, waits
+    finally:
+        stage.close()
+
+
+# The same, turn by turn: the clock of a busy machine plays no part
+
+
+class House:
+    """A door with an answer that counts, and callers in this process."""
+
+    def __init__(self, folder: Path, cost_s: float = 0.0) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.asked: list[Message] = []
+        self._cost_s = cost_s
+        self.path = folder / "socket"
+        self.door = Door(self.path, self.selector, self._answer, lambda text: None)
+        self.callers: list[socket.socket] = []
+
+    def _answer(self, uid: int, message: Message) -> Message:
+        self.asked.append(message)
+        until = time.monotonic() + self._cost_s
+        while time.monotonic() < until:
+            pass
+        return {"answer": message, "long": "x" * 60_000}
+
+    def call(self, data: bytes = b"") -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(self.path))
+        sock.setblocking(False)
+        sock.send(data)
+        self.callers.append(sock)
+        return sock
+
+    def turn(self) -> None:
+        self.door.turn()
+        for key, events in self.selector.select(0):
+            key.data(events)
+
+    def close(self) -> None:
+        self.door.close()
+        for sock in self.callers:
+            sock.close()
+        assert not self.selector.get_map()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    one = House(tmp_path)
+    yield one
+    one.close()
+
+
+def test_of_many_requests_in_one_write_one_is_answered_in_a_turn(house: House):
+    house.call(pack({"n": 1}) * 500)
+    for turn in range(10):
+        before = len(house.asked)
+        house.turn()
+        assert len(house.asked) - before <= 1, turn
+    assert len(house.asked) <= 10
+
+
+def test_a_user_with_many_connections_gets_one_answer_in_a_turn(house: House):
+    for _ in range(30):
+        house.call(pack({"n": 1}) * 10)
+    for _ in range(10):
+        before = len(house.asked)
+        house.turn()
+        assert len(house.asked) - before <= 1
+
+
+def test_all_requests_are_answered_in_the_end_and_in_order(house: House):
+    sock = house.call(b"".join(pack({"n": n}) for n in range(20)))
+    reader, heard = Reader(), list[Message]()
+    while len(heard) < 20:
+        house.turn()
+        with contextlib.suppress(BlockingIOError):
+            heard += reader.feed(sock.recv(1 << 20))
+    assert [message["answer"]["n"] for message in heard] == list(range(20))
+
+
+def test_who_does_not_take_answers_gets_no_more_of_them(house: House):
+    house.call(pack({"n": 1}) * 500)
+    for _ in range(200):
+        house.turn()
+    assert len(house.asked) < 20 and all(len(caller.unsent) < 1 << 17 for caller in house.door.callers.all())
+
+
+def test_one_user_cannot_take_all_connections(house: House):
+    for _ in range(MOST_CALLERS + 10):
+        house.call()
+        house.turn()
+    assert len(house.door.callers) == MOST_PER_USER
+
+
+@as_root
+def test_the_time_that_answers_take_is_charged_to_who_asked(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    house = House(tmp_path, cost_s=0.2)
+    try:
+        house.call(pack({"root": 1}) * 500)
+        uid = house.door.callers
+        house.turn()
+        (caller,) = uid.all()
+        caller.uid = NOBODY  # as the kernel would tell of another user
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5:
+            house.turn()
+            with contextlib.suppress(BlockingIOError):
+                house.callers[0].recv(1 << 20)
+        spent = 0.2 * len(house.asked)
+        assert spent < 1.9, "a burst of a second, and then a tenth of the time"
+        asked = len(house.asked)
+        house.call(pack({"root": 2}))
+        for _ in range(3):
+            house.turn()
+        assert house.asked[asked:] == [{"root": 2}], "another user does not wait for that"
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff", b"\0\0\0\3abc", b"\0\0\0\2[]", b"\0\0\xea\x60" + b"[" * 60_000,
+        b"\0\0\xea\x60" + b'{"a":' * 12_000, b"\0\0\x10\x00" + b'{"a":' + b"9" * 4091, b"\0\0\0\0",
+    ],
+)  # fmt: skip
+def test_nonsense_is_answered_once_and_ends_the_call(house: House, data: bytes):
+    sock = house.call(data + pack({"after": "it"}))
+    heard = b""
+    sock.settimeout(0.01)
+    for _ in range(500):
+        house.turn()
+        try:
+            more = sock.recv(1 << 20)
+        except TimeoutError:
+            continue
+        except ConnectionResetError:
+            break
+        if not more:
+            break
+        heard += more
+    else:
+        raise AssertionError("the call goes on")
+    (answer,) = Reader().feed(heard)
+    assert "not a message" in answer["error"] and house.asked == []
+
+
+def test_a_caller_who_is_slow_is_cut_off(house: House):
+    house.call(b"\0\0\0\x09half")
+    house.turn()
+    (caller,) = house.door.callers.all()
+    assert caller.until <= time.monotonic() + CALL_S
+    caller.until = 0.0
+    house.turn()
+    assert len(house.door.callers) == 0
