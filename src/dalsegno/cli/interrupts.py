@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # 128 and SIGINT, as a shell tells it
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_WORDS = {signal.SIGINT: "interrupted", signal.SIGHUP: "its terminal is gone"}
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
+STOPS = tuple(each for each in (signal.SIGINT, signal.SIGTERM, _HANGUP) if each is not None)
+_WORDS = {signal.SIGINT: "interrupted", _HANGUP: "its terminal is gone"}
 
 
 class Stopped(KeyboardInterrupt):
@@ -42,7 +43,7 @@ def interruptible() -> Iterator[None]:
 def stoppable() -> Iterator[None]:
     """Ctrl-C, SIGTERM and a lost terminal raise `Stopped` here, so that what was begun is tidied away; a second Ctrl-C
     or SIGTERM ends us at once. Under `nohup` a lost terminal is nothing to us."""
-    numbers = [each for each in STOPS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+    numbers = [each for each in STOPS if each != _HANGUP or signal.getsignal(each) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in numbers}
     try:
         yield
@@ -54,8 +55,9 @@ def stoppable() -> Iterator[None]:
 def _stop(number: int, _frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, lambda number, frame: None)  # a terminal that goes tells us twice: kernel and shell
-    _let_go_of_lost_terminal()
+    if _HANGUP is not None:
+        signal.signal(_HANGUP, lambda number, frame: None)  # a terminal that goes tells us twice: kernel and shell
+        _let_go_of_lost_terminal()
     raise Stopped(number)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,20 +23,46 @@ ORDERLY_S = 5.0
 TAKEN_DOWN = f"{CANCELLED}: its cluster was taken down"
 
 
-def runs_on(place: Place) -> list[RunFolder]:
+@dataclass(frozen=True)
+class RunOnCluster:
+    """A run that has not ended, and whose it is. Another user's folder is the user's: nothing is written there."""
+
+    folder: RunFolder
+    uid: int
+
+    @property
+    def run(self) -> str:
+        return self.folder.run
+
+    @property
+    def ours(self) -> bool:
+        return self.uid == os.geteuid()
+
+    def is_under_way(self) -> bool:
+        if self.ours:
+            return is_under_way(self.folder)
+        from dalsegno.recovery.run_hints import read_hint
+
+        status = read_hint(self.folder.status, self.uid)
+        return status is not None and not is_over(status)
+
+
+def runs_on(place: Place) -> list[RunOnCluster]:
     """Runs under way on the cluster: those that its controller keeps, whose ever they are, and our own."""
-    found = {run.root.resolve(): run for run in (*_kept(place), *_own(place)) if is_under_way(run)}
-    return sorted(found.values(), key=lambda run: run.run)
+    own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
+    kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}
+    return sorted((run for run in {**kept, **own}.values() if run.is_under_way()), key=lambda each: each.run)
 
 
-def _kept(place: Place) -> Iterator[RunFolder]:
+def _kept(place: Place) -> Iterator[RunOnCluster]:
     from dalsegno.launch.folder import RunFolder
     from dalsegno.recovery.records import Records
     from dalsegno.targets.local.folder import Folder
 
     records = Records(Folder(place.folder).runs)
     if records.folder.is_dir():
-        yield from (RunFolder(Path(record.folder)) for record in records.read()[0].values())
+        for record in records.read()[0].values():
+            yield RunOnCluster(RunFolder(Path(record.folder)), record.uid)
 
 
 def _own(place: Place) -> Iterator[RunFolder]:
@@ -52,35 +78,29 @@ def _own(place: Place) -> Iterator[RunFolder]:
                 yield run
 
 
-def end_in_order(runs: Sequence[RunFolder]) -> None:
+def end_in_order(runs: Sequence[RunOnCluster]) -> None:
     """Have each coordinator end workers, agents and jobs, while it can. Nothing is written among another's files:
     those runs end with the cluster, and read as lost."""
-    for run in runs:
-        if _is_ours(run):
-            with contextlib.suppress(OSError):
-                os.close(os.open(run.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+    ours = [run for run in runs if run.ours]
+    for run in ours:
+        with contextlib.suppress(OSError):
+            os.close(os.open(run.folder.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     until = time.monotonic() + ORDERLY_S
-    while time.monotonic() < until and any(is_under_way(run) for run in runs if _is_ours(run)):
+    while time.monotonic() < until and any(run.is_under_way() for run in ours):
         time.sleep(0.05)
 
 
-def write_ends(runs: Sequence[RunFolder]) -> None:
+def write_ends(runs: Sequence[RunOnCluster]) -> None:
     """When all of the cluster is gone: nobody else can tell any more how these ended."""
     from dalsegno.jobs import given_up
     from dalsegno.launch.status import write_status
 
     for run in runs:
-        status = _status(run) if _is_ours(run) else None
+        status = _status(run.folder) if run.ours else None
         if status is not None and not is_over(status):
-            write_status(run.status, given_up(status, time.time(), TERMINATED, TAKEN_DOWN))
+            write_status(run.folder.status, given_up(status, time.time(), TERMINATED, TAKEN_DOWN))
         elif status is not None and status.message == CANCELLED:
-            write_status(run.status, replace(status, message=TAKEN_DOWN))
-
-
-def _is_ours(run: RunFolder) -> bool:
-    with contextlib.suppress(OSError):
-        return run.root.stat().st_uid == os.geteuid()
-    return False
+            write_status(run.folder.status, replace(status, message=TAKEN_DOWN))
 
 
 def is_under_way(run: RunFolder) -> bool:

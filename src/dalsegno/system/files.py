@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,10 @@ from typing import IO
 from dalsegno.errors import DalsegnoError
 
 _ELSEWHERE = "set DALSEGNO_HOME to another folder, for images DALSEGNO_IMAGES"
+# Windows has none of these, and nothing there needs them.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_DEEPEST = 100  # levels of a tree that are removed at a time: each takes a descriptor
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
@@ -25,9 +28,10 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
     """
     temp = _beside(path)
     try:
-        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         with os.fdopen(handle, "w") as file:
-            os.fchmod(file.fileno(), mode)  # the umask must not decide who reads a secret, or who cannot read a table
+            if hasattr(os, "fchmod"):  # the umask must not decide who reads a secret, or who cannot read a table
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             if durable:
@@ -168,31 +172,84 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all in it; gone already is fine, and so is someone removing it at the same time."""
-    for _ in range(5):
-        shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
+    """Remove a folder and all in it; gone already is fine, and so is someone removing it at the same time.
+
+    Folders in it may belong to users who change them meanwhile. Everything below `path` is opened from its parent's
+    descriptor, no link is followed, and other file systems that are mounted there are left alone.
+    """
+    tries = 5
+    while True:
+        try:
+            top = _open_own(path)
+        except FileNotFoundError:
             return
-        _open_up(path)
-        time.sleep(0.02)  # a daemon that was just killed may have written its last file
-    shutil.rmtree(path)
+        try:
+            moved = _empty(top, top, 0)
+        finally:
+            os.close(top)
+        try:
+            os.rmdir(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            tries -= not moved
+            if tries < 0:
+                raise
+            time.sleep(0.0 if moved else 0.02)  # a daemon that was just killed may have written its last file
 
 
-def _open_up(path: Path) -> None:
-    """Folders that even their owner may not enter or write to: an overlay's work folder, an unpacked image's."""
-    for folder, names, _ in os.walk(path):
-        for each in [os.path.join(folder, name) for name in names]:
+def _empty(folder: int, top: int, depth: int) -> int:
+    """Remove what is in an open folder, so far as it can be. Return how many folders are too deep and were moved up."""
+    moved = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+        for name, is_folder in entries:
             with contextlib.suppress(OSError):
-                if not os.path.islink(each) and os.stat(each).st_mode & 0o700 != 0o700:
-                    os.chmod(each, 0o700)
+                if not is_folder:
+                    os.unlink(name, dir_fd=folder)
+                elif depth >= _DEEPEST:
+                    os.rename(name, f".deep.{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=top)
+                    moved += 1
+                else:
+                    moved += _empty_below(name, folder, top, depth + 1)
+                    os.rmdir(name, dir_fd=folder)
+    return moved
+
+
+def _empty_below(name: str, folder: int, top: int, depth: int) -> int:
+    child = _open_own(name, folder)
+    try:
+        return _empty(child, top, depth) if os.fstat(child).st_dev == os.fstat(top).st_dev else 0
+    finally:
+        os.close(child)
+
+
+def _open_own(name: str | Path, parent: int | None = None) -> int:
+    """Open a folder. One of our own that we may not enter or change is opened up first: an unpacked image's, say.
+
+    Root needs no such rights, and so never changes those of a folder that may be a user's.
+    """
+    if os.geteuid() == 0:
+        return os.open(name, _FOLDER, dir_fd=parent)
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        status = os.fstat(place)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 @contextlib.contextmanager
 def locked(path: Path, who: str, *, shared: bool = False, wait_s: float = 0.1) -> Iterator[None]:
     """Hold a lock file, alone or with others that share it. A holder who stays is an error, a dead one does not
     matter, and one who only looked whether it is free is waited for."""
-    import fcntl  # not on Windows, where nothing is locked
-
+    try:
+        import fcntl
+    except ImportError:
+        raise DalsegnoError("clusters on this machine need Linux", hint="use a remote target from here") from None
     make_folder(path.parent)
     # Whoever may open it could hold it. Root must not make a file where a link of another user leads.
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:

@@ -1,0 +1,172 @@
+"""Attacks on `down`, which removes folders of users as root: nothing outside of them is changed, read or waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
+from dalsegno.cluster import Place
+from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import RUNNING, Status, write_status
+from dalsegno.recovery.records import Record, Records
+from dalsegno.system.files import make_folder, remove_tree
+from dalsegno.targets.local.folder import Folder
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be tricked, and only root can become a user")
+SOURCE = Path(__file__).parents[2] / "src"
+EVE = 65534
+AS_EVE = ["setpriv", f"--reuid={EVE}", f"--regid={EVE}", "--clear-groups"]
+
+# Removes eve's home. She has a folder that may not be entered, and puts a link to somebody else's in its place at the
+# worst moment: when rights are about to be changed.
+SWAP = """
+import os, sys
+from pathlib import Path
+from dalsegno.system.files import remove_tree
+
+home, victim, swapped = Path(sys.argv[1]), sys.argv[2], []
+
+def at_the_worst_moment(event, arguments):
+    if event == "os.rmdir" and not swapped:
+        raise OSError("busy")
+    if event in ("os.chmod", "os.chown") and not swapped:
+        swapped.append(event)
+        os.rename(home / "closed", home / "aside")
+        os.symlink(victim, home / "closed")
+
+sys.addaudithook(at_the_worst_moment)
+try:
+    remove_tree(home)
+except OSError:
+    pass
+"""
+REMOVE = """
+import sys
+from pathlib import Path
+from dalsegno.system.files import remove_tree
+remove_tree(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of root's, closed to others and with few rights, and a file in it."""
+    folder = tmp_path / "victim"
+    folder.mkdir()
+    (folder / "file").write_text("kept")
+    folder.chmod(0o500)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """Eve's home in a cluster's folder."""
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    folder = tmp_path / "cluster/home/eve"
+    make_folder(folder)
+    os.chown(folder, EVE, EVE)
+    yield folder
+    subprocess.run(
+        ["rm", "-rf", str(folder)], check=True
+    )  # what the code under test may have left is too deep for pytest
+
+
+def test_link_that_is_put_in_place_while_root_removes_leads_nowhere(home: Path, victim: Path) -> None:
+    (home / "closed").mkdir(mode=0)
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", SWAP, str(home), str(victim)], env=env, check=True)
+    assert (victim.stat().st_mode & 0o777, (victim / "file").read_text()) == (0o500, "kept")
+
+
+def test_folders_nested_deeper_than_a_path_can_name_are_removed(home: Path) -> None:
+    deep = (
+        "import os, sys\nos.chdir(sys.argv[1])\nfor _ in range(3000):\n    os.mkdir('d' * 50)\n    os.chdir('d' * 50)"
+    )
+    subprocess.run([*AS_EVE, sys.executable, "-c", deep, str(home)], check=True)
+    remove_tree(home.parents[1])
+    assert not home.parents[1].exists()
+
+
+def test_what_is_mounted_in_a_users_folder_is_left_alone(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (home / "mounted").mkdir()
+    mount = 'mount -t tmpfs none "$1" && touch "$1/kept" && mount --bind "$1" "$2/mounted"'
+    script = f'{mount} && "$3" -c "$4" "$2"; ls "$1"'
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(other), str(home), sys.executable, REMOVE]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    assert done.stdout.split() == ["kept"]
+
+
+def test_a_plain_user_removes_folders_that_were_closed_to_everyone(home: Path) -> None:
+    closed = "import os, sys\nos.chdir(sys.argv[1])\nos.makedirs('a/b/c')\nos.chmod('a/b', 0)\nos.chmod('a', 0o500)"
+    subprocess.run([*AS_EVE, sys.executable, "-c", closed, str(home)], check=True)
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([*AS_EVE, sys.executable, "-c", REMOVE, str(home / "a")], env=env, check=True)
+    assert list(home.iterdir()) == []
+
+
+def keep(place: Place, run: Path) -> None:
+    """As the controller remembers a run of eve's."""
+    records = Records(Folder(place.folder).runs)
+    make_folder(records.folder, 0o700)
+    records.write(Record(str(run), EVE))
+
+
+def status_file(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_status(RunFolder(folder).status, Status("train-1", "train", "eve", RUNNING, 1.0, 1.0))
+
+
+def test_run_folder_that_became_a_link_to_roots_folder_is_not_written_to(tmp_path: Path, home: Path) -> None:
+    place, roots = Place("one", tmp_path), tmp_path / "roots"
+    status_file(roots)
+    (home / "train-1").symlink_to(roots)
+    keep(place, home / "train-1")
+    before = sorted((path.name, path.read_bytes()) for path in roots.iterdir())
+    runs = runs_on(place)
+    end_in_order(runs)
+    write_ends(runs)
+    assert sorted((path.name, path.read_bytes()) for path in roots.iterdir()) == before
+
+
+def test_status_that_is_a_pipe_does_not_hold_down_up(tmp_path: Path, home: Path) -> None:
+    run = home / "train-1"
+    run.mkdir()
+    os.mkfifo(RunFolder(run).status)
+    os.chown(RunFolder(run).status, EVE, EVE)
+    place = Place("one", tmp_path)
+    keep(place, run)
+    found = subprocess.Popen([sys.executable, "-c", READ, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SOURCE)})
+    try:
+        assert eventually(lambda: found.poll() is not None, 30) and found.returncode == 0
+    finally:
+        found.kill()
+        found.wait()
+
+
+READ = """
+import sys
+from pathlib import Path
+from dalsegno.cli.last_runs import runs_on
+from dalsegno.cluster import Place
+assert runs_on(Place("one", Path(sys.argv[1]))) == []
+"""
+
+
+def test_a_users_run_under_way_is_still_named(tmp_path: Path, home: Path) -> None:
+    run = home / "train-1"
+    status_file(run)
+    for path in (run, *run.iterdir()):
+        os.chown(path, EVE, EVE)
+    keep(Place("one", tmp_path), run)
+    assert [each.run for each in runs_on(Place("one", tmp_path))] == ["train-1"]
