@@ -23,6 +23,7 @@ from dalsegno.launch.liveness import Timing
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
 from dalsegno.system import procfs
+from dalsegno.why.run import explain_run
 from tests.launch.played import played
 from tests.launch.small_site import SmallSite
 
@@ -253,6 +254,22 @@ async def test_a_run_that_hangs_tells_where_every_rank_was_and_starts_again_at_o
         assert await run.ends() == 0
         assert all("in stands_still" in run.folder.stacks(1, rank).read_text() for rank in (0, 1))
         assert (run.status.generation, run.status.restarts) == (2, 1)
+
+
+@in_loop
+async def test_a_rank_that_does_nothing_though_another_has_returned_is_told_of(tmp_path: Path):
+    """The run is left as it is: only its user knows what the rank waits for."""
+    async with played(tmp_path, "time.sleep(600) if rank else None", "n1", "n2") as run:
+        run.coordinator.hangs = HangWatch(run.coordinator, 0, idle_s=1.0)
+        await run.until_runs()
+        await run.until(lambda: "idle" in run.events())
+        (idle,) = [entry for entry in journal.read(run.folder.journal) if entry["event"] == "idle"]
+        assert (idle["returned"], list(idle["ranks"])) == (1, ["1"])
+        assert "1 rank has returned, but rank 1 on n" in idle["text"]
+        assert "train.py" in Path(idle["stacks"]).read_text()
+        found = explain_run(run.status, list(journal.read(run.folder.journal)))
+        assert "does not end: 1 rank has returned, but rank 1" in found.sentence
+        assert run.coordinator.run.phase is Phase.RUNNING
 
 
 @in_loop

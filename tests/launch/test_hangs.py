@@ -1,6 +1,7 @@
-"""When no step for so long is a hang."""
+"""When no step for so long is a hang, and when ranks that have not returned are idle."""
 
-from dalsegno.launch.hangs import ENOUGH_STEPS, Marks
+from dalsegno.launch.hangs import ENOUGH_STEPS, Activity, Marks
+from dalsegno.launch.words import Work
 
 
 def stepping(marks: Marks, *times: float, first: int = 0) -> Marks:
@@ -70,3 +71,23 @@ def test_after_the_last_step_nothing_is_a_hang() -> None:
         assert marks.overdue_s(1000.0) is not None
         marks.rest()
         assert marks.overdue_s(1000.0) is None
+
+
+def test_ranks_are_idle_since_the_last_of_them_did_something():
+    activity = Activity()
+    for now in range(0, 100, 5):
+        activity.heard(0, Work(3.0, 0), now)
+        activity.heard(1, Work(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
+    assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
+
+
+def test_threads_that_only_wait_are_idle_and_a_slow_upload_is_not():
+    activity = Activity()
+    for now in range(0, 100, 5):
+        activity.heard(0, Work(now * 0.005, 0), now)
+        activity.heard(1, Work(0.0, now * (1 << 20)), now)
+    assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
+
+
+def test_nothing_is_said_of_a_rank_that_was_not_heard_of():
+    assert Activity().idle_s([0], 1e6) == 0.0 and Activity().idle_s([], 1e6) == 0.0

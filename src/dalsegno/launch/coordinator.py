@@ -42,6 +42,7 @@ from dalsegno.launch.words import (
     StacksTaken,
     Stepped,
     Word,
+    Worked,
 )
 from dalsegno.train.contract import SAVED
 
@@ -150,6 +151,8 @@ class Coordinator:
             self._stepped(word)
         elif isinstance(word, StacksTaken):
             self.hangs.told_stacks(peer.name)
+        elif isinstance(word, Worked):
+            self.hangs.worked(word.generation, word.ranks)
         elif isinstance(word, GrantAsked):
             self._answer_grant(peer, word)
         elif isinstance(word, AllStopped):

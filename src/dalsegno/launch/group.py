@@ -52,6 +52,9 @@ class Group:
     def ranks(self) -> frozenset[int]:
         return frozenset(range(self.world_size))
 
+    def agent_of(self, rank: int) -> str:
+        return self.places[rank // self.nproc_per_node].agent
+
 
 def form_group(
     generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = (), doubted: Collection[str] = ()

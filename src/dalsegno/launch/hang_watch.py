@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Hung
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
-from dalsegno.launch.hangs import Marks
+from dalsegno.launch.hangs import IDLE_S, Activity, Marks
 from dalsegno.launch.staff import Boss
 from dalsegno.launch.telling import Teller
+from dalsegno.launch.words import Work
 
+ASK_S = 5.0  # between two questions what ranks do that have not returned
 STACKS_S = 10.0  # a node takes at most seven; one that has not answered by then is stuck as well
 
 
@@ -27,11 +32,34 @@ class Watched(Boss, Protocol):
     folder: RunFolder
 
 
+@dataclass(frozen=True)
+class Idle:
+    """Some ranks have returned; those that have not do nothing."""
+
+    generation: int
+    returned: int
+    ranks: Mapping[str, str]  # those that have not, each with its node
+    idle_s: int
+    stacks: str  # the file that tells where the first of them is
+
+    def sentence(self) -> str:
+        names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
+        more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
+        has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
+        returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
+        return (
+            f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s;"
+            f" {self.stacks} tells where"
+        )
+
+
 class HangWatch:
     """Over one generation after the other."""
 
-    def __init__(self, of: Watched, timeout_s: float | None, stacks_s: float = STACKS_S) -> None:
-        self._of, self._timeout_s, self._stacks_s = of, timeout_s, stacks_s
+    def __init__(
+        self, of: Watched, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+    ) -> None:
+        self._of, self._timeout_s, self._stacks_s, self._idle_s = of, timeout_s, stacks_s, idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
         self._all_told = asyncio.Event()
         self.generation_started()
@@ -39,6 +67,7 @@ class HangWatch:
     def generation_started(self) -> None:
         self._began = time.monotonic()
         self._marks, self._hanging = Marks(self._timeout_s, self._began), False
+        self._activity, self._asked_at, self._said_idle = Activity(), self._began, False
 
     @property
     def age_s(self) -> float:
@@ -61,10 +90,40 @@ class HangWatch:
             return
         if self._timeout_s:
             self._marks.sign(self._of.told.last_output(run.generation))
+        self._look_for_idle(run)
         overdue_s = self._marks.overdue_s(time.monotonic())
         if overdue_s is not None:
             self._hanging = True
             self._of.soon(self._end(run.generation, overdue_s))
+
+    def _look_for_idle(self, run: Run) -> None:
+        """Some ranks have returned and the others do nothing: the run may never end. It is told of, not ended."""
+        now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
+        if not left or self._said_idle:
+            return
+        if now - self._asked_at >= min(ASK_S, self._idle_s / 4):
+            self._asked_at = now
+            for agent in {run.group.agent_of(rank) for rank in left} if run.group else ():
+                self._of.agents.send(agent, {"work": run.generation})
+        idle_s = self._activity.idle_s(left, now)
+        if idle_s >= self._idle_s:
+            self._said_idle = True
+            self._of.soon(self._tell_idle(run, left, idle_s))
+
+    async def _tell_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
+        assert run.group is not None
+        await self._capture_stacks(run.generation)
+        where = {str(rank): run.group.agent_of(rank) for rank in left}
+        files = [str(self._of.folder.stacks(run.generation, rank)) for rank in left]
+        told = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
+        self._of.note(told.sentence())
+        self._of.journal("idle", text=told.sentence(), **dataclasses.asdict(told))
+
+    def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
+        """A node has told what its workers have done until now."""
+        if generation == self._of.run.generation:
+            for rank, work in ranks.items():
+                self._activity.heard(rank, work, time.monotonic())
 
     async def _end(self, generation: int, overdue_s: float) -> None:
         why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.all_stacks}"

@@ -1,13 +1,19 @@
-"""When no step for so long is a hang. Pure: marks and times in, a verdict out."""
+"""When no step for so long is a hang, and when ranks that have not returned are idle. Pure: times in, a verdict out."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from statistics import median
+
+from dalsegno.launch.words import Work
 
 TIMES_THE_MEDIAN = 10
 LEAST_S = 60.0
 ENOUGH_STEPS = 5  # before that nobody knows how long a step takes: the first ones compile and warm up
 KEPT = 100
+IDLE_S = 30.0  # of ranks that do nothing, while others have returned
+BUSY_SHARE = 0.02  # of a processor: what threads that only wait use is less
+BUSY_BYTES = 1 << 20
 
 
 class Marks:
@@ -50,3 +56,23 @@ class Marks:
         """For how long there was no step, once that is too long."""
         limit = self.limit_s()
         return now - self.last if limit is not None and now - self.last > limit else None
+
+
+class Activity:
+    """What the ranks of one generation that have not returned yet have done, by the work that their nodes report."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Work, float]] = {}  # of each rank: its work when it last did some, and when
+
+    def heard(self, rank: int, work: Work, now: float) -> None:
+        before, at = self._last.get(rank, (None, now))
+        if before is None or _is_busy(before, work, now - at):
+            self._last[rank] = work, now
+
+    def idle_s(self, ranks: Collection[int], now: float) -> float:
+        """For how long none of them has done anything; 0 while one of them is unknown."""
+        return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
+
+
+def _is_busy(before: Work, now: Work, passed_s: float) -> bool:
+    return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES

@@ -122,6 +122,22 @@ class StacksTaken:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a worker and the processes below it have done since it started."""
+
+    cpu_s: float
+    moved: int  # bytes that they have read and written
+
+
+@dataclass(frozen=True)
+class Worked:
+    """By rank, the workers of a node that still run."""
+
+    generation: int
+    ranks: Mapping[int, Work]
+
+
+@dataclass(frozen=True)
 class Signalled:
     """Slurm has sent it a signal."""
 
@@ -144,8 +160,8 @@ class LogPiece:
 
 
 Word = (
-    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Signalled
-    | Noted | LogPiece
+    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
+    | Signalled | Noted | LogPiece
 )  # fmt: skip
 
 
@@ -185,6 +201,7 @@ _READERS: dict[str, Callable[[Message], Word]] = {
     "kept": lambda said: Kept(_held(said["kept"])),
     "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
     "stacks": lambda said: StacksTaken(int(said["stacks"])),
+    "worked": lambda said: Worked(int(said["worked"]), _works(said["ranks"])),
     "signal": lambda said: Signalled(str(said["signal"])),
     "note": lambda said: Noted(str(said["note"])),
     "log": lambda said: LogPiece(str(said["log"]), str(said["text"])),
@@ -208,6 +225,10 @@ def _held(told: Sequence[Message] | None) -> tuple[Held, ...]:
         )
         for each in told or ()
     )
+
+
+def _works(told: Mapping[str, Sequence[float]]) -> dict[int, Work]:
+    return {int(rank): Work(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in told.items()}
 
 
 def _figures(told: Message | None) -> dict[str, float]:

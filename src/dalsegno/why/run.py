@@ -20,9 +20,19 @@ def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
             f"run {status.run} waits in Slurm's queue{job}{_said(status)}",
             f"dalsegno why {status.jobs[0]}" if status.jobs else "squeue",
         )
+    if status.phase == RUNNING and (idle := _idle(entries, status.generation)):
+        rank = next(iter(idle.get("ranks", {})), "0")
+        logs = f"dalsegno logs {status.run} --rank {rank}"
+        return Verdict(f"run {status.run} does not end: {idle.get('text')}", logs)
     if status.phase == RUNNING:
         return Verdict(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
     return Verdict(f"run {status.run} is {status.phase}{_said(status)}{_because(entries)}", logs)
+
+
+def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
+    """Noted of this generation: some ranks have returned, and the others do nothing."""
+    found = [entry for entry in entries if entry.get("event") == "idle" and entry.get("generation") == generation]
+    return found[-1] if found else None
 
 
 def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:

@@ -76,6 +76,7 @@ class Agent:
             "start": self._start,
             "stop": self.workers.stop,
             "stacks": self.workers.capture_stacks,
+            "work": self.workers.tell_work,
             "granted": self._granted,
             "buddy": lambda told: self.snapshots.pair(read_address(told.get("address"))),
             "safe": lambda told: self.snapshots.note_safe(parse_word(told)),

@@ -13,7 +13,7 @@ from dalsegno.launch.agent import stacks
 from dalsegno.launch.agent.crew import Crew, Worker
 from dalsegno.launch.agent.orders import Setup, StartOrder
 from dalsegno.launch.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
-from dalsegno.launch.agent.procs import catches
+from dalsegno.launch.agent.procs import catches, work_of
 from dalsegno.launch.agent.tasks import run_files, store_task, worker_task
 from dalsegno.train.frames import Message
 
@@ -253,6 +253,12 @@ class Workers:
         if generation == self.crew.generation:
             stacks.capture_all((worker.pid, worker.stacks) for worker in self.crew.running() if worker.pid)
         self.tell({"stacks": generation})
+
+    def tell_work(self, generation: int) -> None:
+        """What the workers that still run have done since they started: whether they do anything at all is asked."""
+        if generation == self.crew.generation:
+            done = {str(worker.rank): work_of(worker.pid) for worker in self.crew.running() if worker.pid}
+            self.tell({"worked": generation, "ranks": done})
 
     def _drop_empty_stacks(self, worker: Worker) -> None:
         """A file for stacks that were never asked for."""
