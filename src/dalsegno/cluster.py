@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
-from dalsegno.system.files import locked, owner_name, read_text
+from dalsegno.system.files import locked, owner_name, read_text, user_of
 
 if TYPE_CHECKING:
     from dalsegno.slurm import SlurmClient
@@ -137,10 +137,24 @@ def open_target(target: str, place: Place) -> LocalTarget:
     return open_local(place)
 
 
+def owner_of(place: Place) -> int | None:
+    """Return the uid of the person whose cluster it is; None where that cannot be read."""
+    from dalsegno.targets.local.folder import Folder
+    from dalsegno.targets.local.store import read_state_leniently
+
+    state = read_state_leniently(Folder(place.folder))
+    try:
+        return place.folder.stat().st_uid or (state.owner if state else 0)
+    except OSError:
+        return None
+
+
 def may_change(place: Place) -> None:
-    """Refuse early what only the owner of the folder can do."""
+    """Refuse early what only the owner can do."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
-        raise DalsegnoError(f"cluster {place.name} belongs to {owner_name(place.folder)}", hint="use sudo")
+        owner = owner_of(place)
+        name = user_of(owner) if owner is not None else owner_name(place.folder)
+        raise DalsegnoError(f"cluster {place.name} belongs to {name}", hint="use sudo")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.asking import ask_controller, controller_of, when
+from dalsegno.cli.elevation import elevate_for_cluster
 from dalsegno.cli.options import cluster_option, json_option
 
 WORDS = ("pause", "resume", "status")
@@ -28,6 +29,8 @@ def command(word: str, name: str | None, json_: bool) -> None:
     failed too often is tried again, and as many nodes as in an hour may be taken out once more. Only root and the
     cluster's owner may pause and resume.
     """
+    if word != "status":
+        elevate_for_cluster(name)
     answer = ask_controller(controller_of(name), {"automation": word})
     if json_:
         out.as_json(answer)

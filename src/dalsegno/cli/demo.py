@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import stoppable, to_the_end
 from dalsegno.errors import DalsegnoError
 
@@ -42,6 +43,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     cluster = resolve(parse_spec(text, f"demo/{scene}.yaml"))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
+    elevate_to_make(place, cluster)
     may_change(place)
     _refuse_another(place)
     _check(scene, target, cluster, report)

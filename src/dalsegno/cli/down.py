@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option
 
@@ -32,6 +33,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
         out.talk("there is no cluster: nothing to take down")
         return
     place = place_named(wanted) if wanted else find_place()
+    elevate_to_change(place)
     may_change(place)
     with place.lock(), interruptible():
         target, runs = open_local(place), runs_on(place)

@@ -91,7 +91,13 @@ def _part(traces: Traces, survived: bool) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Before anything is begun: can the page be written when all is done?"""
+    """Before anything is begun: can the page be written when all is done? The caller's rights decide, not sudo's."""
+    from dalsegno.system.sudo import as_caller
+
+    as_caller(lambda: _check_page(path))
+
+
+def _check_page(path: Path) -> None:
     import tempfile
 
     if not path.parent.is_dir():
@@ -111,6 +117,12 @@ def check_page(path: Path) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """What is no plain file, such as /dev/null or a pipe, is written to; a file is replaced as a whole."""
+    from dalsegno.system.sudo import as_caller
+
+    as_caller(lambda: _write_page(path, text))
+
+
+def _write_page(path: Path, text: str) -> None:
     from dalsegno.system.files import write_atomic
 
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.cli.silence import meaning_of
 from dalsegno.cli.times import parse_time
@@ -219,6 +220,7 @@ def open_breakable(place: Place) -> CanBreak:
     from dalsegno.cluster import may_change, open_local
     from dalsegno.targets.base import CanBreak
 
+    elevate_to_change(place)
     may_change(place)
     target = open_local(place)
     if not isinstance(target, CanBreak):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.options import file_argument, json_option
 
 
@@ -21,6 +22,7 @@ def command(file: str, json_: bool) -> None:
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
+    elevate_to_make(place, cluster)
     may_change(place)  # who may not change it may not read all of it either
     plan = target.plan(cluster)
     if json_:

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.options import cluster_option
 
 
@@ -25,6 +26,9 @@ def command(name: str | None, host: str | None, user: str | None, command_: tupl
     from dalsegno.cluster import find_place, open_local
     from dalsegno.system.execute import become
 
-    target = open_local(find_place(name))
+    place = find_place(name)
+    if host or user:
+        elevate_to_change(place)
+    target = open_local(place)
     argv, env = target.shell(list(command_), dict(os.environ), os.getcwd(), host=host, user=user)
     become(argv, env)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
+from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import file_argument
 from dalsegno.errors import DalsegnoError
@@ -25,6 +26,7 @@ def command(file: str) -> None:
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)
     target = open_target(cluster.target, place)
+    elevate_to_make(place, cluster)
     may_change(place)
     started = time.monotonic()
     with place.lock(), interruptible(), out.progress() as say:

@@ -154,10 +154,17 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
 
 def owner_name(path: Path) -> str:
     """Whose it is; users of a cluster need not be known on the machine it is read from."""
+    return user_of(path.stat().st_uid)
+
+
+def user_of(uid: int) -> str:
+    """Return the name of a user; the uid where the machine knows none."""
+    import pwd  # not on Windows
+
     try:
-        return path.owner()
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid {path.stat().st_uid}"
+        return f"uid {uid}"
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:

@@ -18,6 +18,7 @@ DAEMONS = {
     "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server",
     "slurmrestd": "slurmrestd", "ip": "iproute2", "nsenter": "util-linux",
 }  # fmt: skip
+UNSHARE = ("--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc")
 SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -76,8 +77,7 @@ def may_make_namespaces(runner: Runner) -> bool:
     unshare = program("unshare")
     if unshare is None:
         return False
-    argv = [unshare, "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "true"]
-    return runner.run(argv, timeout_s=10).exit_code == 0
+    return runner.run([unshare, *UNSHARE, "true"], timeout_s=60).exit_code == 0
 
 
 def gpu_files(names: list[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_pl
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import Process
+from dalsegno.system.sudo import caller
 from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
@@ -59,6 +60,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
         placement=plan.placement,
         slurm_version=site.machine.slurm_version,
         registered=before.registered if before else False,
+        owner=before.owner if before else caller(),
     )
     make_folder(site.folder.root)
     write_state(site.folder, state)  # first of all: from here on `down` and `status` know of it

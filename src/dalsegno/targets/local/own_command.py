@@ -18,10 +18,15 @@ RESUME = "dalsegno-resume"
 
 def own_command() -> str:
     """A script that starts this very program with this very Python, wherever both can be seen."""
+    return f'#!/bin/sh\nexec {join(own_argv())} "$@"\n'
+
+
+def own_argv() -> list[str]:
+    """Return the words before our arguments that start this very program, whatever the environment says."""
     own, click = Path(__file__).resolve().parents[3], find_spec("click")
     others = [str(Path(click.origin).parents[1])] if click and click.origin else []
     start = START.format(own=[str(own)], others=others)
-    return f'#!/bin/sh\nexec {join([sys.executable, "-I", "-c", start])} "$@"\n'
+    return [sys.executable, "-I", "-c", start]
 
 
 def resume_command() -> str:

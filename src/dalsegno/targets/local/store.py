@@ -19,12 +19,14 @@ MAKING, UP, REMOVING = "making", "up", "removing"
 
 @dataclass(frozen=True)
 class State:
-    """`phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster."""
+    """`phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster; `owner` is the uid
+    of the person whose it is: who made it, with sudo or without."""
 
     phase: str
     placement: Placement
     slurm_version: str
     registered: bool = False
+    owner: int = 0
 
 
 T = TypeVar("T")

@@ -1,0 +1,72 @@
+"""Going on as root, through sudo, where a cluster of the user's needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING
+
+from dalsegno.cli import out
+from dalsegno.errors import DalsegnoError
+
+if TYPE_CHECKING:
+    from dalsegno.cluster import Place
+    from dalsegno.spec.facts import Cluster
+
+AGAIN = "`sudo -v`, then the same command again"
+
+
+def elevate_to_make(place: Place, cluster: Cluster) -> None:
+    """Run this command again as root if it is to make virtual hosts, or changes a cluster that has them. Where sudo
+    refuses, a new cluster gets loopback nodes, and that is said."""
+    if place.folder.exists():
+        elevate_to_change(place)
+        return
+    if not _may_elevate() or cluster.target != "local" or cluster.local.hosts == "loopback":
+        return
+    why_not = _go_on_as_root("virtual hosts need root")
+    if cluster.local.hosts == "auto":
+        out.talk(f"nodes will be processes on loopback ports, not virtual hosts: these need root, and {why_not}")
+        out.advise(f"for virtual hosts: {AGAIN}")
+
+
+def elevate_to_change(place: Place) -> None:
+    """Run this command again as root if the cluster is the user's own, but runs as root."""
+    from dalsegno.cluster import owner_of
+
+    if not _may_elevate() or not place.folder.exists() or os.access(place.folder, os.W_OK):
+        return
+    if owner_of(place) == os.geteuid():
+        why_not = _go_on_as_root(f"{place.name} runs as root")
+        raise DalsegnoError(f"cluster {place.name} is yours, but it runs as root, and {why_not}", hint=AGAIN)
+
+
+def elevate_for_cluster(name: str | None) -> None:
+    """As `elevate_to_change`, for commands that may also be about a Slurm that is not ours."""
+    from dalsegno.cluster import find_place
+
+    with contextlib.suppress(DalsegnoError):
+        place = find_place(name)
+        elevate_to_change(place)
+
+
+def _may_elevate() -> bool:
+    """Never with a home of the user's choice: root would work in a folder that others control."""
+    return platform.system() == "Linux" and os.geteuid() != 0 and not os.environ.get("DALSEGNO_HOME")
+
+
+def _go_on_as_root(why: str) -> str:
+    """Never returns if sudo lets us; else why it does not."""
+    from dalsegno.system.execute import become
+    from dalsegno.system.processes import LocalRunner
+    from dalsegno.system.sudo import refusal, sudo_command
+    from dalsegno.targets.local.own_command import own_argv
+
+    why_not = refusal(LocalRunner())
+    if why_not:
+        return why_not
+    out.talk(f"{why}: continuing with sudo")
+    argv = sudo_command([*own_argv(), *sys.argv[1:]], os.environ, os.getuid(), os.getgid())
+    become(argv, os.environ)

@@ -1,0 +1,64 @@
+"""Root's rights through sudo: what root is told, and whose the command stays."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.system.processes import Completed, FakeRunner
+from dalsegno.system.sudo import as_caller, caller, refusal, sudo_command
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def test_root_gets_none_of_the_callers_environment_but_what_is_named():
+    env = {"PYTHONPATH": "/tmp/evil", "LD_PRELOAD": "x.so", "TERM": "xterm", "DALSEGNO_HOME": "/tmp", "PATH": "/tmp"}
+    argv = sudo_command(["/usr/bin/python3", "-I", "up"], env, 1000, 1001)
+    assert argv[1:5] == ["-n", "--", "/usr/bin/env", "-i"]
+    assert argv[-3:] == ["/usr/bin/python3", "-I", "up"]
+    assert set(argv[5:-3]) == {
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME=/root",
+        "TERM=xterm",
+        "SUDO_UID=1000",
+        "SUDO_GID=1001",
+    }
+
+
+@pytest.mark.parametrize(
+    ("unshare", "plain", "expected"),
+    [
+        (0, 0, ""),
+        (1, 0, "this kernel or container does not permit namespaces"),
+        (1, 1, "sudo does not let you in without a password"),
+    ],
+)
+def test_why_sudo_is_of_no_use_is_said(unshare: int, plain: int, expected: str):
+    def answer(argv: tuple[str, ...], stdin: str | None) -> Completed:
+        assert argv[1:3] == ("-n", "--")
+        return Completed(argv, unshare if "--mount" in argv else plain)
+
+    assert refusal(FakeRunner(answer)) == expected
+
+
+@as_root
+def test_the_person_behind_root_is_who_asked_sudo():
+    assert caller({"SUDO_UID": "1000"}) == 1000
+    assert caller({"SUDO_UID": "nobody"}) == caller({}) == 0
+
+
+@as_root
+def test_files_for_the_caller_are_written_with_the_callers_rights(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    own = tmp_path / "own"
+    own.mkdir()
+    os.chown(own, NOBODY, NOBODY)
+    for folder in tmp_path.parents:  # pytest's folders are for their owner alone
+        if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/pytest"):
+            folder.chmod(0o755)
+    as_caller(lambda: (own / "page").touch(), {"SUDO_UID": str(NOBODY)})
+    assert (own / "page").stat().st_uid == NOBODY
+    with pytest.raises(DalsegnoError, match="Permission denied"):
+        as_caller(lambda: (tmp_path / "page").touch(), {"SUDO_UID": str(NOBODY)})
