@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Collection
 from functools import wraps
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any
 import pytest
 
 from dalsegno.launch import journal
-from dalsegno.launch.agent.link import Link
+from dalsegno.launch.agent.link import Link, fallback_ports
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape
 from dalsegno.launch.hang_watch import HangWatch
 from dalsegno.launch.liveness import Timing
+from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
+from dalsegno.launch.words import GrantAsked, Hello
 from dalsegno.system import procfs
 from dalsegno.why.run import explain_run
 from tests.launch.played import played
@@ -116,6 +119,45 @@ async def test_a_coordinator_that_is_killed_is_followed_by_one_that_finds_the_wo
         assert await run.ends() == 0
         assert [run.who(rank) for rank in (0, 1)] == before and len(run.log(0)) == 1
         assert "came back" in run.events() and run.log(0, 2) == []
+
+
+class Squatter:
+    """A stranger on ports of a coordinator that is dead: takes connections and says nothing."""
+
+    def __init__(self, *ports: int) -> None:
+        self._sockets = [socket.create_server(("0.0.0.0", port)) for port in ports]
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+
+@in_loop
+async def test_a_coordinator_whose_port_was_taken_while_it_was_dead_is_found_by_its_agents(tmp_path: Path):
+    async with played(tmp_path, "wait()") as run:
+        first = await run.coordinate_elsewhere()
+        run.join("n1", "n2")
+        await run.until_runs()
+        connect = json.loads(run.folder.connect.read_text())
+        next_port, *_ = fallback_ports(bytes.fromhex(connect["secret"]))
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        squatter = Squatter(connect["port"])
+        before = [run.who(rank) for rank in (0, 1)]
+        await run.coordinate()
+        await run.until(lambda: "came back" in run.events())
+        await run.until(lambda: len(run.status.nodes) == 2 and run.status.phase == "running")
+        assert json.loads(run.folder.connect.read_text())["port"] == next_port
+        assert run.status.generation == 1 and [run.who(rank) for rank in (0, 1)] == before
+        run.go.touch()
+        assert await run.ends() == 0 and "lost" not in run.events()
+        squatter.close()
+
+
+def test_ports_to_fall_back_on_are_the_runs_own():
+    ports = fallback_ports(b"a" * 32)
+    assert len(set(ports)) == 4 and all(20_000 <= port < 32_000 for port in ports)
+    assert ports == fallback_ports(b"a" * 32) and not set(ports) & set(fallback_ports(b"b" * 32))
 
 
 @in_loop
@@ -379,3 +421,19 @@ def test_a_disk_that_takes_nothing_does_not_end_the_run(tmp_path: Path):
     coordinator.keep()
     coordinator.journal("began")
     coordinator.note("a note")
+
+
+def test_a_generation_may_commit_only_once_that_is_written_down(tmp_path: Path):
+    """Or a successor that knows nothing of it would let an earlier generation commit over it."""
+    site = SmallSite(RunFolder(tmp_path / "gone"))
+    coordinator = Coordinator(site, lambda boss: NoStaff())
+    coordinator.run = Run(Shape(1, 1, 1), generation=3)
+    told: list[Any] = []
+    peer = Peer("n1", Hello("n1", 1), "127.0.0.1", told.append, lambda: None)
+    coordinator._answer_grant(peer, GrantAsked(7, 3))
+    assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
+    site.folder.root.mkdir()
+    coordinator._answer_grant(peer, GrantAsked(8, 3))
+    assert told[1] == {"granted": {"number": 8, "ok": True, "why": ""}}
+    saved = read_saved(site.folder.state, Run(Shape(1, 1, 1)))
+    assert saved is not None and saved.granted == 3

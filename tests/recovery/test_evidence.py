@@ -24,12 +24,12 @@ def test_a_name_cannot_lead_elsewhere(tmp_path: Path):
     assert [each.name for each in path.iterdir()] == ["x"] and not (tmp_path / "x").exists()
 
 
-def test_the_same_second_again_and_what_a_crash_has_left_are_fine(tmp_path: Path):
+def test_evidence_of_the_same_second_is_kept_beside_the_first_and_what_a_crash_left_is_removed(tmp_path: Path):
     (tmp_path / "gpu-1/.19700101T000000Z.1.tmp").mkdir(parents=True)
-    for text in ("first", "second"):
-        path = save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0)
-    assert (path / "a").read_text() == "second"
-    assert [each.name for each in (tmp_path / "gpu-1").iterdir()] == [path.name]
+    for text in ("first", "second", "third"):
+        save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0)
+    found = {each.name: (each / "a").read_text() for each in (tmp_path / "gpu-1").iterdir()}
+    assert found == {"19700101T000000Z": "first", "19700101T000000Z-2": "second", "19700101T000000Z-3": "third"}
 
 
 class Silent:

@@ -1,12 +1,24 @@
 """Files that are whole or not there."""
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.files import locked, read_json, remove_tree, write_atomic, write_if_changed, write_in_place
+from dalsegno.system.files import (
+    locked,
+    nameless,
+    read_json,
+    remove_tree,
+    sync_folder,
+    write_atomic,
+    write_if_changed,
+    write_in_place,
+)
 
 
 def test_a_file_is_written_with_just_the_rights_asked_for(tmp_path: Path):
@@ -62,3 +74,35 @@ def test_folders_that_nobody_may_enter_are_removed_too(tmp_path: Path):
 
 def test_removing_what_is_gone_is_fine(tmp_path: Path):
     remove_tree(tmp_path / "nothing")
+
+
+# What survives a crash of the machine
+
+
+def disk_calls(work: Callable[[], object]) -> list[str]:
+    """The calls that matter to a crash, in their order, as the interpreter sees them."""
+    seen: list[str] = []
+
+    def note(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and called in (os.fsync, os.replace):
+            name = getattr(called, "__name__", "")
+            seen.append(f"{name} of a folder" if frame.f_code is sync_folder.__code__ else name)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_durable_write_syncs_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path: Path):
+    whole = ["fsync", "replace", "fsync of a folder"]
+    assert disk_calls(lambda: write_atomic(tmp_path / "a", "text")) == whole
+    assert disk_calls(lambda: write_atomic(tmp_path / "a", "text", durable=False)) == ["replace"]
+
+    def write_nameless() -> None:
+        with nameless(tmp_path / "b") as handle:
+            os.write(handle, b"text")
+
+    assert disk_calls(write_nameless) == whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.launch.agent.link import fallback_ports
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.coming_back import find_saved, go_on, reconcile
 from dalsegno.launch.connect import Connect, read_connect, write_connect
@@ -102,11 +102,21 @@ class Coordinator:
             self.staff.leaving(job, node)
 
     async def open(self) -> None:
-        """Listen, on the port of our former self if there was one, and write down where."""
+        """Listen where our former self did, if there was one, or where its agents look next; and write down where."""
         known = read_connect(self.folder)
         self.agents = Agents(self.folder.run, known.secret, self.site.timing, self)
-        port = await self.agents.open(known.port)
+        port = await self._listen(known)
         write_connect(self.folder, Connect(known.secret, port))
+
+    async def _listen(self, known: Connect) -> int:
+        if not known.port:
+            return await self.agents.open(0)
+        for port in (known.port, *fallback_ports(known.secret)):
+            try:
+                return await self.agents.open(port)
+            except OSError as error:
+                self.note(f"cannot listen on port {port}: {error.strerror or error}; another one is tried")
+        return await self.agents.open(0)  # agents that are started from now on find us there
 
     # Agents
 
@@ -180,10 +190,11 @@ class Coordinator:
     def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
         """Who is cut off cannot ask. A saver may finish what its generation began, until a later one has committed."""
         ok = self.granted <= asked.generation <= self.run.generation and self.end is None
-        if ok and asked.generation > self.granted:
-            self.granted = asked.generation
-            self.keep()  # a successor must not let an earlier one commit
         why = "" if ok else f"generation {asked.generation} is over"
+        if ok and asked.generation > self.granted:
+            before, self.granted = self.granted, asked.generation
+            if not self._write_state(durable=True):  # a successor would let an earlier generation commit
+                self.granted, ok, why = before, False, "the run's folder cannot be written"
         peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
@@ -282,8 +293,13 @@ class Coordinator:
     # Telling
 
     def keep(self) -> None:
+        """Write down what a successor needs. A full disk must not end the run."""
+        self._write_state(durable=False)
+
+    def _write_state(self, durable: bool) -> bool:
+        """Whether it is written; `durable`: even should the machine crash now."""
         if self.said_farewell:
-            return
+            return True
         saved = Saved(
             run=self.run,
             jobs=self.staff.saved(),
@@ -294,8 +310,11 @@ class Coordinator:
             granted=self.granted,
             used=tuple(sorted(self.memory.used)),
         )
-        with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
-            write_saved(self.folder.state, saved)
+        try:
+            write_saved(self.folder.state, saved, durable)
+        except DalsegnoError:
+            return False
+        return True
 
     def tell(self) -> None:
         if not self.said_farewell:

@@ -47,14 +47,14 @@ class Saved:
     used: tuple[str, ...] = ()  # nodes in whose memory something of the run may lie
 
 
-def write_saved(path: Path, saved: Saved) -> None:
+def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
     data = {
         **vars(saved),
         "silent": dict(saved.silent),
         "run": _run_to_json(saved.run),
         "jobs": [_job_to_json(job) for job in saved.jobs],
     }
-    write_atomic(path, json.dumps(data), mode=0o600, durable=False)
+    write_atomic(path, json.dumps(data), mode=0o600, durable=durable)
 
 
 def read_saved(path: Path, fresh: Run) -> Saved | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from dalsegno.system.files import explain, make_folder
+from dalsegno.system.files import explain, make_folder, sync_folder
 
 MOST_KEPT = 20  # bundles of one node; the oldest go
 INCOMPLETE = "incomplete.txt"  # in a bundle: who could not tell all, and why
@@ -30,7 +30,7 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) ->
     """Write a bundle below `root/NODE`; its folder. A crash leaves none, or all of it."""
     own = root / node
     make_folder(own, 0o700)
-    path = own / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
+    path = _free_name(own, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at)))
     temp = own / f".{path.name}.{os.getpid()}.tmp"
     try:
         _clear(temp)
@@ -40,13 +40,20 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) ->
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        _clear(path)
-        os.replace(temp, path)
+        sync_folder(temp)
+        os.rename(temp, path)
+        sync_folder(own)
     except OSError as error:
         _clear(temp)
         raise explain(error, path) from error
     _drop_old(own)
     return path
+
+
+def _free_name(own: Path, name: str) -> Path:
+    """Evidence never replaces evidence: of two bundles of one second, the later one has a number."""
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    return next(own / each for each in names if not (own / each).exists())
 
 
 def _clear(path: Path) -> None:

@@ -37,10 +37,27 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
             if durable:
                 os.fsync(file.fileno())
         os.replace(temp, path)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temp.unlink()
         raise explain(error, path) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a crash of the machine: a file's own fsync does not.
+
+    Some network file systems know no fsync of folders, and need none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -59,6 +76,7 @@ def nameless(path: Path, mode: int | None = None) -> Iterator[int]:
             temp = _beside(path)
             os.link(f"/proc/self/fd/{handle}", temp, src_dir_fd=handle)  # with it, Python follows the link
         os.replace(temp, path)
+        sync_folder(path.parent)
     except OSError as error:
         raise explain(error, path) from error
     finally:

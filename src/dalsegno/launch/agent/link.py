@@ -11,6 +11,7 @@ what its workers say, are nobody else's business.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,19 @@ AGENT, COORDINATOR = "run-agent/2", "coordinator/2"  # with the version of what 
 CONNECT_S = 1.0
 TALK_S = 5.0
 _UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
+_FALLBACKS = 4
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux gives to outgoing connections
+
+
+def fallback_ports(secret: bytes) -> tuple[int, ...]:
+    """Return the ports on which a coordinator listens whose own port was taken while it was dead.
+
+    Coordinator and agents compute them from the run's secret: nobody has to be told, and nobody else knows them. A
+    stranger who listens there all the same has no proof.
+    """
+    digest = hmac.digest(secret, b"fallback ports", "sha256")
+    words = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FALLBACKS, 4))
+    return tuple(_FIRST_PORT + word % _PORTS for word in words)
 
 
 class Refused(Exception):
@@ -46,6 +60,7 @@ class Link:
         self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
         self.sock: socket.socket | None = None
         self.peer = ""  # the address that answered
+        self._silent_host = False  # the last dial ended before there was a connection
         self.heard = time.monotonic()
         self._reader = Reader()
         self._opener: Seal
@@ -53,18 +68,27 @@ class Link:
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
-        """Try each address once; whether one of them was our coordinator."""
-        for address in self.addresses:
-            try:
-                self._dial(address, hello)
-            except (OSError, BadFrame, Refused, KeyError):
-                self.close()
-            else:
-                return True
+        """Try each address and port once; whether one of them was our coordinator."""
+        fallbacks = fallback_ports(self.secret) if self._unlock is None else ()
+        for address in dict.fromkeys((self.peer or self.addresses[0], *self.addresses)):
+            for port in dict.fromkeys((self.port, *fallbacks)):
+                try:
+                    self._dial(address, port, hello)
+                except socket.timeout:
+                    self.close()
+                    if self._silent_host:
+                        break  # then none of its ports answers
+                except (OSError, BadFrame, Refused, KeyError):
+                    self.close()
+                else:
+                    self.port = port
+                    return True
         return False
 
-    def _dial(self, address: str, hello: Message) -> None:
-        self.sock = socket.create_connection((address, self.port), CONNECT_S)
+    def _dial(self, address: str, port: int, hello: Message) -> None:
+        self._silent_host = True
+        self.sock = socket.create_connection((address, port), CONNECT_S)
+        self._silent_host = False
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader, until = Reader(_UNPROVED_BYTES), time.monotonic() + TALK_S
         greeting = self._next(until)
