@@ -313,9 +313,7 @@ def questions(jobs: Mapping[str, str]) -> dict[str, Question]:
         "squeue": Question(JOBS_ARGV, queue),
         "squeue-all": Question((*JOBS_ARGV, "--states=all"), queue),
         "squeue-excluded": Question((*JOBS_ARGV, "--states=all", f"--jobs={jobs['held']}"), excluded_env(PLAIN)),
-        "squeue-one": Question(
-            (*JOBS_ARGV, "--states=all", f"--jobs={jobs['mixed']}"), jobs_env(PLAIN, paths=True)
-        ),
+        "squeue-one": Question((*JOBS_ARGV, "--states=all", f"--jobs={jobs['mixed']}"), jobs_env(PLAIN, paths=True)),
         "step-missing": Question(("scontrol", "show", "step", f"{jobs['done']}.0")),
         "user": Question(USER_ARGV),
         "version": Question(("sinfo", "--version")),

@@ -16,6 +16,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health import Gpu, Remedy, Verdict
 from dalsegno.recovery.actions import Drain, Mend, Note, Turn
 from dalsegno.recovery.answers import Answers
+from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.check_news import News
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
@@ -165,6 +166,36 @@ def test_what_is_old_goes_and_what_is_not_finished_stays(store: Store, monkeypat
     assert [event.node for event in store.events()] == ["n4", "n5"]
     assert store.action(unfinished) == (Drain("n0", XID), 99.0)
     assert store.db.execute("SELECT COUNT(*) FROM actions").fetchone() == (3,)
+
+
+def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_count_no_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
+    store.notice_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
+    for number in range(20):
+        store.notice_checks([News("n2", "disk", Verdict.WARNED if number % 2 else Verdict.PASSED, "")], 101.0 + number)
+    for number in range(3):
+        store.pause(False, "root", 100.0 + number)
+    store.tidy(now=100.0 + 61 * DAY_S)
+    assert store.last_verdicts() == [("n1", "xid", Verdict.FAILED), ("n2", "disk", Verdict.WARNED)]
+    assert store.db.execute("SELECT COUNT(*) FROM checks").fetchone() == (3,)
+    assert store.db.execute("SELECT COUNT(*) FROM marks").fetchone() == (1,)
+    assert store.last_event() == 3, "numbers of events go on"
+
+
+def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(folder / JOURNAL)
+    with store._changing(store.book):
+        for number in range(3000):
+            store._event(float(number), "n1", "drain", "text " * 100)
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = (folder / JOURNAL).stat().st_size
+    monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 10)
+    store.tidy()
+    assert before > 1_500_000 and (folder / JOURNAL).stat().st_size < before / 4
+    assert [event.id for event in store.events()] == list(range(2991, 3001))
+    store.close()
 
 
 def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):

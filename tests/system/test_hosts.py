@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from dalsegno.system.guest.host import rotate
 from dalsegno.system.hosts import HostPlan, Service, ServiceFact, boot, host_process, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.procfs import MARK, Process, descendants, end, marked, send, start_ticks
@@ -121,3 +122,40 @@ def test_a_damaged_plan_changes_nothing(folder: Path):
 def test_a_process_is_not_mistaken_for_a_later_one_with_its_pid():
     here = Process(os.getpid(), start_ticks(os.getpid()) or 0)
     assert here.alive() and not Process(here.pid, here.start + 1).alive()
+
+
+def test_a_log_that_grows_is_set_aside_and_the_service_goes_on_writing_to_it(folder: Path):
+    """The service never opens its log again: what it has is a handle that appends."""
+    talk = "while read line < go; do head -c $line /dev/zero | tr '\\0' x; echo end-$line; done"
+    os.mkfifo(folder / "go")
+    start(folder, service("talk", folder, "/bin/sh", "-c", f"cd {folder}; {talk}"))
+    for size in (17_000_000, 18_000_000, 19_000_000, 20):
+        (folder / "go").write_text(f"{size}\n")
+        eventually(lambda size=size: (folder / "talk.log").read_bytes()[-30:].endswith(b"end-%d\n" % size))
+        reload(folder)
+        if size > 20:
+            eventually(lambda: (folder / "talk.log").stat().st_size == 0)
+    assert (folder / "talk.log").read_text().endswith("x" * 20 + "end-20\n")
+    old = {path.name: path.stat().st_size for path in folder.glob("talk.log*")}
+    assert sorted(old) == ["talk.log", "talk.log.1", "talk.log.2"] and max(old.values()) < 17_000_000
+    assert (folder / "talk.log.1").read_bytes()[-30:].endswith(b"end-19000000\n"), "the newest part was kept"
+
+
+def test_a_log_that_is_a_link_or_has_another_name_is_not_touched(tmp_path: Path):
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"x" * 100)
+    (tmp_path / "a.log").symlink_to(foreign)
+    os.link(foreign, tmp_path / "b.log")
+    for name in ("a.log", "b.log"):
+        rotate(str(tmp_path / name), most_bytes=10)
+    assert foreign.stat().st_size == 100 and not list(tmp_path.glob("*.1"))
+
+
+def test_a_link_in_the_place_of_an_old_log_is_replaced_and_not_followed(tmp_path: Path):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("precious")
+    (tmp_path / "a.log").write_bytes(b"x" * 100)
+    (tmp_path / "a.log.1").symlink_to(foreign)
+    rotate(str(tmp_path / "a.log"), most_bytes=10, old=1)
+    assert foreign.read_text() == "precious" and not (tmp_path / "a.log.1").is_symlink()
+    assert (tmp_path / "a.log").stat().st_size == 0

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 BUSY_S = 10.0  # how long one connection waits for another's write
+MOST_WAL_BYTES = 16 << 20
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
@@ -35,7 +36,9 @@ def open_file(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
             os.chmod(path, 0o600)
+            db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # counts for a new file: what is dropped is given back
             db.execute("PRAGMA journal_mode=WAL")
+            db.execute(f"PRAGMA journal_size_limit={MOST_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(_SCHEMA)
             return db

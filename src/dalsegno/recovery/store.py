@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
 
 MOST_EVENTS = 1000  # of one answer
-MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go when a controller starts
+MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go once a day
+MARKS_KEPT_S = 60 * DAY_S  # those of the last 30 days count
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,26 @@ class Store:
     def close(self) -> None:
         self.db.close()
 
-    def tidy(self) -> None:
-        """Drop what nobody will ask for any more. What is not finished stays, however old it is."""
+    def tidy(self, now: float | None = None) -> None:
+        """Drop what nobody will ask for any more.
+
+        What is not finished stays, however old it is, and so does the last verdict of every check of a node: whatever
+        follows is compared with it.
+        """
+        old = (time.time() if now is None else now) - MARKS_KEPT_S
         with self._changing(self.book):
             self.db.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (MOST_KEPT,))
-            self.db.execute("DELETE FROM checks WHERE id <= (SELECT MAX(id) FROM checks) - ?", (MOST_KEPT,))
+            self.db.execute(
+                "DELETE FROM checks WHERE id <= (SELECT MAX(id) FROM checks) - ?"
+                " AND id NOT IN (SELECT MAX(id) FROM checks GROUP BY node, name)", (MOST_KEPT,),
+            )  # fmt: skip
             self.db.execute(
                 "DELETE FROM actions WHERE ended_at IS NOT NULL"
                 " AND rowid <= (SELECT MAX(rowid) FROM actions) - ?", (MOST_KEPT,),
             )  # fmt: skip
+            self.db.execute("DELETE FROM marks WHERE at < ? AND id < (SELECT MAX(id) FROM marks)", (old,))
+        self.db.executescript("PRAGMA incremental_vacuum;")  # `execute` would free one page only
+        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # Reading
 

@@ -35,6 +35,7 @@ HANDS = 8  # slow things at a time
 
 Say = Callable[[str], None]
 Runs = Callable[[], Mapping[str, Record]]  # those that the controller keeps
+TIDY_S = 24 * 3600.0  # how often the journal is tidied, beside when a controller starts
 
 
 class Watch:
@@ -73,8 +74,12 @@ class Watch:
         site, evidence = self.site, self.folder / EVIDENCE
         hands = Hands(site.slurm, self.agents, site.target, evidence, site.slurm_users)
         healer = Healer(store, hands, self.policy, time.time, self._beside)
+        tidy_at = time.monotonic() + TIDY_S
         while not self._closed:
             try:
+                if time.monotonic() >= tidy_at:
+                    tidy_at = time.monotonic() + TIDY_S
+                    store.tidy()
                 pause_s = self._look_after(healer)
             except DalsegnoError as error:
                 self._complain(f"nodes are left as they are: {error.what}")

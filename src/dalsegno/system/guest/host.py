@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Collection
@@ -18,6 +20,8 @@ Fact = dict[str, Any]
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
 STOP_GRACE_S = 5.0
 SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a kept service that dies young must not keep the machine busy
+LOOK_AT_LOGS_S = 30.0
+MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # of each log: what a host writes stays bounded, however long it lives
 
 
 class Host:
@@ -29,6 +33,7 @@ class Host:
         self.running: dict[str, tuple[int, str]] = {}  # name -> (pid, revision)
         self.facts: dict[str, Fact] = {}  # name -> what services.json says of it
         self.due: dict[str, float] = {}  # kept services that have died -> when to start them again (monotonic)
+        self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
 
     def live(self) -> None:
         self.reconcile()
@@ -37,17 +42,32 @@ class Host:
             self.reap()
             if number == signal.SIGHUP:
                 self.reload()
-            elif number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGHUP or time.monotonic() >= self.look_at_logs:
+                self.rotate_logs()
+            if number in (signal.SIGTERM, signal.SIGINT):
                 self.stop(list(self.running))
                 return
             self.revive()
 
     def wait(self) -> int:
-        """The next signal, or 0 when a service is to be started again."""
-        if not self.due:
-            return signal.sigwaitinfo(SIGNALS).si_signo
-        caught = signal.sigtimedwait(SIGNALS, max(min(self.due.values()) - time.monotonic(), 0.0))
+        """The next signal, or 0 when a service is to be started again or logs are to be looked at."""
+        until = min([*self.due.values(), self.look_at_logs])
+        caught = signal.sigtimedwait(SIGNALS, max(until - time.monotonic(), 0.0))
         return caught.si_signo if caught else 0
+
+    def rotate_logs(self) -> None:
+        """Set aside logs that have grown too long: those of the services, and what lies beside them."""
+        self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
+        for folder in {
+            os.path.dirname(path) for path in (self.plan["log"], *(s["log"] for s in self.plan["services"]))
+        }:
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                continue  # a node that was removed a moment ago
+            for name in names:
+                if name.endswith(".log"):
+                    rotate(os.path.join(folder, name))
 
     def revive(self) -> None:
         """Start those kept services again whose time has come and that are still wanted."""
@@ -165,6 +185,40 @@ def spawn(service: Fact) -> int:
     finally:
         os.close(log)
         os.close(null)
+
+
+def rotate(path: str, most_bytes: int = MOST_LOG_BYTES, old: int = OLD_LOGS) -> None:
+    """Copy a log that is too long to PATH.1 and empty it: daemons that append to it need not open it again.
+
+    What is written between the last look and the cut is lost; that is a moment.
+    """
+    try:
+        source = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size <= most_bytes:
+            return
+        for number in range(old, 1, -1):
+            if os.path.exists(f"{path}.{number - 1}"):
+                os.replace(f"{path}.{number - 1}", f"{path}.{number}")
+        temp, at = f"{path}.{os.getpid()}.tmp", max(found.st_size - most_bytes, 0)
+        target = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            while data := os.pread(source, 1 << 20, at):
+                os.write(target, data)
+                at += len(data)
+        finally:
+            os.close(target)
+            os.replace(temp, f"{path}.1")
+        os.ftruncate(source, 0)
+    except OSError as error:  # a full disk: then what is old matters less than room for what is new
+        sys.stderr.write(f"{path} not rotated: {error}\n")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            os.ftruncate(source, 0)
+    finally:
+        os.close(source)
 
 
 def write_json(path: str, value: object) -> None:
