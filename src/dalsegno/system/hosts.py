@@ -132,6 +132,18 @@ def host_process(folder: Path) -> Process | None:
     return process if process.alive() else None
 
 
+def has_its_files(folder: Path) -> bool:
+    """Whether a living host sees its own files where its plan mounts them; only root can tell, others assume so."""
+    process, plan = host_process(folder), read_plan(folder)
+    if process is None or plan is None or not plan.isolate:
+        return True
+    try:
+        pairs = [(source, f"/proc/{process.pid}/root{target}") for source, target in plan.binds]
+        return all(os.path.samefile(source, target) for source, target in pairs)
+    except OSError:
+        return True
+
+
 def reload(folder: Path) -> None:
     """Have a living host read its plan again."""
     process = host_process(folder)

@@ -12,13 +12,15 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from dalsegno.system.guest.kernel import MS_BIND, mount
 from dalsegno.system.guest.links import give_address, link_exists
 
 Plan = dict[str, Any]  # as `HostPlan` was written, read back without its class: this program stays small
 Fact = dict[str, Any]
 
-SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
+SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGIO}
 STOP_GRACE_S = 5.0
+BINDS_S = 2.0  # how often mounts are looked at where the kernel does not tell of changes
 SHORT_LIFE_S, PAUSE_S = 5.0, 1.0  # a kept service that dies young must not keep the machine busy
 LOOK_AT_LOGS_S = 30.0
 MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # of each log: what a host writes stays bounded, however long it lives
@@ -34,12 +36,16 @@ class Host:
         self.facts: dict[str, Fact] = {}  # name -> what services.json says of it
         self.due: dict[str, float] = {}  # kept services that have died -> when to start them again (monotonic)
         self.look_at_logs = time.monotonic() + LOOK_AT_LOGS_S
+        self.watched = list[int]()  # folders of which the kernel tells us when a file in them is replaced
 
     def live(self) -> None:
+        told = self.watch_binds()
         self.reconcile()
         while True:
-            number = self.wait()
+            number = self.wait(LOOK_AT_LOGS_S if told else BINDS_S)
             self.reap()
+            if number in (signal.SIGIO, signal.SIGHUP, 0):
+                self.bind_again()
             if number == signal.SIGHUP:
                 self.reload()
             if number == signal.SIGHUP or time.monotonic() >= self.look_at_logs:
@@ -49,9 +55,9 @@ class Host:
                 return
             self.revive()
 
-    def wait(self) -> int:
-        """The next signal, or 0 when a service is to be started again or logs are to be looked at."""
-        until = min([*self.due.values(), self.look_at_logs])
+    def wait(self, most_s: float) -> int:
+        """The next signal, or 0: a service is to be started again, logs are to be looked at, or `most_s` are over."""
+        until = min([*self.due.values(), self.look_at_logs, time.monotonic() + most_s])
         caught = signal.sigtimedwait(SIGNALS, max(until - time.monotonic(), 0.0))
         return caught.si_signo if caught else 0
 
@@ -68,6 +74,33 @@ class Host:
             for name in names:
                 if name.endswith(".log"):
                     rotate(os.path.join(folder, name))
+
+    def watch_binds(self) -> bool:
+        """Ask for a signal when a file is replaced beside one that has ours mounted over it; False if there is none.
+
+        `useradd` on the machine writes a new /etc/passwd and renames it over the old one. With the old file the kernel
+        takes away what is mounted on it, here too: our own users would be gone.
+        """
+        import fcntl  # with dnotify: inotify has few instances for each user, and there may be hundreds of hosts
+
+        changes = fcntl.DN_RENAME | fcntl.DN_CREATE | fcntl.DN_DELETE | fcntl.DN_MULTISHOT
+        files = [target for _, target in self.plan["binds"] if not os.path.isdir(target)]
+        try:
+            for folder in {os.path.dirname(target) for target in files}:
+                self.watched.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                fcntl.fcntl(self.watched[-1], fcntl.F_NOTIFY, changes)
+        except OSError:
+            return False
+        return True
+
+    def bind_again(self) -> None:
+        """Mount what is not mounted any more."""
+        for source, target in self.plan["binds"] if self.plan["isolate"] else ():
+            try:
+                if not os.path.samefile(source, target):
+                    mount(source, target, "", MS_BIND)
+            except OSError as error:  # the file is away for a moment: when it is back we are told again
+                sys.stderr.write(f"{target} not mounted again: {error}\n")
 
     def revive(self) -> None:
         """Start those kept services again whose time has come and that are still wanted."""

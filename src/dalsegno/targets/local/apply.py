@@ -112,6 +112,8 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
     booted = boot(site.runner, missing, str(site.folder.root))
     if plan.placement.hosts == VIRTUAL:
         _connect(site, plan, booted)
+    for name in plan.bind:
+        reload(site.folder.host(name))  # a host looks after its mounts when it reads its plan again
     for name in plan.mend:
         clear(Nodes(site.runner, site.folder, plan.placement, plan.cluster), name)
 

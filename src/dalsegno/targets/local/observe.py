@@ -7,7 +7,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import read_text
-from dalsegno.system.hosts import host_process, service_facts
+from dalsegno.system.hosts import has_its_files, host_process, service_facts
 from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.desired import Desired
 from dalsegno.targets.local.folder import Folder
@@ -28,6 +28,7 @@ def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmCl
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
         jobs=_jobs_or_silence(folder, slurm),
         broken=tuple(path.name for path in hosts if injected_into(folder, path.name)),
+        unbound=tuple(path.name for path in hosts if not has_its_files(path)),
     )
 
 

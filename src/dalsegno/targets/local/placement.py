@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.machine import Machine
-from dalsegno.targets.local.people import People, assign_uids
+from dalsegno.targets.local.people import People, assign_uids, check_people
 
 VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
@@ -81,6 +81,8 @@ def place(
     placed = (
         _place_virtual(cluster, folder_id, base, free) if hosts == VIRTUAL else _place_loopback(cluster, base, free)
     )
+    if hosts == VIRTUAL:
+        check_people(cluster.users, free.people, placed.uids)
     uids = assign_uids(cluster.users, free.people, placed.uids) if hosts == VIRTUAL else {}
     return replace(_place_gpus(cluster, machine, placed, devices), uids=uids)
 

@@ -34,6 +34,7 @@ class Observed:
     services: Mapping[str, Mapping[str, ServiceFact]] = field(default_factory=dict)
     jobs: tuple[RunningJob, ...] | None = ()  # None: slurmctld does not say
     broken: tuple[str, ...] = ()  # hosts with faults that were injected
+    unbound: tuple[str, ...] = ()  # hosts that have lost their own user, group or hosts file
     images: frozenset[str] = frozenset()  # that are imported
 
 
@@ -52,6 +53,7 @@ class LocalPlan:
     remove_hosts: tuple[str, ...] = ()  # the removed nodes' hosts, and login or backup hosts
     boot: tuple[str, ...] = ()
     mend: tuple[str, ...] = ()  # hosts whose injected faults are undone
+    bind: tuple[str, ...] = ()  # hosts that get their own user, group and hosts file back
     write: tuple[str, ...] = ()
     start: tuple[tuple[str, str], ...] = ()  # (host, service)
     restart: tuple[tuple[str, str], ...] = ()
@@ -72,7 +74,7 @@ class LocalPlan:
     def changes(self) -> bool:
         """To the cluster itself."""
         return bool(
-            self.fresh or self.unfinished
+            self.fresh or self.unfinished or self.bind
             or self.remove_hosts or self.remove_partitions or self.boot or self.mend or self.write or self.start
             or self.restart or self.accounting or self.reservations or self.remove_nodes
         )  # fmt: skip
@@ -82,7 +84,8 @@ class LocalPlan:
             return [_creation(self), *self.left_out, *_imports(self)]
         if self.empty:
             return ["nothing to do: the cluster is as the file says"]
-        return [*_changes(self), *_imports(self), _restarts(self), _jobs(self)]
+        said = self.left_out if "etc/passwd" in self.write else ()
+        return [*_changes(self), *said, *_imports(self), _restarts(self), _jobs(self)]
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
@@ -112,6 +115,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         remove_hosts=_without([*seen.services, *seen.alive, *gone_nodes], desired.hosts),
         boot=_without(desired.hosts, seen.alive),
         mend=tuple(name for name in seen.broken if name in new_nodes),
+        bind=tuple(name for name in seen.unbound if name in desired.hosts),
         write=write,
         start=start,
         restart=restart,
@@ -213,6 +217,7 @@ def _changes(plan: LocalPlan) -> list[str]:
     back = [name for name in plan.boot if name not in plan.add_nodes]
     other_hosts = [name for name in plan.remove_hosts if name not in plan.remove_nodes]
     dead = [f"{name} on {host}" for host, name in plan.start]
+    people = "etc/passwd" in plan.write or "etc/group" in plan.write
     lines = [
         (plan.unfinished, "finishes what an earlier `up` began"),
         (plan.add_nodes, f"adds {named('node', plan.add_nodes)}"),
@@ -221,6 +226,8 @@ def _changes(plan: LocalPlan) -> list[str]:
         (other_hosts, f"removes {named('host', other_hosts)}"),
         (back, f"boots {named('host', back)}"),
         (plan.mend, f"undoes the faults injected into {named('host', plan.mend)}"),
+        (plan.bind, f"gives {named('host', plan.bind)} their own users back"),
+        (people and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),

@@ -12,7 +12,7 @@ from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
-from dalsegno.system.hosts import ServiceFact, host_process, service_facts
+from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
 from dalsegno.targets.base import DaemonStatus, JobStatus, NodeStatus, Status
 from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.folder import Folder
@@ -31,7 +31,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
         )
     daemons = _daemons(folder)
     nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
-    problems = [*_advice(state, applied), *silence, *_dead(daemons), *_injected(folder)]
+    problems = [*_advice(state, applied), *silence, *_dead(daemons), *_injected(folder), *_unbound(folder)]
     return Status(
         folder.name,
         "local",
@@ -42,6 +42,11 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
         problems=tuple(problems),
         facts=_facts(state, applied),
     )
+
+
+def _unbound(folder: Folder) -> list[str]:
+    names = [path.name for path in host_folders(folder) if not has_its_files(path)]
+    return [f"{compress(names)}: the cluster's users are not known there; `dalsegno up` repairs it"] if names else []
 
 
 def _advice(state: State, applied: Cluster | None) -> list[str]:

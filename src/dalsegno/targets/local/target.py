@@ -26,7 +26,7 @@ from dalsegno.targets.local.images import import_all, present
 from dalsegno.targets.local.layout import images_folder
 from dalsegno.targets.local.nodes import Nodes, open_nodes
 from dalsegno.targets.local.observe import observe
-from dalsegno.targets.local.people import People
+from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.removal import Removal, look_at
@@ -83,7 +83,9 @@ class LocalTarget:
         return replace(plan, left_out=(*plan.left_out, *self._fall_back(cluster, placement)))
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
-        """Said when root does not get what root usually gets."""
+        """Said when root does not get what root usually gets, and when a user is an account of the machine."""
+        if placement.hosts != LOOPBACK:
+            return shared_accounts(cluster.users, self._people())
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
             return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
         return []
