@@ -36,7 +36,7 @@ UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill",
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
-    "train": (),
+    "train": ("wire.bounds",),
     "wire": TRAIN_WIRE,  # one bounded server for peers that have not proved who they are
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),

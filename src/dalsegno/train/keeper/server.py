@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
+from dataclasses import dataclass
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import BadFrame
@@ -12,19 +14,29 @@ from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.giving import give
 from dalsegno.train.keeper.receiving import Receiving
 from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Channel, Stranger, prove_as_called
+from dalsegno.wire.bounds import Waiting
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32
 
 
+@dataclass(frozen=True, eq=False)
+class _Stranger:
+    """A caller that has not proved anything yet."""
+
+    sock: socket.socket
+    owner: str  # its address
+    until: float
+
+
 class Server:
-    """A thread for each call. Of strangers only few may wait at a time: who has waited longest makes room."""
+    """A thread for each call. Of strangers only few may wait at a time: the address with the most loses its oldest."""
 
     def __init__(self, books: Books, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
         self._receiving = Receiving(books)
         self._lock = threading.Lock()
-        self._unproven: list[socket.socket] = []
+        self._unproven: Waiting[_Stranger] = Waiting(_MOST_UNPROVEN)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
 
     @property
@@ -34,22 +46,24 @@ class Server:
     def accept_for_ever(self) -> None:
         while True:
             with contextlib.suppress(ConnectionAbortedError):
-                sock, _ = self._listener.accept()
-                self._welcome(sock)
-                threading.Thread(target=self._hear, args=(sock,), daemon=True, name="call").start()
+                sock, address = self._listener.accept()
+                stranger = _Stranger(sock, str(address[0]), time.monotonic() + PROOF_S)
+                self._welcome(stranger)
+                threading.Thread(target=self._hear, args=(stranger,), daemon=True, name="call").start()
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _welcome(self, stranger: _Stranger) -> None:
         with self._lock:
-            self._unproven.append(sock)
-            for longest in self._unproven[:-_MOST_UNPROVEN]:
+            excess = self._unproven.add(stranger)
+            if excess is not None:
+                self._unproven.remove(excess)
                 with contextlib.suppress(OSError):
-                    longest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                    excess.sock.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
-    def _hear(self, sock: socket.socket) -> None:
-        with sock:
+    def _hear(self, stranger: _Stranger) -> None:
+        with stranger.sock as sock:
             channel = self._proved(sock)
             with self._lock:
-                self._unproven.remove(sock)
+                self._unproven.remove(stranger)
             if channel is not None and self._calls.acquire(blocking=False):
                 try:
                     self._serve(channel)
