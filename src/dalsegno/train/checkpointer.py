@@ -39,6 +39,7 @@ from dalsegno.train.turns import take_turn
 
 GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
+HOW_TO_BEGIN = "loop over steps() or epochs(), or call begin() before the first step and finish() after the last"
 Every = Union[int, str, None]
 _checkpointers = itertools.count()  # of this process
 _PROCESS = secrets.token_hex(4)  # containers may share /dev/shm and have the same process ids
@@ -92,7 +93,7 @@ class Checkpointer:
         self._words: dict[str, Any] = {}
         self._looked_at = float("-inf")
         self._total: int | None = None
-        self._ended = False
+        self._begun = self._ended = False
         self._wish = Wish()
 
     # The loop
@@ -128,10 +129,44 @@ class Checkpointer:
         finally:
             self.end()
 
+    def begin(self, total: int | None = None) -> None:
+        """Begin a loop of your own, right before its first step: `steps` and `epochs` do so themselves.
+
+        Restores the random numbers and starts to listen for signals. `total`: the step that is the last one.
+        """
+        if not self._begun:
+            self._begin()
+            self._total = total
+
+    def finish(self) -> None:
+        """After the last step of a loop of your own: it is saved, and waited for."""
+        if self._ended:
+            return
+        if not self._begun:
+            raise CheckpointError("finish() was called before the loop began", hint=HOW_TO_BEGIN)
+        try:
+            self._finish()
+        finally:
+            self.end()
+
+    def __enter__(self) -> Checkpointer:
+        self.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """A loop that an error ends is not at the end of a step: nothing more is saved."""
+        if kind is None:
+            self.finish()
+        else:
+            self.end()
+
     def done(self, step: int | None = None, loss: Any = None, samples: int | None = None, **figures: Any) -> None:
         """A step is done: everything that has to happen between two steps happens here."""
         if self._ended:
             raise CheckpointError("this Checkpointer's loop is over", hint=f"is another one at work in {self.folder}?")
+        if not self._begun:
+            what = "done() was called before the loop began: random numbers are not restored, signals are not heard"
+            raise CheckpointError(what, hint=HOW_TO_BEGIN)
         if step is not None and step != self.step:
             raise CheckpointError(f"step {step} is done, but step {self.step} was under way", hint="one loop, one step")
         self.step += 1
@@ -198,7 +233,9 @@ class Checkpointer:
             raise CheckpointError(
                 "this Checkpointer's loop is over", hint="make another one: it goes on from the last save"
             )
+        self._begun = True
         take_turn(self.folder, self)
+        atexit.register(self._tell_unfinished)
         self._own.give()
         self._wish.listen(self._signals)
         self._clock.begin(time.monotonic())
@@ -277,6 +314,11 @@ class Checkpointer:
         self._keeping.close()
 
     # Words to the user
+
+    def _tell_unfinished(self) -> None:
+        if not self._ended and self.step > max(self._save_step, 0):
+            saved = f"step {self._save_step} is the last that was saved" if self._save_step > 0 else "nothing was saved"
+            self._say(f"the script ended after step {self.step} without finish(): {saved}")
 
     def _say_where_it_goes(self) -> None:
         if self._number == 0:
