@@ -24,12 +24,13 @@ from dalsegno.spec.facts import (
     Switch,
     User,
 )
+from dalsegno.spec.sizes import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.desired import Desired, desired, hosts_file
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.layout import slurm_layout
+from dalsegno.targets.local.layout import limits_sentence, slurm_layout
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
@@ -542,6 +543,55 @@ def test_slurm_tracks_steps_of_virtual_hosts_by_the_cgroups_that_there_are():
     assert settings(ROOT) == ("cgroup", "cgroup/v1", False)
     assert settings(replace(ROOT, cgroups=V2)) == ("cgroup", "cgroup/v2", True)
     assert settings(replace(ROOT, cgroups=CgroupTree())) == ("linuxproc", "none", False)
+
+
+BIG = replace(ROOT, cgroups=V2, cores=16, gpu_files=("/dev/nvidia0", "/dev/nvidia1"))
+
+
+def told_limits(there: Cluster, machine: Machine) -> str:
+    return limits_sentence(there, put(there, machine), machine)
+
+
+def test_jobs_are_held_to_what_the_file_names_where_the_kernel_can():
+    one = cluster(1)
+    layout = slurm_layout(one, FOLDER, put(one, BIG), BIG)
+    assert layout.cgroups.constrain == ("cores", "memory", "devices")
+    assert layout.task_plugin == "task/cgroup"
+    assert told_limits(one, BIG) == "jobs are held to their cores, to their memory, to their devices"
+
+
+@pytest.mark.parametrize(
+    ("there", "machine", "sentence"),
+    [
+        (cluster(1), ROOT, "jobs are not held to cores, memory or devices: that takes virtual hosts and cgroup v2"),
+        (cluster(1), USER, "jobs are not held to cores, memory or devices: that takes virtual hosts and cgroup v2"),
+        (
+            cluster(2, shape={"gpus": 1}),
+            BIG,
+            "jobs are held to their memory, to their devices, not to cores (the nodes share this machine's cores)",
+        ),
+        (
+            cluster(1, shape={"cpus": 192}),
+            replace(BIG, gpu_files=()),
+            "jobs are held to their memory, not to cores (the nodes have 192 CPUs together, this machine has 16), "
+            "not to devices (there are no real GPUs)",
+        ),
+        (
+            cluster(1, shape={"memory_mib": UNSIZED_MIB}),
+            BIG,
+            "jobs are held to their devices, not to cores (the file does not name the nodes' `memory`), "
+            "not to memory (the file does not name the nodes' `memory`)",
+        ),
+        (
+            cluster(1),
+            replace(BIG, cgroups=replace(V2, controllers=frozenset({"cpuset"}))),
+            "jobs are held to their cores, to their devices, "
+            "not to memory (this machine's cgroups have no controller `memory`)",
+        ),
+    ],
+)
+def test_plan_says_what_jobs_are_not_held_to(there: Cluster, machine: Machine, sentence: str):
+    assert told_limits(there, machine) == sentence
 
 
 @pytest.mark.parametrize("version", [0, 2])

@@ -140,7 +140,7 @@ def _everything() -> tuple[Cluster, Layout]:
         places,
         dbd=Dbd(Host("head", "10.1.0.1"), Storage("slurm", "s3cret", "slurm_acct", host="10.1.0.1", port=3307)),
         spec="/home/ann/prod.yaml",
-        cgroups=Cgroups(plugin="cgroup/v1", constrain=True, ignore_systemd=True),
+        cgroups=Cgroups(plugin="cgroup/v1", constrain=("cores", "memory", "devices"), ignore_systemd=True),
         task_plugin="task/cgroup,task/affinity",
         own_address_only=True,
         tree_width=64,

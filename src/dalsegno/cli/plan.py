@@ -25,15 +25,16 @@ def command(file: str, json_: bool) -> None:
     elevate_to_make(place, cluster)
     may_change(place)  # who may not change it may not read all of it either
     plan = target.plan(cluster)
+    told = [*plan.sentences(), *([plan.limits] if plan.fresh else [])]
     if json_:
         out.as_json(
             {
                 "cluster": cluster.name,
                 "target": cluster.target,
                 "changes": not plan.empty,
-                "consequences": plan.sentences(),
+                "consequences": told,
             }
         )
     else:
-        for line in plan.sentences():
+        for line in told:
             out.data(line)

@@ -92,11 +92,11 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """How cgroup.conf is to be. `constrain` makes Slurm hold jobs to their cores, memory and devices."""
+    """How cgroup.conf is to be. `constrain` names what Slurm holds jobs to: cores, memory, devices."""
 
     mountpoint: str = ""  # "": /sys/fs/cgroup
     plugin: str = ""  # "", cgroup/v1, cgroup/v2, or none: Slurm keeps away from cgroups
-    constrain: bool = False
+    constrain: tuple[str, ...] = ()
     ignore_systemd: bool = False  # inside a virtual host there is none to ask
 
 

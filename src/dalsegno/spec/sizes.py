@@ -12,6 +12,7 @@ from dalsegno.spec.partition import Machine, Partition
 _LOCAL_CPUS, _LOCAL_MEMORY_MIB = 2, 2048
 # The system needs some; a node that registers with less than slurm.conf says is drained.
 _HANDED_OUT = 0.95
+UNSIZED_MIB = int(_LOCAL_MEMORY_MIB * _HANDED_OUT)  # the memory of a local node whose size the file leaves to us
 
 
 @dataclass(frozen=True)

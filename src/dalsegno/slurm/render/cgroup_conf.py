@@ -44,5 +44,5 @@ def _systemd(layout: Layout, slurm: Version) -> Settings:
 
 
 def _constraints(layout: Layout) -> Settings:
-    held = "yes" if layout.cgroups.constrain else "no"
-    return {key: held for key in ("ConstrainCores", "ConstrainRAMSpace", "ConstrainDevices")}
+    keys = {"cores": "ConstrainCores", "memory": "ConstrainRAMSpace", "devices": "ConstrainDevices"}
+    return {key: "yes" if name in layout.cgroups.constrain else "no" for name, key in keys.items()}

@@ -7,6 +7,8 @@ from pathlib import Path
 from dalsegno.containers.native import PLUGIN, build_key
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
 from dalsegno.spec.facts import Cluster
+from dalsegno.spec.sizes import UNSIZED_MIB
+from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.own_command import RESUME
@@ -19,6 +21,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
     """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
+    held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
     heads = [machine.hostname] if loopback else head_hosts(cluster)
     controllers = tuple(Host(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
     return Layout(
@@ -31,18 +34,55 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         slurmd_user=machine.user,
         slurmctld_port=placement.ports.get("slurmctld", 6817),
         proctrack="cgroup" if tracked else "linuxproc",
-        cgroups=_cgroups(machine, tracked),
+        task_plugin="task/cgroup" if held else "task/none",
+        cgroups=_cgroups(machine, tracked, held),
         overrides=True,
         spank=container_plugin(cluster, folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
     )
 
 
-def _cgroups(machine: Machine, tracked: bool) -> Cgroups:
+def limits(cluster: Cluster, placement: Placement, machine: Machine) -> dict[str, str]:
+    """Return what jobs could be held to, and for each why they are not; "" if they are.
+
+    A size that the file does not name is only Slurm's bookkeeping: nobody chose to have jobs killed at that line. Each
+    simulated GPU is the machine's /dev/null, which cannot be taken from anybody.
+    """
+    tree, nodes = machine.cgroups, cluster.nodes
+    if placement.hosts == LOOPBACK or tree.version != 2:
+        return dict.fromkeys(("cores", "memory", "devices"), "that takes virtual hosts and cgroup v2")
+    named = all(node.memory_mib != UNSIZED_MIB for node in nodes)
+    unnamed = "" if named else "the file does not name the nodes' `memory`"
+    claimed = sum(node.cpus for node in nodes)
+    too_few = f"the nodes have {claimed} CPUs together, this machine has {machine.cores}"
+    several = "the nodes share this machine's cores" if len(nodes) > 1 else ""
+    return {
+        "cores": _lacking("cpuset", tree) or unnamed or (too_few if claimed > machine.cores else several),
+        "memory": _lacking("memory", tree) or unnamed,
+        "devices": "" if not placement.gpus_simulated else "there are no real GPUs",
+    }
+
+
+def _lacking(controller: str, tree: CgroupTree) -> str:
+    return "" if controller in tree.controllers else f"this machine's cgroups have no controller `{controller}`"
+
+
+def limits_sentence(cluster: Cluster, placement: Placement, machine: Machine) -> str:
+    """Say what jobs are held to and what they are not, for `plan`."""
+    told = limits(cluster, placement, machine)
+    held = [name for name, why_not in told.items() if not why_not]
+    not_held = [f"not to {name} ({why_not})" for name, why_not in told.items() if why_not]
+    if not held and len(set(told.values())) == 1:
+        return f"jobs are not held to cores, memory or devices: {told['cores']}"
+    return f"jobs are held {', '.join([*(f'to their {name}' for name in held), *not_held])}"
+
+
+def _cgroups(machine: Machine, tracked: bool, held: tuple[str, ...]) -> Cgroups:
     """Slurm's plugin for cgroup v2 needs folders that only root can make, even where nothing is tracked by them."""
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
-    return Cgroups(plugin=f"cgroup/v{machine.cgroups.version}", ignore_systemd=machine.cgroups.version == 2)
+    version = machine.cgroups.version
+    return Cgroups(plugin=f"cgroup/v{version}", constrain=held, ignore_systemd=version == 2)
 
 
 def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Spank:

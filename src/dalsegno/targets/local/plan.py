@@ -65,6 +65,7 @@ class LocalPlan:
     blocked: tuple[str, ...] = ()  # jobs that wait in a partition which is to go: someone must decide about them
     import_images: tuple[str, ...] = ()  # when all else is done
     left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
+    limits: str = ""  # what jobs are held to: for who asks what would be made, not for who makes it
 
     @property
     def empty(self) -> bool:

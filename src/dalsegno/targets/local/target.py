@@ -23,7 +23,7 @@ from dalsegno.targets.local.breaking.records import Injected, injected_into, rem
 from dalsegno.targets.local.desired import desired
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.images import import_all, present
-from dalsegno.targets.local.layout import images_folder
+from dalsegno.targets.local.layout import images_folder, limits_sentence
 from dalsegno.targets.local.nodes import Nodes, open_nodes
 from dalsegno.targets.local.observe import observe
 from dalsegno.targets.local.people import People, shared_accounts
@@ -80,7 +80,8 @@ class LocalTarget:
         listed = cluster.containers.images
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
-        return replace(plan, left_out=(*plan.left_out, *self._fall_back(cluster, placement)))
+        left_out = (*plan.left_out, *self._fall_back(cluster, placement))
+        return replace(plan, left_out=left_out, limits=limits_sentence(cluster, placement, self.machine))
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
         """Said when root does not get what root usually gets, and when a user is an account of the machine."""
