@@ -43,6 +43,11 @@ spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int
     return setenv(name, value, over) == 0 ? ESPANK_SUCCESS : ESPANK_ERROR;
 }
 
+spank_err_t spank_unsetenv(spank_t spank, const char *name) {
+    (void)spank;
+    return unsetenv(name) == 0 ? ESPANK_SUCCESS : ESPANK_ERROR;
+}
+
 spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...) {
     va_list to;
     (void)spank;

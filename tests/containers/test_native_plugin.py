@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
     for name in ("bin", "etc", "work"):
         (tmp_path / "tree" / name).mkdir(parents=True)
     shutil.copy(busybox, tmp_path / "tree/bin/busybox")
-    for name in ("sh", "ls", "touch"):
+    for name in ("sh", "ls", "touch", "id", "grep"):
         (tmp_path / "tree/bin" / name).symlink_to("busybox")
     (tmp_path / "tree/etc/environment").write_text("PATH=/bin\nLANG=image\nSLURM_PROCID=7\nno variable\nODD=a=b c\n")
     (tmp_path / "tree/etc/rc").write_text('cd "/work" && unset OLDPWD\necho entry\nexec "$@"\n')
@@ -77,6 +77,133 @@ def test_tasks_enter_with_what_their_options_say(stepd: Path, tree: Path, uid: i
         assert done.stdout == f"{told}\n" * 2
     named = step(stepd, *SAY, uid=uid, PYXIS_CONTAINER_IMAGE=str(tree))
     assert (named.returncode, named.stdout) == (0, "image a=b c /work none\n" * 2)
+
+
+READ_ONLY = "touch /new 2>/dev/null && echo writable || echo read-only"
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "said"),
+    [
+        ({"READONLY": "1"}, [], "read-only"),
+        ({"READONLY": "0"}, [], "writable"),
+        ({"WRITABLE": "no"}, [], "read-only"),
+        ({"READONLY": "yes", "WRITABLE": "0"}, [], "read-only"),
+        ({"READONLY": "1"}, ["--container-writable"], "writable"),
+        ({"WRITABLE": "1"}, ["--container-readonly"], "read-only"),
+    ],
+)
+def test_variables_stand_for_switches(
+    stepd: Path, tree: Path, variables: dict[str, str], options: list[str], said: str
+):
+    given = {f"PYXIS_CONTAINER_{name}": value for name, value in variables.items()}
+    (tree / "etc/rc").unlink()
+    tree.chmod(0o777)
+    done = step(stepd, f"--container-image={tree}", *options, "--", "/bin/sh", "-c", READ_ONLY, **given)
+    assert (done.returncode, done.stdout) == (0, f"{said}\n" * 2), done.stderr
+
+
+def test_variables_stand_for_the_other_switches_too(stepd: Path, tree: Path):
+    (tree / "root").mkdir()
+    os.chown(tree / "root", SOMEONE, SOMEONE)
+    home = tree.parent / "home"
+    home.mkdir()
+    names = ("REMAP_ROOT", "MOUNT_HOME", "ENTRYPOINT")
+    script = "echo $(id -u) $HOME $(ls -d /root/mine)"
+    (home / "mine").touch()
+    os.chown(home, SOMEONE, SOMEONE)
+    image = f"--container-image={tree}"
+    words = [image, "--", "/bin/sh", "-c", script]
+    on, off = ({f"PYXIS_CONTAINER_{name}": value for name in names} for value in ("1", "0"))
+    done = step(stepd, *words, HOME=str(home), **on)
+    assert done.stdout == "entry\n0 /root /root/mine\n" * 2, done.stderr
+    done = step(stepd, *words, HOME=str(home), **off)
+    assert done.stdout == f"{SOMEONE} {home}\n" * 2
+    done = step(stepd, *words[:1], "--container-entrypoint", *words[1:], HOME=str(home), **off)
+    assert done.stdout == f"entry\n{SOMEONE} {home}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "why"),
+    [
+        (["writable", "readonly"], {}, "both --container-readonly and --container-writable were given"),
+        (["readonly", "writable"], {}, "both --container-writable and --container-readonly were given"),
+        ([], {"READONLY": "1", "WRITABLE": "1"}, "both --container-readonly and --container-writable were given"),
+        ([], {"READONLY": "perhaps"}, "PYXIS_CONTAINER_READONLY: `perhaps` is neither 1 nor 0"),
+        ([], {"MOUNTS": "/usr:/x," * 9000}, "PYXIS_CONTAINER_MOUNTS is too long"),
+        ([], {"MOUNTS": "/usr:x"}, "--container-mounts: `x` is no absolute path"),
+    ],
+)
+def test_what_contradicts_itself_starts_nothing(
+    stepd: Path, tree: Path, words: list[str], variables: dict[str, str], why: str
+):
+    given = {f"PYXIS_CONTAINER_{name}": value for name, value in variables.items()}
+    done = step(stepd, f"--container-image={tree}", *(f"--container-{word}" for word in words), *SAY, **given)
+    assert (done.returncode, done.stdout, done.stderr.count(why)) == (NO_CONTAINER, "", 1), done.stderr
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_mounts_of_all_kinds(stepd: Path, tree: Path, uid: int):
+    def said(mounts: str, script: str, *more: str) -> list[str]:
+        words = [f"--container-image={tree}", f"--container-mounts={mounts}", *more]
+        done = step(stepd, *words, "--", "/bin/sh", "-c", script, uid=uid, HOME="/usr/share")
+        assert done.returncode == 0, done.stderr
+        assert len(set(lines := done.stdout.splitlines())) * 2 == len(lines)
+        return lines[: len(lines) // 2]
+
+    mounted = "grep ' {} ' /proc/self/mountinfo || echo nothing"
+    (line,) = said("tmpfs:/new/one:size=64k+mode=0700+noexec", mounted.format("/new/one"))
+    assert "noexec" in line and "nosuid" in line and "size=64k" in line and " tmpfs " in line
+    assert said("tmpfs:/x", "touch /x/mine && ls /x") == ["mine"]
+    (line,) = said("/usr/share:/x:unbindable+ro", mounted.format("/x"))
+    assert " unbindable " in line and " ro," in line
+    (line,) = said("/usr/share:/x:rprivate", mounted.format("/x"))
+    assert "master:" not in line and "shared:" not in line
+    assert said("/usr/share:./x/../y", "ls -d /y/doc") == ["/y/doc"]
+    assert said("umount:/usr/share", mounted.format("/usr/share"), "--container-mount-home") == ["nothing"]
+    assert said("/usr:/x,umount:/x,/usr/share:/x", "ls -d /x/doc") == ["/x/doc"]
+
+
+def test_only_a_mount_of_the_containers_can_be_taken_off(stepd: Path, tree: Path):
+    for path, why in {
+        "/etc": "nothing is mounted there",
+        "/": "nothing is mounted",
+        "/nowhere": "No such file",
+    }.items():
+        done = step(stepd, f"--container-image={tree}", f"--container-mounts=umount:{path}", *SAY)
+        assert done.returncode == NO_CONTAINER and f"cannot unmount {path} in the container: {why}" in done.stderr
+
+
+def test_a_relative_working_folder_is_below_the_containers_root(stepd: Path, tree: Path):
+    for folder, told in {"etc": "/etc", "../": "/", "./work/../etc": "/etc"}.items():
+        done = step(stepd, f"--container-image={tree}", f"--container-workdir={folder}", "--", "/bin/sh", "-c", "pwd")
+        assert done.stdout == f"{told}\n" * 2, done.stderr
+
+
+def test_the_nodes_language_stays_outside_unless_it_is_asked_for(stepd: Path, tree: Path):
+    (tree / "etc/environment").write_text("PATH=/bin\n")
+    job = {name: "xx_XX.UTF-8" for name in ("LANG", "LANGUAGE", "LC_ALL")}
+    words = ["--", "/bin/sh", "-c", "echo ${LANG-none} ${LANGUAGE-none} ${LC_ALL-none}"]
+    assert step(stepd, f"--container-image={tree}", *words, **job).stdout == "none none none\n" * 2
+    asked = step(stepd, f"--container-image={tree}", "--container-env=LANG,LC_ALL", *words, **job)
+    assert asked.stdout == "xx_XX.UTF-8 none xx_XX.UTF-8\n" * 2
+
+
+def test_pmix_finds_its_folder_and_its_modules(stepd: Path, tree: Path):
+    folder = tree.parent / "spool/pmix.1.0"
+    folder.mkdir(parents=True)
+    (folder / "server").touch()
+    os.chown(folder, SOMEONE, SOMEONE)
+    folder.chmod(0o700)
+    job = {"PMIX_SERVER_TMPDIR": f"{folder}/", "PMIX_GDS_MODULE": "hash", "PMIX_SECURITY_MODE": "munge,native"}
+    script = "ls $PMIX_SERVER_TMPDIR; echo $PMIX_MCA_gds $PMIX_MCA_psec"
+    done = step(stepd, f"--container-image={tree}", "--", "/bin/sh", "-c", script, **job)
+    assert done.stdout == "server\nhash munge,native\n" * 2, done.stderr
+    folder.chmod(0o755)
+    os.chown(folder, 0, 0)
+    folder.parent.chmod(0o700)  # closed to the user: nothing of it is shown
+    done = step(stepd, f"--container-image={tree}", "--", "/bin/sh", "-c", "ls $PMIX_SERVER_TMPDIR 2>&1", **job)
+    assert "No such file" in done.stdout
 
 
 LENT = ",".join(path for path in ("/usr", "/lib", "/lib64") if os.path.isdir(path))  # this machine's Python and tar
@@ -213,7 +340,7 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
         (["--container-image=TREE", "--container-env=" + "A" * 100_000 + "="], NO_CONTAINER, "no name of an env"),
         (["--container-image="], NO_CONTAINER, "the image's name is empty"),
         (["--container-image=/nowhere\x1b[2J.sqsh"], NO_CONTAINER, "a blank or a control character"),
-        (["--container-image=TREE", "--container-mounts=/a\x1b[2J:/b"], NO_CONTAINER, "cannot mount /a?[2J: No such"),
+        (["--container-image=TREE", "--container-mounts=/a\x1b[2J:/b"], NO_CONTAINER, "cannot mount /a?[2J: the source path does"),
     ],
 )
 def test_what_is_wrong_is_told_once(stepd: Path, tree: Path, words: list[str], code: int, why: str):

@@ -86,7 +86,8 @@ def parse_mounts(text: str) -> tuple[str, ...]:
     mounts = tuple(text.split(","))
     for each in mounts:
         source, _, rest = each.partition(":")
-        if not source.startswith(("/", "./", "../")) or not (rest or source).startswith("/") or each.count(":") > 2:
+        known = source in ("tmpfs", "umount") or source.startswith(("/", "./", "../"))
+        if not known or not (rest or source).startswith("/") or each.count(":") > 2:
             hint = "write it as `/folder:/folder`, with `:ro` after it to keep it from being written to"
             raise UsageError(f"{shown(each)} is no mount", hint=hint)
     return mounts

@@ -140,7 +140,8 @@ static void read_word(const char *word) {
         const char *name, **to;
     } texts[] = {{"image", &request.image}, {"mounts", &request.mounts}, {"name", &request.name},
                  {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
-                 {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import}};
+                 {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import},
+                 {"pmix", &request.pmix},   {"home_at", &request.home_at}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is(word, texts[i].name, &value)) {
             *texts[i].to = value;
@@ -318,6 +319,9 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
     change_root();
     *folder = image.folder;
     fds[1] = -1;
+    bool wrapped = privileged ? request.uid != 0 : !request.remap_root;
+    if (!wrapped && !set_propagation())
+        fail("the propagation of mounts cannot be set: %s", strerror(errno));
     if (privileged && request.uid == 0)
         fds[0] = namespace_fd(0, "mnt");
     else if (privileged)

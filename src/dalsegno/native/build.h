@@ -13,7 +13,7 @@ enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
-    const char *image, *mounts, *name, *home, *script, *user, *data, *cache, *save;
+    const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
     const char *asked;                    /* the image, as it was named */
     const char *import;                   /* the program that makes a file of an image's name */
     const char *note;                     /* what it warned of, for the user to read */
@@ -70,6 +70,7 @@ void join_unpacked(void);
 void look_up_user(void);
 void open_places(void);
 void fill_root(const char *root, const char *scratch);
+bool set_propagation(void);
 
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);

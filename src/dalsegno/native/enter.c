@@ -54,22 +54,51 @@ static bool belongs_to_slurm(const char *name) {
            strncmp(name, "GPU_DEVICE_ORDINAL", 18) == 0;
 }
 
+static bool has(spank_t spank, const char *name) {
+    char value[2];
+    return spank_getenv(spank, name, value, sizeof value) != ESPANK_ENV_NOEXIST;
+}
+
+/* Images seldom have the node's languages: programs would complain about each that is missing. */
+static void forget_language(spank_t spank, const struct names *kept) {
+    static const char *const names[] = {"LANG", "LANGUAGE", "LC_ALL"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!names_hold(kept, names[i], strlen(names[i])))
+            spank_unsetenv(spank, names[i]);
+}
+
+/* Open MPI reads what Slurm says to PMIx under these names only. */
+static void name_pmix_modules(spank_t spank) {
+    static const char *const names[][2] = {{"PMIX_SECURITY_MODE", "PMIX_MCA_psec"},
+                                           {"PMIX_GDS_MODULE", "PMIX_MCA_gds"},
+                                           {"PMIX_PTL_MODULE", "PMIX_MCA_ptl"}};
+    char value[256];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (spank_getenv(spank, names[i][0], value, sizeof value) == ESPANK_SUCCESS)
+            spank_setenv(spank, names[i][1], value, 0);
+}
+
 /* The image's variables win over the job's, unless --container-env names them. */
-static void set_environment(spank_t spank, const char *kept) {
-    char why[WHY_LENGTH], there[8], *text = read_file("/etc/environment"), *value;
+static void set_environment(spank_t spank, const char *kept, bool is_root) {
+    char why[WHY_LENGTH], *text = read_file("/etc/environment"), *value;
     struct names names = {0};
+    bool home = !is_root;
     if (kept && parse_names(kept, &names, why) != 0)
         give_up(spank, "--container-env: %s", why);
+    forget_language(spank, &names);
     for (char *rest = text, *line; rest && (line = strsep(&rest, "\n"));) {
         size_t length = parse_environment(line, &value);
         if (length == 0)
             continue;
         line[length] = '\0';
-        bool has = spank_getenv(spank, line, there, sizeof there) != ESPANK_ENV_NOEXIST;
-        if (belongs_to_slurm(line) || (names_hold(&names, line, length) && has))
+        if (belongs_to_slurm(line) || (names_hold(&names, line, length) && has(spank, line)))
             continue;
+        home |= strcmp(line, "HOME") == 0;
         spank_setenv(spank, line, value, 1);
     }
+    if (!home && !names_hold(&names, "HOME", 4) && access("/root", R_OK | W_OK | X_OK) == 0)
+        spank_setenv(spank, "HOME", "/root", 1);
+    name_pmix_modules(spank);
     names_free(&names);
     free(text);
 }
@@ -89,7 +118,7 @@ static void add_gpu_libraries(spank_t spank) {
 
 static void change_folder(spank_t spank, const char *wanted) {
     if (wanted) {
-        if (chdir(wanted) != 0)
+        if (chdir("/") != 0 || chdir(wanted) != 0) /* a relative one is one below the container's root */
             give_up(spank, "--container-workdir=%s: %s", wanted, strerror(errno));
         return;
     }
@@ -130,15 +159,15 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));
     if (setns(container->mounts, CLONE_NEWNS) != 0)
         give_up(spank, "its mount namespace cannot be entered: %s", strerror(errno));
-    set_environment(spank, given[OPTION_ENV]);
+    set_environment(spank, given[OPTION_ENV], container->user >= 0 && given[OPTION_REMAP_ROOT]);
     add_gpu_libraries(spank);
     change_folder(spank, given[OPTION_WORKDIR]);
     if (container->note[0])
         tell_note(spank, container->note);
     if (container->folder)
         tell_note(spank, "a folder as image works here, and not on clusters with Pyxis");
-    if (container->user >= 0 && given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT])
+    if (container->user >= 0 && given[OPTION_REMAP_ROOT])
         accept_all_owners();
-    if (given[OPTION_ENTRYPOINT] && !given[OPTION_NO_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
+    if (given[OPTION_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)
         run_entrypoint(spank);
 }

@@ -16,7 +16,9 @@ static void try_mounts(const char *text) {
     int rc = parse_mounts(text, &mounts, why);
     assert(mounts.count <= MOUNTS_MAX && (rc == 0 || *why));
     for (size_t i = 0; i < mounts.count; i++)
-        assert(mounts.list[i].to[0] == '/' && strchr("/.", mounts.list[i].from[0]) && !strchr(mounts.list[i].to, ':'));
+        assert(strchr("/.", mounts.list[i].to[0]) && !strchr(mounts.list[i].to, ':') &&
+               (mounts.list[i].kind != MOUNT_BIND || strchr("/.", mounts.list[i].from[0])) &&
+               memchr(mounts.list[i].options, 0, sizeof mounts.list[i].options) && !strchr(mounts.list[i].options, '/'));
     mounts_free(&mounts);
 }
 
@@ -60,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 #ifndef WITHOUT_MAIN
 static size_t make_words(char *text, size_t size) {
-    static const char *const pieces[] = {"/",   ":",  ",",  "+",    "ro",   "/a",     "../", "NAME", "=",    "\"", "'",
+    static const char *const pieces[] = {"/",   ":",  ",",  "+",    "ro",   "/a",     "../", "NAME", "=", "tmpfs:", "umount:", "size=", "rslave",    "\"", "'",
                                          "cd ", "\n", "&&", "auto", "exec", "create", "./x", "_",    "\xff", " ",  "#"};
     size_t used = 0, count = (size_t)rand() % (rand() % 50 ? 24 : 400);
     for (size_t i = 0; i < count && used + 8 < size; i++) {

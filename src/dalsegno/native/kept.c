@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/nsfs.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,13 +101,23 @@ static void read_image(struct kept *kept) {
         close(file);
 }
 
+static void add_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static void add_note(const char *format, ...) {
+    char text[WHY_LENGTH], *both = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (asprintf(&both, "%s%s%s", request.note ? request.note : "", request.note ? "; " : "", text) > 0)
+        request.note = both;
+}
+
 /* As Pyxis does: a container that is there goes before the image named. But who named another is told. */
 static void take_image(const struct kept *kept, const char *name) {
-    char *note = NULL;
-    if (request.image && strcmp(request.image, kept->image) != 0 &&
-        asprintf(&note, "container %s exists, made of %s: reused; --container-image=%s is not used", name, kept->asked,
-                 request.asked) > 0)
-        request.note = note;
+    if (request.image && strcmp(request.image, kept->image) != 0)
+        add_note("container %s exists, made of %s: reused; --container-image=%s is not used", name, kept->asked,
+                 request.asked);
     request.image = kept->image;
 }
 
@@ -149,6 +160,8 @@ void open_kept(struct kept *kept) {
         join_any(kept, true);
     if (kept->image[0])
         take_image(kept, name.name);
+    if (busy && request.mounts)
+        add_note("container %s runs already: ignoring --container-mounts", name.name);
     make(kept, "upper", 0755);
     make(kept, "work", 0700);
     if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)

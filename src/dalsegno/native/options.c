@@ -1,16 +1,19 @@
 #include "options.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 const struct option_word option_words[OPTION_COUNT] = {
     [OPTION_IMAGE] = {"container-image", "[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
                       "the image to run the tasks in: a path to a .sqsh, or a name in a registry"},
     [OPTION_MOUNTS] = {"container-mounts", "SRC:DST[:FLAGS][,SRC:DST...]",
-                       "bind mounts inside the container; flags are joined by '+', for example ro"},
+                       "mounts inside the container: a path of the node's, `tmpfs`, or `umount` to take one off; flags are "
+                       "joined by '+', for example ro"},
     [OPTION_WORKDIR] = {"container-workdir", "PATH", "the working folder inside the container"},
     [OPTION_NAME] = {"container-name", "NAME[:auto|create|exec|no_exec]",
                      "keep the container under this name, or go on with it"},
@@ -47,17 +50,46 @@ void make_printable(char *text) {
 
 /* ---- mounts */
 
+static bool set_propagation(const char *flag, struct mount *mount) {
+    static const char *const words[] = {[PROPAGATION_PRIVATE] = "private",
+                                        [PROPAGATION_SLAVE] = "slave",
+                                        [PROPAGATION_SHARED] = "shared",
+                                        [PROPAGATION_UNBINDABLE] = "unbindable"};
+    bool recursive = flag[0] == 'r';
+    for (int i = PROPAGATION_PRIVATE; i <= PROPAGATION_UNBINDABLE; i++)
+        if (strcmp(flag + recursive, words[i]) == 0) {
+            mount->propagation = (enum mount_propagation)i, mount->recursive = recursive;
+            return true;
+        }
+    return false;
+}
+
+/* What a tmpfs takes, one after the other; whose it is, and everything else, is not the user's to say. */
+static bool add_tmpfs_option(const char *flag, struct mount *mount) {
+    static const char *const names[] = {"size=", "mode=", "huge=", "nr_inodes="};
+    size_t used = strlen(mount->options);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = flag + strlen(names[i]);
+        if (strncmp(flag, names[i], strlen(names[i])) == 0 && *value &&
+            strspn(value, "abcdefghijklmnopqrstuvwxyzGKMT0123456789_%") == strlen(value))
+            return (size_t)snprintf(mount->options + used, sizeof mount->options - used, ",%s", flag) <
+                   sizeof mount->options - used;
+    }
+    return false;
+}
+
 static int set_flag(const char *flag, struct mount *mount) {
-    static const char *const as_it_is[] = {"rw",      "bind",     "rbind", "private",     "rprivate",     "slave",
-                                           "rslave",  "nosuid",   "dev",   "exec",        "x-create=dir", "x-create=auto",
-                                           "defaults", "x-create=file"};
+    static const char *const as_it_is[] = {"rw",   "bind",         "rbind",         "nosuid",   "dev",
+                                           "exec", "x-create=dir", "x-create=auto", "defaults", "x-create=file"};
+    if (mount->kind == MOUNT_UMOUNT)
+        return strcmp(flag, "x-detach") == 0 ? 0 : -1;
     if (strcmp(flag, "ro") == 0)
         mount->read_only = true;
     else if (strcmp(flag, "noexec") == 0)
         mount->no_exec = true;
     else if (strcmp(flag, "nodev") == 0)
         mount->no_devices = true;
-    else {
+    else if (!set_propagation(flag, mount) && !(mount->kind == MOUNT_TMPFS && add_tmpfs_option(flag, mount))) {
         for (size_t i = 0; i < sizeof as_it_is / sizeof *as_it_is; i++)
             if (strcmp(flag, as_it_is[i]) == 0)
                 return 0;
@@ -66,23 +98,45 @@ static int set_flag(const char *flag, struct mount *mount) {
     return 0;
 }
 
+/* Whether a path has more `..` than it has folders before them. */
+static bool escapes(const char *path) {
+    int depth = 0;
+    while (*path && depth >= 0) {
+        path += strspn(path, "/");
+        size_t length = strcspn(path, "/");
+        if (length == 2 && strncmp(path, "..", 2) == 0)
+            depth--;
+        else if (length > 1 || (length == 1 && *path != '.'))
+            depth++;
+        path += length;
+    }
+    return depth < 0;
+}
+
 static int parse_mount(char *entry, struct mount *mount, char why[WHY_LENGTH]) {
     char *rest = entry;
+    memset(mount, 0, sizeof *mount);
     mount->from = strsep(&rest, ":");
     char *to = strsep(&rest, ":"), *flags = rest;
     mount->to = to ? to : mount->from;
-    mount->read_only = mount->no_exec = mount->no_devices = false;
     if (!*mount->from || !*mount->to)
         return refuse(why, "a mount needs SRC:DST, and one side is empty");
-    if (mount->from[0] != '/' && mount->from[0] != '.')
-        return refuse(why, "`%.200s` is no path to mount: write /PATH or ./PATH", mount->from);
-    if (mount->to[0] != '/')
+    if (strcmp(mount->from, "tmpfs") == 0)
+        mount->kind = MOUNT_TMPFS;
+    else if (strcmp(mount->from, "umount") == 0)
+        mount->kind = MOUNT_UMOUNT;
+    else if (mount->from[0] != '/' && mount->from[0] != '.')
+        return refuse(why, "`%.200s` is no path to mount: write /PATH, ./PATH or tmpfs", mount->from);
+    if (mount->to[0] != '/' && mount->to[0] != '.')
         return refuse(why, "`%.200s` is no absolute path to mount at", mount->to);
+    if (mount->to[0] == '.' && escapes(mount->to))
+        return refuse(why, "`%.200s` leads out of the container (%s)", mount->to, strerror(EXDEV));
     if (flags && strchr(flags, ':'))
         return refuse(why, "a mount has at most two colons: SRC:DST:FLAGS");
-    for (char *flag; (flag = strsep(&flags, "+"));)
+    for (char *flag; flags && *flags && (flag = strsep(&flags, "+"));)
         if (set_flag(flag, mount) != 0)
-            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec, nodev", flag);
+            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec, nodev, rprivate%s", flag,
+                          mount->kind == MOUNT_TMPFS ? ", size=1G, mode=1777" : "");
     return 0;
 }
 
@@ -169,8 +223,26 @@ int parse_container_name(const char *text, struct container_name *name, char why
     return 0;
 }
 
-int parse_absolute(const char *text, char why[WHY_LENGTH]) {
-    return text[0] == '/' ? 0 : refuse(why, "`%.200s` is no absolute path", text);
+int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]) {
+    static const char *const words[] = {"0", "no", "n", "false", "f", "1", "yes", "y", "true", "t"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcasecmp(text, words[i]) == 0) {
+            *on = i >= 5;
+            return 0;
+        }
+    return refuse(why, "`%.100s` is neither 1 nor 0", text);
+}
+
+enum option opposite(enum option option) {
+    static const enum option pairs[][2] = {{OPTION_MOUNT_HOME, OPTION_NO_MOUNT_HOME},
+                                           {OPTION_REMAP_ROOT, OPTION_NO_REMAP_ROOT},
+                                           {OPTION_ENTRYPOINT, OPTION_NO_ENTRYPOINT},
+                                           {OPTION_WRITABLE, OPTION_READONLY}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        for (int side = 0; side < 2; side++)
+            if (pairs[i][side] == option)
+                return pairs[i][!side];
+    return OPTION_COUNT;
 }
 
 bool image_is_path(const char *image) { return image[0] == '/' || image[0] == '.'; }
@@ -203,7 +275,7 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
     case OPTION_NAME:
         return parse_container_name(value, &name, why);
     case OPTION_WORKDIR:
-        return parse_absolute(value, why);
+        return *value ? 0 : refuse(why, "the path is empty");
     case OPTION_SAVE:
         return *value ? 0 : refuse(why, "the path to save to is empty");
     case OPTION_AUTO_RESUME:

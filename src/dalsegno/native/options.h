@@ -35,9 +35,15 @@ struct option_word {
 
 extern const struct option_word option_words[OPTION_COUNT];
 
+enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_UMOUNT };
+enum mount_propagation { PROPAGATION_DEFAULT, PROPAGATION_PRIVATE, PROPAGATION_SLAVE, PROPAGATION_SHARED, PROPAGATION_UNBINDABLE };
+
 struct mount {
-    char *from, *to;
-    bool read_only, no_exec, no_devices;
+    enum mount_kind kind;
+    char *from, *to; /* a relative target is one below the container's root */
+    bool read_only, no_exec, no_devices, recursive;
+    enum mount_propagation propagation;
+    char options[128]; /* of a tmpfs, as mount takes them */
 };
 
 struct mounts {
@@ -66,7 +72,8 @@ int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
 void names_free(struct names *names);
 bool names_hold(const struct names *names, const char *name, size_t length);
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
-int parse_absolute(const char *text, char why[WHY_LENGTH]);
+int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* the value of a variable such as PYXIS_CONTAINER_READONLY */
+enum option opposite(enum option option); /* OPTION_COUNT: it has none */
 bool image_is_path(const char *image);
 void make_printable(char *text); /* for a log or a terminal: control characters become '?' */
 

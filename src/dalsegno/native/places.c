@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@ struct place {
     const char *from, *to;
     int tree;
     bool folder, wanted; /* wanted by the user: must not be missing */
+    const struct mount *mount; /* one of --container-mounts */
 };
 
 static struct place places[PLACES_MAX];
@@ -28,46 +30,80 @@ static char passwd_line[512], group_line[256], home[PATH_MAX];
 
 /* ---- sources, opened before anything hides them */
 
-static void add(const char *from, const char *to, bool wanted, uint64_t attributes) {
-    struct stat seen;
+enum whose { NODES, USERS, USERS_IF_THERE };
+
+static struct place *add_place(struct place place) {
     if (place_count == PLACES_MAX)
         fail("too many mounts");
-    if (wanted)
+    places[place_count] = place;
+    return &places[place_count++];
+}
+
+static struct place *add(const char *from, const char *to, enum whose whose, uint64_t attributes) {
+    struct stat seen;
+    if (whose != NODES)
         as_user(); /* what the user may not reach, is not mounted for them */
     int fd = open_without_magic(from, O_PATH), error = errno;
     as_root();
-    if (fd < 0 && !wanted)
-        return;
+    if (fd < 0 && whose != USERS)
+        return NULL;
     if (fd < 0)
-        fail("cannot mount %s: %s", from, strerror(error));
+        fail("cannot mount %s: %s", from, error == ENOENT ? "the source path does not exist" : strerror(error));
     int tree = clone_tree(fd);
     if (tree < 0 || fstat(fd, &seen) != 0 || (attributes && change_tree(tree, attributes, -1, 1) != 0))
         fail("cannot mount %s: %s", from, strerror(errno));
     close(fd);
-    places[place_count++] = (struct place){from, to, tree, S_ISDIR(seen.st_mode), wanted};
+    return add_place((struct place){from, to, tree, S_ISDIR(seen.st_mode), whose == USERS, NULL});
+}
+
+static uint64_t attributes_of(const struct mount *mount) {
+    return MOUNT_ATTR_NOSUID | (mount->read_only ? MOUNT_ATTR_RDONLY : 0) | (mount->no_exec ? MOUNT_ATTR_NOEXEC : 0) |
+           (mount->no_devices ? MOUNT_ATTR_NODEV : 0);
+}
+
+/* Inside, in the namespace that the tasks enter: a copy of a namespace does not keep it. */
+bool set_propagation(void) {
+    static const unsigned long flags[] = {[PROPAGATION_PRIVATE] = MS_PRIVATE,
+                                          [PROPAGATION_SLAVE] = MS_SLAVE,
+                                          [PROPAGATION_SHARED] = MS_SHARED,
+                                          [PROPAGATION_UNBINDABLE] = MS_UNBINDABLE};
+    for (size_t i = 0; i < mounts.count; i++) {
+        const struct mount *each = &mounts.list[i];
+        if (each->propagation != PROPAGATION_DEFAULT &&
+            mount(NULL, each->to, NULL, flags[each->propagation] | (each->recursive ? MS_REC : 0), NULL) != 0)
+            return false;
+    }
+    return true;
+}
+
+static void open_mount(const struct mount *mount) {
+    if (mount->kind != MOUNT_BIND) { /* made, or taken off, when its turn comes */
+        add_place((struct place){mount->from, mount->to, -1, true, true, mount});
+        return;
+    }
+    struct place *place = add(mount->from, mount->to, USERS, attributes_of(mount));
+    place->mount = mount;
 }
 
 void open_places(void) {
     char why[WHY_LENGTH];
-    add("/proc", "/proc", false, 0);
-    add("/sys", "/sys", false, 0);
-    add("/dev", "/dev", false, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
-    add("/etc/resolv.conf", "/etc/resolv.conf", false, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
-    add("/etc/hosts", "/etc/hosts", false, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+    add("/proc", "/proc", NODES, 0);
+    add("/sys", "/sys", NODES, 0);
+    add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
+    add("/etc/resolv.conf", "/etc/resolv.conf", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+    add("/etc/hosts", "/etc/hosts", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     for (size_t i = 0; i < request.site_count; i++)
-        add(request.site[i], request.site[i], false, MOUNT_ATTR_NOSUID);
+        add(request.site[i], request.site[i], NODES, MOUNT_ATTR_NOSUID);
+    if (request.pmix)
+        add(request.pmix, request.pmix, USERS_IF_THERE, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     if (request.home)
-        add(request.home, request.home, true, MOUNT_ATTR_NOSUID);
+        add(request.home, request.home_at ? request.home_at : request.home, USERS, MOUNT_ATTR_NOSUID);
     if (request.mounts && parse_mounts(request.mounts, &mounts, why) != 0)
         fail("--container-mounts: %s", why);
-    for (size_t i = 0; i < mounts.count; i++) {
-        const struct mount *mount = &mounts.list[i];
-        add(mount->from, mount->to, true,
-            MOUNT_ATTR_NOSUID | (mount->read_only ? MOUNT_ATTR_RDONLY : 0) | (mount->no_exec ? MOUNT_ATTR_NOEXEC : 0) |
-                (mount->no_devices ? MOUNT_ATTR_NODEV : 0));
-    }
+    for (size_t i = 0; i < mounts.count; i++)
+        open_mount(&mounts.list[i]);
     if (request.script)
-        add(request.script, request.script, true, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
+        add(request.script, request.script, USERS, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
 }
 
 /* ---- where they go; the image is not trusted, so no path leads out of its root */
@@ -154,6 +190,38 @@ static int place_for(int root, const struct place *place) {
     return fd;
 }
 
+/* A new, empty tmpfs of the user's. */
+static int make_tmpfs(const struct mount *wanted, const char *scratch) {
+    char at[PATH_MAX], options[sizeof wanted->options + 64];
+    bool mapped = privileged; /* else we are root of a namespace in which the user is that */
+    snprintf(at, sizeof at, "%s/tmpfs", scratch);
+    snprintf(options, sizeof options, "mode=0755,uid=%u,gid=%u%s", mapped ? request.uid : 0, mapped ? request.gid : 0,
+             wanted->options);
+    if (mkdir(at, 0700) != 0 || mount("tmpfs", at, "tmpfs", MS_NOSUID | MS_NODEV, options) != 0)
+        fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
+    int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = clone_tree(folder);
+    if (tree < 0 || change_tree(tree, attributes_of(wanted) | MOUNT_ATTR_NODEV, -1, 0) != 0)
+        fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
+    close(folder);
+    if (umount2(at, MNT_DETACH) != 0 || rmdir(at) != 0)
+        fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
+    return tree;
+}
+
+/* `umount:/PATH`: something that was mounted before it, by a setting of the cluster's, say. */
+static void take_off(int root, const struct place *place) {
+    char path[64];
+    as_user();
+    int fd = open_below(root, place->to, O_PATH, 0), error = errno;
+    as_root();
+    if (fd < 0)
+        fail("cannot unmount %s in the container: %s", place->to, strerror(error));
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (on_one_mount(root, fd) || umount2(path, MNT_DETACH) != 0)
+        fail("cannot unmount %s in the container: nothing is mounted there", place->to);
+    close(fd);
+}
+
 static void put(int root, const struct place *place) {
     as_user();
     int fd = place_for(root, place), error = errno;
@@ -177,7 +245,7 @@ static void put_text(int root, const char *scratch, const char *to, const char *
     for (; *pieces; pieces++)
         if (file < 0 || dprintf(file, "%s", *pieces) < 0)
             fail("%s is not written: %s", to, strerror(errno));
-    struct place place = {path, to, clone_tree(file), false, false};
+    struct place place = {path, to, clone_tree(file), false, false, NULL};
     close(file);
     if (place.tree >= 0)
         put(root, &place);
@@ -253,10 +321,18 @@ void fill_root(const char *path, const char *scratch) {
     }
     if (request.remap_root && request.uid != 0)
         spare_apt(root, scratch);
-    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true};
+    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL};
     if (gpu.tree >= 0)
         put(root, &gpu);
-    for (size_t i = 0; i < place_count; i++)
+    for (size_t i = 0; i < place_count; i++) {
+        const struct mount *mount = places[i].mount;
+        if (mount && mount->kind == MOUNT_UMOUNT) {
+            take_off(root, &places[i]);
+            continue;
+        }
+        if (mount && mount->kind == MOUNT_TMPFS)
+            places[i].tree = make_tmpfs(mount, scratch);
         put(root, &places[i]);
+    }
     close(root);
 }

@@ -57,10 +57,10 @@ void enter_own_user_namespace(void) {
 }
 
 /* The child has the user's id: they may stop it, and must not stop us. */
-static bool hear(int from) {
-    char said;
+static char hear(int from) {
+    char said = '\0';
     struct pollfd end = {.fd = from, .events = POLLIN};
-    return poll(&end, 1, CHILD_MS) > 0 && read(from, &said, 1) == 1;
+    return poll(&end, 1, CHILD_MS) > 0 && read(from, &said, 1) == 1 ? said : '\0';
 }
 
 /* A child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
@@ -92,7 +92,8 @@ static pid_t start_child(bool mounts, int *talk) {
     }
     if (unshare(CLONE_NEWUSER) != 0 || write(back[1], "r", 1) != 1 || read(pair[0], &go, 1) != 1)
         _exit(1);
-    if (mounts && (unshare(CLONE_NEWNS) != 0 || write(back[1], "m", 1) != 1 || read(pair[0], &go, 1) < 0))
+    if (mounts && (unshare(CLONE_NEWNS) != 0 || write(back[1], set_propagation() ? "m" : "p", 1) != 1 ||
+                   read(pair[0], &go, 1) < 0))
         _exit(1);
     _exit(0);
 }
@@ -119,7 +120,10 @@ void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsign
     int talk[2];
     pid_t child = start_child(true, talk);
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
-    if (write(talk[1], "g", 1) != 1 || !hear(talk[0]))
+    char said = write(talk[1], "g", 1) == 1 ? hear(talk[0]) : '\0';
+    if (said == 'p')
+        fail("the propagation of mounts cannot be set");
+    if (said != 'm')
         fail("a mount namespace was refused: see user.max_mnt_namespaces");
     fds[0] = namespace_fd(child, "mnt");
     fds[1] = namespace_fd(child, "user");

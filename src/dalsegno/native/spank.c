@@ -46,6 +46,15 @@ static int take_option(int which, const char *value, int remote) {
         container.wanted |= remote && (which == OPTION_IMAGE || which == OPTION_NAME);
         return -1;
     }
+    enum option other = opposite((enum option)which);
+    if (other != OPTION_COUNT && given[other]) {
+        snprintf(why, sizeof why, "both --%s and --%s were given", option_words[which].name, option_words[other].name);
+        if (!remote)
+            slurm_error("%s", why);
+        else
+            snprintf(container.error, sizeof container.error, "%s", why);
+        return -1;
+    }
     if (which == OPTION_MOUNTS && !remote && given[which] && strcmp(given[which], value) != 0)
         slurm_info("--container-mounts was given twice: only %s counts; commas join mounts", value);
     free(given[which]);
@@ -93,21 +102,35 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
-/* As Pyxis does: PYXIS_CONTAINER_IMAGE stands for --container-image, and so on. Not for batch scripts, which would
- * hardly be meant. */
+/* PYXIS_CONTAINER_READONLY for OPTION_READONLY. False if the job has no such variable. */
+static bool read_variable(spank_t spank, int option, char name[SPANK_OPTION_MAXLEN + 8], char value[VALUE_MAX]) {
+    snprintf(name, SPANK_OPTION_MAXLEN + 8, "PYXIS_%s", option_words[option].name);
+    for (char *letter = name; *letter; letter++)
+        *letter = *letter == '-' ? '_' : (char)(*letter >= 'a' && *letter <= 'z' ? *letter - 32 : *letter);
+    spank_err_t rc = spank_getenv(spank, name, value, VALUE_MAX);
+    if (rc == ESPANK_NOSPACE)
+        snprintf(container.error, sizeof container.error, "%s is too long", name);
+    return rc == ESPANK_SUCCESS && *value;
+}
+
+/* As Pyxis does: PYXIS_CONTAINER_IMAGE stands for --container-image, and so on; for a switch it is 1 or 0. What the
+ * command line says goes first. Not for batch scripts, which would hardly be meant. */
 static void read_environment(spank_t spank) {
-    char name[SPANK_OPTION_MAXLEN + 8], value[VALUE_MAX];
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        if (given[i] || !option_words[i].argument || i == OPTION_AUTO_RESUME)
+    char name[SPANK_OPTION_MAXLEN + 8], value[VALUE_MAX], why[WHY_LENGTH];
+    bool on, before[OPTION_COUNT + 1] = {false};
+    for (int i = 0; i < OPTION_COUNT; i++)
+        before[i] = given[i];
+    for (int i = 0; i < OPTION_AUTO_RESUME; i++) {
+        enum option other = opposite((enum option)i);
+        if (before[i] || before[other] || strncmp(option_words[i].name, "no-", 3) == 0 ||
+            !read_variable(spank, i, name, value))
             continue;
-        snprintf(name, sizeof name, "PYXIS_%s", option_words[i].name);
-        for (char *letter = name; *letter; letter++)
-            *letter = *letter == '-' ? '_' : (char)(*letter >= 'a' && *letter <= 'z' ? *letter - 32 : *letter);
-        spank_err_t rc = spank_getenv(spank, name, value, sizeof value);
-        if (rc == ESPANK_NOSPACE)
-            snprintf(container.error, sizeof container.error, "%s is too long", name);
-        if (rc == ESPANK_SUCCESS && *value)
+        if (option_words[i].argument)
             take_option(i, value, 1);
+        else if (parse_switch(value, &on, why) != 0)
+            snprintf(container.error, sizeof container.error, "%s: %s", name, why);
+        else if (on || other != OPTION_COUNT)
+            take_option(on ? i : (int)other, "", 1);
     }
 }
 
@@ -118,8 +141,22 @@ static bool wants_resume(void) {
     return value && strcmp(value, "1") == 0;
 }
 
+/* In a script `#` begins a comment, also within an #SBATCH line: of REGISTRY#IMAGE the registry is left. */
+static void warn_of_comment(const char *image) {
+    const char *port = strrchr(image, ':');
+    bool is_port = port && port[1] && strspn(port + 1, "0123456789") == strlen(port + 1);
+    bool is_host = port ? is_port && (strchr(image, '.') < port || strncmp(image, "localhost:", 10) == 0)
+                        : strchr(image, '.') != NULL;
+    if (!image_is_path(image) && !strpbrk(image, "/#@") && is_host)
+        slurm_info("--container-image=%s names a registry and no image; in an #SBATCH line write \\# for #: "
+                   "%s\\#IMAGE",
+                   image, image);
+}
+
 int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
     (void)spank, (void)count, (void)words;
+    if (spank_context() == S_CTX_ALLOCATOR && given[OPTION_IMAGE])
+        warn_of_comment(given[OPTION_IMAGE]);
     if (spank_context() == S_CTX_LOCAL && wants_resume() && !is_resumed()) {
         if (site.resume)
             hand_over(site.resume);

@@ -71,15 +71,26 @@ static bool add_user(spank_t spank, struct words *words) {
     return true;
 }
 
-static void add_home(spank_t spank, struct words *words) {
-    char text[PATH_MAX], space[4096];
+/* $HOME, as Enroot has it, else what the table of users says. Whichever, it is opened with the user's rights. */
+static void add_home(spank_t spank, struct words *words, bool remap_root) {
+    char text[PATH_MAX] = "", space[4096];
     uid_t uid = 0;
     struct passwd entry, *found = NULL;
     spank_get_item(spank, S_JOB_UID, &uid);
-    if (getpwuid_r(uid, &entry, space, sizeof space, &found) == 0 && found)
-        add(words, "home=%s", found->pw_dir);
-    else if (spank_getenv(spank, "HOME", text, sizeof text) == ESPANK_SUCCESS)
+    if (spank_getenv(spank, "HOME", text, sizeof text) != ESPANK_SUCCESS || text[0] != '/')
+        snprintf(text, sizeof text, "%s",
+                 getpwuid_r(uid, &entry, space, sizeof space, &found) == 0 && found ? found->pw_dir : "");
+    if (*text) {
         add(words, "home=%s", text);
+        add(words, "home_at=%s", remap_root && uid != 0 ? "/root" : text);
+    }
+}
+
+/* PMIx's library in a task talks to slurmstepd by files in a folder. Slurm names it in slurmstepd's own environment. */
+static void add_pmix(struct words *words) {
+    const char *folder = getenv("PMIX_SERVER_TMPDIR");
+    if (folder && folder[0] == '/')
+        add(words, "pmix=%s", folder);
 }
 
 /* slurmstepd has the name that slurmd knows its node by in its own environment. (The job's, which spank_getenv reads, is
@@ -245,9 +256,10 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     if (container->script)
         add(&words, "script=%s", container->script);
     if (given[OPTION_MOUNT_HOME])
-        add_home(spank, &words);
-    add(&words, "readonly=%d", given[OPTION_READONLY] && !given[OPTION_WRITABLE]);
-    add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] && !given[OPTION_NO_REMAP_ROOT]);
+        add_home(spank, &words, given[OPTION_REMAP_ROOT]);
+    add_pmix(&words);
+    add(&words, "readonly=%d", given[OPTION_READONLY] != NULL);
+    add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] != NULL);
     struct helper helper = begin_helper(site->helper, words.list, variables.list, -1, -1);
     free_words(&words);
     free_words(&variables);
