@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,8 +99,8 @@ class Contained:
 
     @property
     def home(self) -> str:
-        """As the cluster's hosts know it."""
-        return self.lines("getent passwd $(id -u)")[0].split(":")[5]
+        """As their jobs know it."""
+        return self.lines("echo $HOME")[0]
 
 
 def make_image(folder: Path, program: str | None = shutil.which("busybox")) -> Path:
@@ -259,7 +259,7 @@ def test_options_do_what_they_say(someone: Contained):
     """All at once: each is a job of its own."""
     shared = someone.cli.home / "tmp"
     (shared / "outside").touch()
-    steps: Sequence[tuple[str, str]] = [
+    steps = [
         ("--container-workdir=/etc pwd", "/etc"),
         ("sh -c 'echo $LANG'", "image"),
         ("--container-env=LANG sh -c 'echo $LANG'", "job"),
@@ -268,19 +268,34 @@ def test_options_do_what_they_say(someone: Contained):
         ("--container-entrypoint echo after", "entry after"),
         ("--container-readonly sh -c 'touch /new 2>/dev/null || echo refused'", "refused"),
         ("--container-writable sh -c 'touch /etc/new && echo done'", "done"),
+        ("--container-mounts=tmpfs:/x:size=1M sh -c 'touch /x/new && grep -c \" /x tmpfs.*size=1\" /proc/mounts'", "1"),
+        ("--container-workdir=../etc pwd", "/etc"),
+        ("--container-writable --container-readonly true", ""),
         (f"--container-mounts={shared}:/mnt/a/b sh -c 'touch /mnt/a/b/$SLURM_JOB_ID && echo done'", "done"),
         (f"--container-mounts={shared}:/mnt:ro sh -c 'touch /mnt/x 2>/dev/null || ls /mnt/outside'", "/mnt/outside"),
         (f"--container-mount-home grep -c ' {someone.home} ' /proc/self/mounts", "1"),
         (f"grep -c ' {someone.home} ' /proc/self/mounts", "0"),
     ]
+    variable = ("PYXIS_CONTAINER_READONLY=1", "sh -c 'touch /new 2>/dev/null || echo refused'", "refused")
     script = "\n".join(f"srun $I {words} > $1/{number} &" for number, (words, _) in enumerate(steps))
+    script += f"\n{variable[0]} srun $I {variable[1]} > $1/{len(steps)} &"
+    steps.append((variable[1], variable[2]))
     folder = shared / f"steps-{someone.uid}"
     answer = someone.sh(f"mkdir $1; export LANG=job\n{script}\nwait", str(folder))
     seen = [" ".join((folder / str(number)).read_text().split()) for number in range(len(steps))]
-    if not os.path.isdir(someone.home):  # nobody's, as the machine has it
-        assert f"cannot mount {someone.home}: No such file or directory" in answer.err
-        seen[10] = "1"
     assert seen == [out for _, out in steps], answer
+    assert "both --container-readonly and --container-writable were given" in answer.err
+
+
+def test_a_registry_that_a_comment_has_cut_off_is_told(ada: Contained):
+    """In an #SBATCH line `#` begins a comment, and `\\#` does not."""
+    script = f"""cd {ada.cli.home}/tmp; printf '#!/bin/sh\n#SBATCH --container-image=%s\ntrue\n' "$1" >cut.sh
+        sbatch -H -o /dev/null cut.sh"""
+    assert "write \\# for #: localhost:5000\\#IMAGE" in ada.sh(script, "localhost:5000#team/app:v1").err
+    assert "write \\# for #: nvcr.io\\#IMAGE" in ada.sh(script, "nvcr.io#nvidia/pytorch:24.01").err
+    for name in (r"nvcr.io\#nvidia/pytorch:24.01", "ubuntu:24.04", "/fsx/my.sqsh"):
+        assert ada.sh(script, name).err == ""
+    ada.lines("scancel -u ada")
 
 
 def test_mounts_are_opened_in_the_users_name(ada: Contained):
@@ -305,6 +320,13 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
     at_once = f"""{line} sh -c 'until test -e /second; do sleep 0.05; done; echo seen' &
         until {line}:exec touch /second 2>/dev/null; do sleep 0.1; done; wait"""
     assert someone.lines(at_once) == ["seen"]
+    beside = f"""{line} sh -c 'until test -e /third; do sleep 0.05; done; echo seen' &
+        until told=$({line}:exec --container-mounts=/usr/share:/mnt true 2>&1); do sleep 0.1; done
+        {line}:no_exec --container-mounts=/usr/share:/mnt sh -c 'touch /third; test -d /mnt/doc && echo beside'
+        wait; echo "$told" >&2"""
+    answer = someone.sh(beside)
+    assert sorted(answer.out.splitlines()) == ["beside", "seen"], answer
+    assert f"container {own} runs already: ignoring --container-mounts" in answer.err
     for name, why in {
         f"{own}:create": "already",
         f"{own}:exec": f"no container {own} runs",
@@ -386,7 +408,7 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     twice = someone.sh("srun $I --container-mounts=/tmp:/a --container-mounts=/tmp:/b:nodev sh -c 'cd /b && ! cd /a'")
     assert twice.code == 0 and "was given twice: only /tmp:/b:nodev counts" in twice.err
     refused = someone.sh("srun $I --container-mounts=a:b true")
-    assert refused.code != 0 and "write /PATH or ./PATH" in refused.err
+    assert refused.code != 0 and "write /PATH, ./PATH or tmpfs" in refused.err
     eventually(lambda: text_of(out) == "as it says word /mnt\n")
 
 

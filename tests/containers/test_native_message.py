@@ -38,7 +38,7 @@ def receive(native: ctypes.CDLL, from_: socket.socket, count: int) -> tuple[int,
 
 
 def send(native: ctypes.CDLL, to: socket.socket, text: bytes, *fds: int) -> bool:
-    return bool(native.send_message(to.fileno(), text, (ctypes.c_int * 8)(*fds), len(fds)) & 0xFF)
+    return bool(native.send_message(to.fileno(), text, (ctypes.c_int * 16)(*fds), len(fds)) & 0xFF)
 
 
 def open_files() -> int:
@@ -59,7 +59,7 @@ def test_text_and_descriptors_come_as_they_were_sent(native: ctypes.CDLL, pair: 
 def test_an_empty_line_is_a_message_and_an_end_is_none(native: ctypes.CDLL, pair: Pair):
     assert send(native, pair[0], b"")
     assert receive(native, pair[1], 0)[:2] == (0, b"")
-    assert not send(native, pair[0], b"five", *[0] * 5), "more than are read"
+    assert not send(native, pair[0], b"many", *[0] * 10), "more than are read"
     pair[0].close()
     assert receive(native, pair[1], 0)[0] == -1
     assert not send(native, pair[1], b"to nobody"), "and no signal"

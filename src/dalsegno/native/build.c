@@ -242,18 +242,25 @@ static const char *absolute(const char *path) {
 
 /* ---- the root */
 
-static void make_scratch(struct kept *kept) {
+static void make_scratch(void) {
     if (mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") != 0)
         fail("no tmpfs: %s", strerror(errno));
     mkdir(SCRATCH "/lower", 0755);
     mkdir(SCRATCH "/root", 0755);
     mkdir(SCRATCH "/rw", 0755);
+}
+
+static void attach_at(int tree, const char *path) {
+    int place = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (place < 0 || tree < 0 || attach_tree(tree, place) != 0)
+        fail("cannot keep the container: %s", strerror(errno));
+    close(place);
+    close(tree);
+}
+
+static void make_layer(const struct kept *kept) {
     if (kept->tree >= 0) {
-        int place = open(SCRATCH "/rw", O_PATH | O_DIRECTORY | O_CLOEXEC);
-        if (attach_tree(kept->tree, place) != 0)
-            fail("cannot keep the container: %s", strerror(errno));
-        close(place);
-        close(kept->tree);
+        attach_at(kept->tree, SCRATCH "/rw");
         return;
     }
     mkdir(SCRATCH "/rw/upper", 0755);
@@ -301,20 +308,44 @@ static void leave_mounts(void) {
         fail("mounts cannot be separated: %s", strerror(errno));
 }
 
-static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, int fds[2], bool *folder) {
-    struct image image = {0};
-    open_image(&image);
+/* False if the image must be mounted with the user's rights. */
+static bool mount_root(struct kept *kept, struct image *image) {
+    open_image(image);
     if (!privileged) {
-        prepare_image(&image);
+        prepare_image(image);
         enter_own_user_namespace();
     }
-    hold_image(&image);
+    hold_image(image);
     hold_kept(kept);
     open_places();
-    make_scratch(kept);
-    if (!mount_image(&image, SCRATCH "/lower"))
-        start_again_as_user(argv, old_mounts, old_folder);
+    make_scratch();
+    make_layer(kept);
+    if (!mount_image(image, SCRATCH "/lower"))
+        return false;
     mount_overlay();
+    if (kept->folder >= 0) {
+        kept->bare = bare_namespace(SCRATCH "/root");
+        kept->owner = privileged ? -1 : namespace_fd(0, "user");
+    }
+    return true;
+}
+
+/* An overlay's upper folder can be mounted once only: this is the mount of the container that runs. */
+static void mount_root_of_running(struct kept *kept) {
+    join_unpacked();
+    if (!privileged)
+        join_user_namespace(kept->owner);
+    open_places();
+    make_scratch();
+    attach_at(tree_in(kept->bare), SCRATCH "/root");
+}
+
+static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, int fds[2], bool *folder) {
+    struct image image = {0};
+    if (kept->running)
+        mount_root_of_running(kept);
+    else if (!mount_root(kept, &image))
+        start_again_as_user(argv, old_mounts, old_folder);
     fill_root(SCRATCH "/root", SCRATCH);
     change_root();
     *folder = image.folder;
@@ -334,7 +365,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
 
 static void answer(const struct kept *kept, const int fds[2], bool folder) {
     char text[WHY_LENGTH] = "mnt";
-    int all[4], count = 0;
+    int all[DESCRIPTORS_MAX], count = 0;
     all[count++] = fds[0];
     if (fds[1] >= 0)
         all[count++] = fds[1], strcat(text, " user");
@@ -342,6 +373,10 @@ static void answer(const struct kept *kept, const int fds[2], bool folder) {
         all[count++] = kept->lock, strcat(text, " lock");
     if (request.in_use >= 0)
         all[count++] = request.in_use, strcat(text, " unpacked");
+    if (kept->bare >= 0)
+        all[count++] = kept->bare, strcat(text, " bare");
+    if (kept->owner >= 0)
+        all[count++] = kept->owner, strcat(text, " owner");
     if (folder)
         strcat(text, " folder");
     if (request.note) /* last of all, in a line of its own */

@@ -80,7 +80,9 @@ struct kept {
     char path[PATH_MAX], image[2 * PATH_MAX];
     const char *asked; /* what the image was called by */
     int folder, door, lock, tree;
-    int mounts, user; /* of a container that runs, or -1 */
+    int mounts, user; /* of a container that runs and is joined, or -1 */
+    int bare, owner;  /* where its file system is mounted, and nothing else; the user namespace of that, if it has one */
+    bool running;     /* it is that file system that is built on, beside a container that runs */
 };
 void open_kept(struct kept *kept);
 void hold_kept(struct kept *kept);
@@ -90,6 +92,9 @@ void note_kept(struct kept *kept, int mounts, int user);
 int namespace_fd(pid_t pid, const char *kind);
 void enter_own_user_namespace(void);
 int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gid);
+int bare_namespace(const char *root);
+int tree_in(int mounts);
+void join_user_namespace(int user);
 void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid, int fds[2]);
 extern int proc_fd;
 

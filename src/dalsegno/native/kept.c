@@ -29,7 +29,7 @@ static void make(const struct kept *kept, const char *name, mode_t mode) {
 
 /* A namespace that a process holds open, found by its number. */
 static int find_namespace(const char *pid, unsigned long long number) {
-    char folder[64];
+    char folder[NAME_MAX + 16];
     struct stat seen;
     snprintf(folder, sizeof folder, "/proc/%s/fd", pid);
     DIR *list = opendir(folder);
@@ -46,31 +46,37 @@ static int find_namespace(const char *pid, unsigned long long number) {
     return found;
 }
 
-/* The process may have ended, and another have its number and a namespace with that number: it must be this user's. */
-static bool is_users(const struct kept *kept) {
-    struct stat owning, user;
+/* Whether a mount namespace belongs to that user namespace, or to ours (-1), and that one to this user. The process may
+ * have ended, and another have its number and a namespace with that number. */
+static bool is_users(int mounts, int user) {
+    struct stat owning, named;
     uid_t owner;
-    int userns = ioctl(kept->mounts, NS_GET_USERNS);
+    int userns = ioctl(mounts, NS_GET_USERNS);
     bool same = userns >= 0 && fstat(userns, &owning) == 0 &&
-                (kept->user >= 0 ? fstat(kept->user, &user) : fstatat(proc_fd, "self/ns/user", &user, 0)) == 0 &&
-                owning.st_ino == user.st_ino;
+                (user >= 0 ? fstat(user, &named) : fstatat(proc_fd, "self/ns/user", &named, 0)) == 0 &&
+                owning.st_ino == named.st_ino;
     if (userns >= 0)
         close(userns);
-    return same && (kept->user < 0 || (ioctl(kept->user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
+    return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
 static bool join_holder(struct kept *kept, int folder, const char *pid) {
-    char text[64] = "";
-    unsigned long long mounts = 0, user = 0;
-    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    char text[128] = "";
+    unsigned long long numbers[4] = {0};
+    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), *fds[] = {&kept->mounts, &kept->user,
+                                                                                &kept->bare, &kept->owner};
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    bool all = true;
     if (file >= 0)
         close(file);
-    if (got <= 0 || sscanf(text, "%llu %llu", &mounts, &user) != 2)
+    if (got <= 0 || sscanf(text, "%llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3]) != 4)
         return false;
-    kept->mounts = find_namespace(pid, mounts);
-    kept->user = user ? find_namespace(pid, user) : -1;
-    return kept->mounts >= 0 && (kept->user >= 0 || !user) && is_users(kept);
+    for (int i = 0; i < 4; i++) {
+        *fds[i] = numbers[i] ? find_namespace(pid, numbers[i]) : -1;
+        all &= *fds[i] >= 0 || !numbers[i];
+    }
+    bool apart = numbers[1] || (privileged && request.uid == 0);
+    return all && apart && is_users(kept->mounts, kept->user) && is_users(kept->bare, kept->owner);
 }
 
 /* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
@@ -126,8 +132,6 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
         fail("there is a container %s already on this node", name->name);
     if (name->use == NAME_EXEC && !busy)
         fail("no container %s runs on this node", name->name);
-    if (name->use == NAME_NO_EXEC && busy)
-        fail("container %s is in use on this node", name->name);
     if (!known && !request.image)
         fail("there is no container %s on this node; --container-image says what to make it from", name->name);
 }
@@ -136,7 +140,8 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
 void open_kept(struct kept *kept) {
     struct container_name name;
     char why[WHY_LENGTH];
-    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .mounts = -1, .user = -1};
+    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .mounts = -1, .user = -1, .bare = -1,
+                           .owner = -1};
     if (!request.name)
         return;
     if (parse_container_name(request.name, &name, why) != 0)
@@ -160,7 +165,10 @@ void open_kept(struct kept *kept) {
         join_any(kept, true);
     if (kept->image[0])
         take_image(kept, name.name);
-    if (busy && request.mounts)
+    kept->running = busy && name.use == NAME_NO_EXEC;
+    if (kept->running) /* beside it: its file system, and mounts of one's own */
+        kept->mounts = kept->user = -1;
+    else if (busy && request.mounts)
         add_note("container %s runs already: ignoring --container-mounts", name.name);
     make(kept, "upper", 0755);
     make(kept, "work", 0700);
@@ -181,17 +189,19 @@ void hold_kept(struct kept *kept) {
 
 /* From now on the step, which is our parent, is one of its users. */
 void note_kept(struct kept *kept, int mounts, int user) {
-    struct stat first = {0}, second = {0};
+    const int fds[] = {mounts, user, kept->bare, kept->owner};
+    struct stat seen[4] = {0};
     char name[64];
     if (kept->door < 0)
         return;
-    fstat(mounts, &first);
-    if (user >= 0)
-        fstat(user, &second);
+    for (int i = 0; i < 4; i++)
+        if (fds[i] >= 0 && fstat(fds[i], &seen[i]) != 0)
+            fail("cannot keep the container: %s", strerror(errno));
     snprintf(name, sizeof name, "holders/%d", (int)getppid());
     int file = openat(kept->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file < 0 || dprintf(file, "%llu %llu\n", (unsigned long long)first.st_ino,
-                            (unsigned long long)second.st_ino) < 0)
+    if (file < 0 || dprintf(file, "%llu %llu %llu %llu\n", (unsigned long long)seen[0].st_ino,
+                            (unsigned long long)seen[1].st_ino, (unsigned long long)seen[2].st_ino,
+                            (unsigned long long)seen[3].st_ino) < 0)
         fail("cannot keep the container: %s", strerror(errno));
     close(file);
     file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);

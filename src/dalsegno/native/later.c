@@ -31,7 +31,7 @@ static struct {
 /* One message for each task: whoever reads, takes one whole. */
 static void *hand_on(void *nothing) {
     char text[ANSWER_LENGTH], copy[ANSWER_LENGTH];
-    int fds[HANDED_MAX] = {-1, -1, -1, -1};
+    int fds[HANDED_MAX];
     int count = take_message(later.helper.talk, text, sizeof text, fds, HANDED_MAX);
     snprintf(copy, sizeof copy, "%s", text);
     take_answer(copy, fds, count, later.container);
@@ -61,7 +61,7 @@ bool await_later(spank_t spank, struct helper helper, struct container *containe
 /* In a task. What the thread has done to the container when the task was forked is not looked at. */
 void wait_for_container(spank_t spank, const char *image, struct container *container) {
     char text[ANSWER_LENGTH];
-    int fds[HANDED_MAX] = {-1, -1, -1, -1};
+    int fds[HANDED_MAX];
     uint32_t task = 1;
     struct pollfd answer = {.fd = later.tasks[0], .events = POLLIN};
     if (!later.begun)

@@ -9,10 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "build.h"
+#include "kernel.h"
+#include "message.h"
 
 enum { CHILD_MS = 30000 };
 
@@ -103,6 +106,61 @@ static void end_child(pid_t child, int talk[2]) {
     close(talk[1]);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
+}
+
+/* A mount namespace with one mount: what is at that path. */
+int bare_namespace(const char *root) {
+    int pair[2];
+    if (pipe2(pair, O_CLOEXEC) != 0)
+        fail("no pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child < 0)
+        fail("no process: %s", strerror(errno));
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (unshare(CLONE_NEWNS) != 0 || chdir(root) != 0 || change_root_here() != 0 || umount2(".", MNT_DETACH) != 0 ||
+            write(pair[1], "m", 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    close(pair[1]);
+    if (!hear(pair[0]))
+        fail("the container's file system cannot be set apart");
+    close(pair[0]);
+    int fd = namespace_fd(child, "mnt");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    return fd;
+}
+
+/* That one mount, as a tree to attach. */
+int tree_in(int mounts) {
+    int pair[2], tree = -1;
+    char text[8];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+        fail("no socket: %s", strerror(errno));
+    pid_t child = fork();
+    if (child < 0)
+        fail("no process: %s", strerror(errno));
+    if (child == 0) {
+        if (setns(mounts, CLONE_NEWNS) != 0)
+            _exit(1);
+        int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), clone = root < 0 ? -1 : clone_tree(root);
+        _exit(clone >= 0 && send_message(pair[1], "tree", &clone, 1) ? 0 : 1);
+    }
+    close(pair[1]);
+    bool came = receive_message(pair[0], text, sizeof text, &tree, 1) == 1;
+    close(pair[0]);
+    waitpid(child, NULL, 0);
+    return came ? tree : -1;
+}
+
+/* That of a container that runs: its file system can be mounted there alone. */
+void join_user_namespace(int user) {
+    if (setns(user, CLONE_NEWUSER) != 0 || unshare(CLONE_NEWNS) != 0)
+        fail("the container's user namespace cannot be entered: %s", strerror(errno));
+    prctl(PR_SET_DUMPABLE, 1);
 }
 
 /* For an idmapped mount: whoever is `inside` on disk is the user outside. */

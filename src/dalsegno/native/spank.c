@@ -28,7 +28,7 @@ enum { VALUE_MAX = 1 << 16 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
-static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1};
+static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1, .bare = -1, .owner = -1};
 
 /* ---- options */
 

@@ -226,13 +226,17 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
         container->lock = fds[next++];
     if (strstr(text, " unpacked") && next < count)
         container->unpacked = fds[next++];
+    if (strstr(text, " bare") && next < count)
+        container->bare = fds[next++];
+    if (strstr(text, " owner") && next < count)
+        container->owner = fds[next++];
     container->folder = strstr(text, " folder") != NULL;
 }
 
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container) {
     struct words words = {.count = 0}, variables = {.count = 0};
     char text[ANSWER_LENGTH];
-    int fds[HANDED_MAX] = {-1, -1, -1, -1};
+    int fds[HANDED_MAX];
     const char *image = given[OPTION_IMAGE];
     bool import = image && !image_is_path(image);
     add(&words, "dalsegno-container");

@@ -9,7 +9,7 @@
 
 #include "options.h"
 
-enum { SHOWN_MAX = 16, HANDED_MAX = 4, ANSWER_LENGTH = WHY_LENGTH * 2 };
+enum { SHOWN_MAX = 16, HANDED_MAX = 6, ANSWER_LENGTH = WHY_LENGTH * 2 };
 
 /* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
 struct site {
@@ -21,7 +21,7 @@ struct site {
 
 struct container {
     bool wanted, folder;
-    int mounts, user, lock, unpacked; /* kept open for as long as the step lives */
+    int mounts, user, lock, unpacked, bare, owner; /* kept open for as long as the step lives */
     char *script;
     char error[WHY_LENGTH * 2]; /* for the tasks to tell */
     char note[WHY_LENGTH];      /* for the first of them to tell */
