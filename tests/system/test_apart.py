@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dalsegno.system.apart import Late, NoAnswer, ask
+from dalsegno.system.apart import Late, NoAnswer, ask, slowness_at
 from dalsegno.system.patience import Patient
 
 
@@ -56,3 +56,7 @@ def test_a_call_that_hangs_is_left_and_not_made_twice() -> None:
 def test_what_a_call_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         Patient("sum", lambda: 1 / 0).within(60)
+
+@pytest.mark.parametrize(("pace", "factor"), [(0.003, 1.0), (0.02, 1.0), (0.2, 10.0), (5.0, 30.0)])
+def test_time_limits_grow_with_what_an_empty_program_takes(pace: float, factor: float) -> None:
+    assert slowness_at(pace) == pytest.approx(factor)

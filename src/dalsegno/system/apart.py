@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 from dalsegno.system.forked import die_with_parent
 from dalsegno.system.machine import program
@@ -54,6 +54,24 @@ def pace_s(env: Mapping[str, str] | None = None, most_s: float = 1.0) -> float:
     with contextlib.suppress(Late):
         ask(("true",), env=env, timeout_s=most_s)
     return time.monotonic() - began
+
+
+USUAL_PACE_S = 0.02  # a quiet machine takes 2 to 5 ms; a busy one is given its limits as they are
+MOST_PATIENT = 30.0
+
+
+@cache
+def slowness() -> float:
+    """Return how many times longer than usual this machine takes, from 1 to 30, measured once, to scale time limits.
+
+    A limit is there to end a wait for something that will not happen. On a machine that does everything more slowly, a
+    healthy daemon needs more time by the same factor.
+    """
+    return slowness_at(min(pace_s(most_s=5.0) for _ in range(3)))
+
+
+def slowness_at(pace: float) -> float:
+    return min(max(pace / USUAL_PACE_S, 1.0), MOST_PATIENT)
 
 
 def _start(argv: Sequence[str], stdin: str | None, env: Mapping[str, str] | None) -> subprocess.Popen[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import TargetError
+from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import scope_command
 from dalsegno.system.files import damaged, read_json, write_if_changed
 from dalsegno.system.processes import Runner
@@ -106,7 +107,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
     first = plans[0]
     if first.unit and not all(Path(folder).is_dir() for folder in first.unit_folders):
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
-    done = runner.run(argv, env=env, timeout_s=60 + len(plans))
+    done = runner.run(argv, env=env, timeout_s=(60 + len(plans)) * slowness())
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
         answer = line.rpartition("\t")[2]

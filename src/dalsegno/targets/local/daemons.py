@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, TargetError
+from dalsegno.system.apart import slowness
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, service_facts, write_plan
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
@@ -21,7 +22,7 @@ LOG_LINES = 12
 def check_settings(runner: Runner, folder: Folder) -> None:
     """Have Slurm read its files before any daemon depends on them: a key or a number it does not know is told here."""
     env = {"PATH": NODE_PATH, **slurm_env(folder)}
-    done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30)
+    done = runner.run(["scontrol", "show", "hostnames", "a"], env=env, timeout_s=30 * slowness())
     if done.exit_code != 0:
         said = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-LOG_LINES:])
         raise TargetError(
@@ -44,13 +45,13 @@ def hold_all(plan: HostPlan) -> HostPlan:
 
 
 def start_and_wait(
-    plan: HostPlan, names: Collection[str], name: str, ready: Callable[[], bool], timeout_s: float = START_S
+    plan: HostPlan, names: Collection[str], name: str, ready: Callable[[], bool], timeout_s: float | None = None
 ) -> None:
     """Have a host start these services, and wait until `name` serves.
 
     Its death from now on, its host's death, or silence is an error with the end of its log.
     """
-    asked_at = time.time()
+    asked_at, timeout_s = time.time(), START_S * slowness() if timeout_s is None else timeout_s
     start_services(plan, names)
     service = next(service for service in plan.services if service.name == name)
     until = time.monotonic() + timeout_s

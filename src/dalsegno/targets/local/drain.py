@@ -11,6 +11,7 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.slurm.states import NodeState
+from dalsegno.system.apart import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say
 from dalsegno.targets.local.daemons import log_tail, raise_if_dead
@@ -122,7 +123,7 @@ def _is_spare(node: NodeInfo) -> bool:
 
 
 def _wait(done: Callable[[], bool], complaint: Callable[[], TargetError]) -> None:
-    until = time.monotonic() + REGISTER_S
+    until = time.monotonic() + REGISTER_S * slowness()
     pause_s = 0.01
     while not done():
         if time.monotonic() > until:
@@ -138,7 +139,7 @@ def _still_missing(slurm: SlurmClient, wanted: set[str]) -> list[str]:
 def _complaint(folder: Folder, missing: list[str]) -> TargetError:
     log = str(folder.log(missing[0], "slurmd"))
     return TargetError(
-        f"{len(missing)} nodes did not register within {REGISTER_S:.0f} s: {compress(missing)}; "
+        f"{len(missing)} nodes did not register within {REGISTER_S * slowness():.0f} s: {compress(missing)}; "
         f"the end of {missing[0]}'s log:\n{log_tail(log)}",
         where=log,
         hint="`dalsegno status` shows the daemons; `dalsegno up` again starts what is missing",
