@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.jobs import World, choose_mpi, framework_env, parse_mpi_types
 from dalsegno.jobs.frameworks import jax_env, share_of_devices, tensorflow_env, torch_env
+from dalsegno.jobs.torchrun.launch import cpus_per_process
 
 TWO_BY_TWO = World("train-1", ("n1", "n2"), 2, 29_500, restarts=1, max_restarts=3, gpus_per_node=4)
 
@@ -41,6 +42,22 @@ def test_threads_and_nccl_s_error_handling_stay_as_the_user_set_them() -> None:
     found = torch_env(TWO_BY_TWO, 0, {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert (found["OMP_NUM_THREADS"], found["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("8", "0")
     assert "OMP_NUM_THREADS" not in torch_env(World("r", ("n1",), 1, 1), 0, {})
+
+
+@pytest.mark.parametrize(
+    ("nproc", "cpus", "found", "threads"),
+    [(1, 1, {}, "1"), (1, 8, {}, "8"), (4, 2, {}, "2"), (4, 0, {}, "1"), (4, 8, {"OMP_NUM_THREADS": "3"}, "3")],
+)
+def test_torch_takes_as_many_threads_as_a_process_has_cpus(
+    nproc: int, cpus: int, found: dict[str, str], threads: str
+) -> None:
+    world = World("r", ("n1",), nproc, 1, cpus_per_process=cpus)
+    assert torch_env(world, 0, found)["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(("told", "nproc", "cpus"), [("8", 1, 8), ("8", 4, 2), ("2", 4, 1), ("", 1, 0), ("x", 1, 0)])
+def test_a_torchrun_has_the_cpus_that_srun_gave_its_task(told: str, nproc: int, cpus: int) -> None:
+    assert cpus_per_process({"SLURM_CPUS_PER_TASK": told}, nproc) == cpus
 
 
 def test_with_a_virtual_local_rank_each_process_sees_one_gpu_as_its_first() -> None:

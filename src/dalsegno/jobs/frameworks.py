@@ -23,6 +23,7 @@ class World:
     restarts: int = 0
     max_restarts: int = 0
     gpus_per_node: int = 0
+    cpus_per_process: int = 0  # 0: nobody has said
     role: str = "default"
     virtual_local_rank: bool = False  # torchrun's: each process sees its own GPU only, as the first
 
@@ -66,7 +67,7 @@ def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, st
         "TORCHELASTIC_MAX_RESTARTS": str(world.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": found.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        **torch_threads(world.nproc_per_node, found),
+        **torch_threads(world.nproc_per_node, world.cpus_per_process, found),
     }
 
 
@@ -85,11 +86,16 @@ def _local_rank(world: World, rank: int, found: Mapping[str, str]) -> dict[str, 
     return {"LOCAL_RANK": "0", **dict.fromkeys([*known[:1], "CUDA_VISIBLE_DEVICES"], devices[local].strip())}
 
 
-def torch_threads(nproc_per_node: int, found: Mapping[str, str]) -> dict[str, str]:
-    """torchrun's default of one thread for each of several processes. Read at import: set it before the warm parent."""
+def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str, str]) -> dict[str, str]:
+    """As many threads as a process has CPUs. Where that is not known, torchrun's default: 1 for each of several.
+
+    torch reads it when it is imported, so it is set before the warm parent starts. Without it torch takes every core
+    of the machine, also those of others.
+    """
     if "OMP_NUM_THREADS" in found:
         return {"OMP_NUM_THREADS": found["OMP_NUM_THREADS"]}
-    return {"OMP_NUM_THREADS": "1"} if nproc_per_node > 1 else {}
+    threads = cpus_per_process or (1 if nproc_per_node > 1 else 0)
+    return {"OMP_NUM_THREADS": str(threads)} if threads else {}
 
 
 def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:

@@ -87,8 +87,13 @@ class RunSite:
     def _setup_env(self) -> dict[str, str]:
         """Read when torch is imported, so it has to be there before; and the run's id, by which leftovers are found."""
         is_torch = self.plan.request.framework == "torch"
-        threads = torch_threads(self.shape.nproc_per_node, self.environment) if is_torch else {}
+        nproc = self.shape.nproc_per_node
+        threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
         return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
+
+    def _cpus_per_process(self, nproc: int) -> int:
+        """The agent of a node is one task with the CPUs of all its processes."""
+        return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         world = World(
@@ -99,6 +104,7 @@ class RunSite:
             restarts=seats.restarts,
             max_restarts=self.max_restarts,
             gpus_per_node=self.plan.request.gpus_per_node.count,
+            cpus_per_process=self._cpus_per_process(seats.nproc_per_node),
         )
         return framework_env(self.plan.request.framework, world, rank, found)
 

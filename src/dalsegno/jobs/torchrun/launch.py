@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.jobs.frameworks import torch_threads
 from dalsegno.jobs.program import find_python
 from dalsegno.jobs.torchrun.agent import TorchrunAgent
 from dalsegno.jobs.torchrun.args import TorchrunArgs, count_processes
@@ -49,8 +50,7 @@ def launch(args: TorchrunArgs, world: World) -> int:
         world.talk(text)
     nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(world.environ))
     check_devices(args, nproc, world.environ)
-    if nproc > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; read when torch is imported
+    os.environ.update(torch_threads(nproc, cpus_per_process(world.environ, nproc), os.environ))
     meeting = find_meeting(args, is_own_address)
     run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
     endpoint = f"{meeting.host}:{meeting.port}"
@@ -107,6 +107,12 @@ class _Launch:
 def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
     hint = "name another port, above 1023, in `--rdzv-endpoint` or `--master-port`"
     return DalsegnoError(f"cannot listen on port {port}: {error.strerror}", where=socket.gethostname(), hint=hint)
+
+
+def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
+    """Of a task that Slurm started with `-c`; 0 elsewhere."""
+    told = environ.get("SLURM_CPUS_PER_TASK", "")
+    return max(1, int(told) // nproc) if told.isdigit() else 0
 
 
 def is_single(args: TorchrunArgs) -> bool:
