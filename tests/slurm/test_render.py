@@ -18,6 +18,7 @@ from dalsegno.slurm.render import (
     render_topology_conf,
 )
 from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import rest_api
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
 from tests.slurm.clusters import CLUSTERS, names, nodes
 
@@ -234,3 +235,53 @@ def test_a_plugin_below_a_folder_with_a_blank_is_refused() -> None:
     layout = replace(layout, spank=Spank("/etc/plugstack.conf", "/my lib/ours.so"))
     with pytest.raises(DalsegnoError, match="cannot hold a blank"):
         render_plugstack_conf(cluster, layout, HERE)
+
+
+# What releases differ in
+
+
+@pytest.mark.parametrize(
+    ("slurm", "told"),
+    [(Version(22, 5, 8), True), (Version(22, 5, 6), False), (Version(22, 5, 9), False), (Version(26, 5, 5), False)],
+)
+def test_hosts_outside_the_nodes_are_named_only_to_a_slurmctld_that_finds_them_nowhere_else(
+    slurm: Version, told: bool
+) -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    text = render_slurm_conf(cluster, replace(layout, submit_hosts={"login-shell": "10.0.0.1"}), slurm)
+    assert ("NodeName=login-shell NodeAddr=10.0.0.1 CPUs=1 State=FUTURE\n" in text) is told
+
+
+@pytest.mark.parametrize(
+    ("name", "slurm", "hint"),
+    [
+        ("accountingstorageloc", Version(26, 5, 5), "StorageLoc of slurmdbd.conf"),
+        ("SlurmctldPlugstack", Version(23, 2), "leave it out"),
+        ("PrologTimeout", Version(24, 11, 5), "PrologEpilogTimeout"),
+        ("MetricsType", Version(22, 5, 8), "leave it out"),
+    ],
+)
+def test_a_setting_that_a_release_does_not_know_is_refused(name: str, slurm: Version, hint: str) -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    with pytest.raises(DalsegnoError, match=name) as caught:
+        render_slurm_conf(replace(cluster, slurm=Slurm(extra={name: "x"})), layout, slurm)
+    assert hint in caught.value.hint
+
+
+def test_a_setting_of_its_own_release_is_written() -> None:
+    cluster, layout = CLUSTERS["smallest"]
+    wanted = replace(cluster, slurm=Slurm(extra={"PrologTimeout": "60"}))
+    assert "PrologTimeout=60\n" in render_slurm_conf(wanted, layout, Version(25, 5))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "name"),
+    [
+        (Version(22, 5, 8), "v0.0.38"),
+        (Version(23, 2, 1), "v0.0.39"),
+        (Version(23, 11, 4), "slurmctld"),
+        (Version(26, 5), "slurmctld"),
+    ],
+)
+def test_the_rest_api_has_another_name_in_each_release(slurm: Version, name: str) -> None:
+    assert rest_api(slurm) == name

@@ -11,7 +11,14 @@ from dalsegno.launch.vacating import OURS, nodes_left
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
 
-_WAITING = (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.REQUEUE_FED, JobState.SPECIAL_EXIT)
+_WAITING = (
+    JobState.PENDING,
+    JobState.EXPEDITING,
+    JobState.REQUEUED,
+    JobState.REQUEUE_HOLD,
+    JobState.REQUEUE_FED,
+    JobState.SPECIAL_EXIT,
+)
 RUNS = OURS  # how the comment of a run's job begins: its coordinator looks after it
 JOIN = "dalsegno:join"
 

@@ -153,6 +153,7 @@ class Layout:
     programs: Programs = field(default_factory=Programs)
     spank: Spank | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    submit_hosts: Mapping[str, str] = field(default_factory=dict)  # hosts that run srun but no slurmd: their addresses
 
     def place(self, node: str) -> NodePlace:
         return self.places.get(node, NodePlace())

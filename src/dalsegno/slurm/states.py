@@ -52,6 +52,7 @@ class JobState(Enum):
     COMPLETING = "COMPLETING"
     CONFIGURING = "CONFIGURING"
     DEADLINE = "DEADLINE"
+    EXPEDITING = "EXPEDITING"  # since 25.11: requeued, and to start before others
     FAILED = "FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
     NODE_FAIL = "NODE_FAIL"

@@ -25,5 +25,10 @@ class Version(NamedTuple):
             raise DalsegnoError(f"no Slurm version in {text.strip()[:80]!r}", hint="`sinfo --version` says it")
         return cls(int(found[1]), int(found[2]), int(found[3] or 0))
 
+    @property
+    def release(self) -> str:
+        """Return the release without its patches: `24.11`."""
+        return f"{self.major}.{self.minor:02d}"
+
     def __str__(self) -> str:
         return f"{self.major}.{self.minor:02d}.{self.patch}"

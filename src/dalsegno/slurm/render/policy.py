@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Layout
 from dalsegno.slurm.render.lines import Settings, number, tres
 from dalsegno.slurm.version import Version
@@ -125,6 +126,6 @@ def _tracked(cluster: Cluster) -> str:
 
 
 def _store_comments(slurm: Version) -> Settings:
-    if slurm < Version(21, 8):
-        return {"AccountingStoreJobComment": "YES"}
-    return {"AccountingStoreFlags": "job_comment"}
+    if versions.STORE_FLAGS.holds(slurm):
+        return {"AccountingStoreFlags": "job_comment"}
+    return {"AccountingStoreJobComment": "YES"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Layout
-from dalsegno.slurm.render.lines import Settings, header, lines, merged, setting
+from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, setting
 from dalsegno.slurm.render.node_lines import node_lines
 from dalsegno.slurm.render.partition_lines import partition_lines
 from dalsegno.slurm.render.policy import policy
@@ -13,6 +14,7 @@ from dalsegno.spec.facts import Cluster
 
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
     """slurm.conf, the same for every daemon and command. Raw settings are written last and win over ours."""
+    versions.check_settings(cluster.slurm.extra, slurm)
     settings = merged(_daemons(cluster, layout) | policy(cluster, layout, slurm), cluster.slurm.extra)
     return "".join(
         [
@@ -21,6 +23,7 @@ def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:
             lines(settings),
             "\n",
             node_lines(cluster, layout),
+            _submit_hosts(layout, slurm),
             partition_lines(cluster),
         ]
     )
@@ -30,6 +33,20 @@ def _controllers(layout: Layout) -> str:
     return "".join(
         setting("SlurmctldHost", f"{host.name}({host.address})" if host.address else host.name) + "\n"
         for host in layout.controllers
+    )
+
+
+def _submit_hosts(layout: Layout, slurm: Version) -> str:
+    """Lines from which slurmctld learns where an srun outside of the nodes is.
+
+    These releases look its host up among the nodes and nowhere else, and otherwise call 0.0.0.0: a step that waits for
+    another then starts two minutes late. A FUTURE node is shown nowhere and takes no jobs.
+    """
+    if not versions.CALLS_ONLY_NODES.holds(slurm):
+        return ""
+    return "".join(
+        line({"NodeName": name, "NodeAddr": address, "CPUs": "1", "State": "FUTURE"}) + "\n"
+        for name, address in layout.submit_hosts.items()
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dalsegno import __version__
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.programs import launcher
+from dalsegno.slurm import versions
 from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import Service, revision
@@ -17,6 +18,8 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 
 BOOT_ID = "DALSEGNO_BOOT_ID"  # the file that holds it
+# A slurmctld that was killed before it first saved the usage of associations must be told that this is all right.
+START = 'test -e "$0/clustername" && ! test -e "$0/assoc_usage" && set -- "$@" -i; exec "$@"'
 NODE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -86,7 +89,14 @@ class Services:
         return self._service("slurmdbd", ["-D"], {"MYSQL_UNIX_PORT": str(self.folder.database_socket)})
 
     def slurmctld(self, host: str) -> Service:
-        return self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
+        service = self._service("slurmctld", ["-D"], host=host, depends=[self.structure])
+        if not (self.cluster.slurm.accounting and versions.NEEDS_ASSOC_USAGE.holds(self._slurm)):
+            return service
+        return replace(service, argv=("/bin/sh", "-c", START, str(self.folder.slurmctld_state), *service.argv))
+
+    @property
+    def _slurm(self) -> Version:
+        return Version.parse(self.machine.slurm_version)
 
     def controller(self) -> Service:
         """It keeps the coordinators of runs. They outlive it, so it may be killed and started at any time."""
@@ -109,7 +119,8 @@ class Services:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
         which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
         as_root = ["-u", "nobody", "-g", "nogroup"] if self.machine.is_root else []
-        api = [] if self.cluster.slurm.accounting else ["-s", _api(Version.parse(self.machine.slurm_version))]
+        # Without accounting the part of the API that needs slurmdbd ends slurmrestd.
+        api = [] if self.cluster.slurm.accounting else ["-s", versions.rest_api(self._slurm)]
         socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
         return self._service("slurmrestd", [*as_root, *api, "-a", "rest_auth/local", socket], host=host)
 
@@ -147,10 +158,3 @@ class Services:
         full = {**daemon_env(self.folder), **(env or {})}
         path = str(log or self.folder.log(host or self.cluster.head, name))
         return Service(name, argv, full, path, revision(argv, sorted(full.items()), *depends))
-
-
-def _api(slurm: Version) -> str:
-    """The part of the API that needs no slurmdbd: without accounting the other part ends slurmrestd."""
-    if slurm >= Version(23, 11, 0):
-        return "slurmctld"
-    return "v0.0.39" if slurm >= Version(23, 2, 0) else "v0.0.38" if slurm >= Version(22, 5, 0) else "v0.0.37"
