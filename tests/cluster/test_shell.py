@@ -125,7 +125,7 @@ def test_env_puts_the_commands_into_the_current_shell(shared: Cli, uid: int):
 
 
 def test_the_shell_is_on_the_login_node_and_root_may_enter_any_host_as_any_user(shared: Cli):
-    assert shared.ok("shell", "--", "hostname").strip() == "login-1"
+    assert shared.ok("shell", "--", "hostname").strip() == "shell"
     assert shared.ok("shell", "--node", "train-2", "--", "hostname").strip() == "train-2"
     assert shared.ok("shell", "--user", "ada", "--", "id", "-un").strip() == "ada"
     answer = shared.run("shell", "--node", "train-99", "--", "true")
@@ -136,6 +136,23 @@ def test_salloc_gives_an_allocation_and_takes_it_back(shared: Cli):
     out = shared.ok("shell", "--", "salloc", "-J", "salloc", "-w", "train-[1-2]", "srun", "hostname")
     assert sorted(out.split()) == ["train-1", "train-2"]
     eventually(lambda: "salloc" not in shared.ok("shell", "--", "squeue", "-h", "-o", "%j"))
+
+
+STEPS = "srun sh -c 'sleep 1; date +%s.%N' & sleep 0.5; srun date +%s.%N; wait"
+
+
+@pytest.mark.parametrize("where", ["shell", "user's shell", "login node", "machine"])
+def test_a_step_that_waits_in_salloc_starts_when_the_one_before_has_ended(shared: Cli, where: str):
+    """slurmctld must find the srun that waits, wherever it is. If it does not, srun asks again after two minutes."""
+    salloc = ["salloc", "-Q", "-J", "waits", "-p", "lab", "sh", "-c", STEPS]
+    if where == "machine":
+        words = ["bash", "-c", 'eval "$1"; shift; exec "$@"', "bash", shared.ok("env"), *salloc]
+        said = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=300, check=True).stdout
+    else:
+        how = {"user's shell": ["--user", "ada"], "login node": ["--node", "login-1"]}.get(where, [])
+        said = shared.ok("shell", *how, "--", *salloc, timeout_s=300)
+    first, second = sorted(map(float, said.split()))
+    assert second - first < 60
 
 
 def test_cancelling_a_job_leaves_no_process_not_even_one_that_ran_away(shared: Cli):

@@ -1,5 +1,6 @@
 """What a local cluster should hold, and what has to happen to get there: values in, values out, no daemons."""
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterable
@@ -28,12 +29,14 @@ from dalsegno.spec.sizes import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.system.machine import Machine
+from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.desired import Desired, desired, hosts_file
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.layout import limits_sentence, slurm_layout
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
+from dalsegno.targets.local.services import START
 from dalsegno.targets.local.shell import user_env
 from dalsegno.targets.local.store import MAKING, UP, State
 
@@ -307,10 +310,24 @@ def test_a_second_controller_gets_a_host_and_all_learn_of_it():
     assert len(made.restart) == 3
 
 
-def test_a_login_node_comes_and_goes_and_slurm_need_not_know():
-    there = replace(BASE, logins=("login-1",))
-    assert plan(there, running(BASE)).sentences() == ["boots 1 host (login-1)", "restarts nothing", "ends no job"]
-    assert plan(BASE, running(there)).sentences() == ["removes 1 host (login-1)", "restarts nothing", "ends no job"]
+@pytest.mark.parametrize(
+    ("slurm", "restarts"),
+    [
+        ("24.11.5", "restarts nothing"),
+        (
+            "22.05.8",
+            "restarts slurmctld and 2 slurmd; running jobs go on",
+        ),  # it calls no srun on a host it has no line of
+    ],
+)
+def test_a_login_node_comes_and_goes_and_slurm_need_not_know(slurm: str, restarts: str):
+    there, machine = replace(BASE, logins=("login-1",)), replace(ROOT, slurm_version=f"slurm-wlm {slurm}")
+    came = plan(there, running(BASE, machine), machine).sentences()
+    gone = plan(BASE, running(there, machine), machine).sentences()
+    assert (came, gone) == (
+        ["boots 1 host (login-1)", restarts, "ends no job"],
+        ["removes 1 host (login-1)", restarts, "ends no job"],
+    )
 
 
 def test_slurmrestd_is_added_without_a_restart():
@@ -417,9 +434,11 @@ def test_files_that_hosts_have_mounted_are_changed_in_place():
 def test_every_host_finds_every_other_by_name():
     there = cluster(2, logins=("login-1",), slurm=Slurm(backup_controller=True))
     placed = put(there)
-    lines = hosts_file(there, placed).splitlines()
+    lines = hosts_file(there, placed, ROOT).splitlines()
     at = [("127.0.0.1", "localhost")]
     at += [(placed.addresses[name], name) for name in ("head", "head-backup", "login-1", "train-1", "train-2")]
+    outside = str(ipaddress.IPv4Network(placed.subnet)[1])
+    at += [(outside, name) for name in ("shell", ROOT.hostname)]
     assert lines[0::2] == [f"{address} {name}" for address, name in at]
     assert lines[1::2] == [f"::ffff:{address} {name}.ipv4" for address, name in at], "as a two-protocol listener asks"
 
@@ -727,3 +746,27 @@ def test_root_on_loopback_hosts_does_without_cgroups():
     """The freezer is there, but the hosts have no part of it of their own."""
     there = cluster(1, local=Local(hosts="loopback"))
     assert slurm_layout(there, FOLDER, put(there), ROOT).proctrack == "linuxproc"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ((), "-D"),
+        (("clustername",), "-D -i"),
+        (("clustername", "assoc_usage"), "-D"),
+    ],
+)
+def test_a_slurmctld_killed_before_it_saved_all_of_its_state_starts_again(
+    tmp_path: Path, files: tuple[str, ...], words: str
+):
+    for name in files:
+        (tmp_path / name).touch()
+    done = LocalRunner().run(["/bin/sh", "-c", START, str(tmp_path), "echo", "-D"])
+    assert done.stdout.strip() == words
+
+
+@pytest.mark.parametrize(("slurm", "wrapped"), [("22.05.8", False), ("24.11.5", False), ("26.05.5", True)])
+def test_only_a_slurm_that_insists_on_that_state_is_asked_about_it(slurm: str, wrapped: bool):
+    head = want(cluster(1), replace(ROOT, slurm_version=f"slurm-wlm {slurm}")).hosts["head"]
+    (service,) = [each for each in head.services if each.name == "slurmctld"]
+    assert ("/bin/sh" in service.argv) is wrapped and service.argv[-1] == "-D"

@@ -27,7 +27,7 @@ from dalsegno.targets.local.hostplans import host_plans
 from dalsegno.targets.local.layout import slurm_layout
 from dalsegno.targets.local.own_command import RESUME, own_command, resume_command
 from dalsegno.targets.local.people import People, group_file, passwd_file
-from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names
+from dalsegno.targets.local.placement import LOOPBACK, Placement, host_names, outside_hosts
 from dalsegno.targets.local.services import Services
 from dalsegno.targets.local.telemetry import healthy_node
 
@@ -61,7 +61,7 @@ class Desired:
 def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: People) -> Desired:
     """`people` are the machine's own, to whom a virtual host adds the cluster's users."""
     files = _slurm_files(cluster, folder, placement, machine)
-    files |= _host_files(cluster, folder, placement, people)
+    files |= _host_files(cluster, folder, placement, people, machine)
     structure = revision(machine.slurm_version, *sorted(_structure(files)))
     services = Services(cluster, folder, placement, machine, structure)
     plans = host_plans(cluster, folder, placement, machine, services)
@@ -96,7 +96,9 @@ def _structure(files: Mapping[str, File]) -> list[str]:
     ]
 
 
-def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: People) -> dict[str, File]:
+def _host_files(
+    cluster: Cluster, folder: Folder, placement: Placement, people: People, machine: Machine
+) -> dict[str, File]:
     files = {
         f"hosts/{node.name}/telemetry.json": File(telemetry_text(told), stamp=told.stamp)
         for node in cluster.nodes
@@ -109,15 +111,16 @@ def _host_files(cluster: Cluster, folder: Folder, placement: Placement, people: 
         stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
-        files["etc/hosts"] = File(hosts_file(cluster, placement), in_place=True)
+        files["etc/hosts"] = File(hosts_file(cluster, placement, machine), in_place=True)
         files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, str(folder.homes)), in_place=True)
         files["etc/group"] = File(group_file(people, cluster.users, placement.uids), in_place=True)
     return files
 
 
-def hosts_file(cluster: Cluster, placement: Placement) -> str:
+def hosts_file(cluster: Cluster, placement: Placement, machine: Machine) -> str:
     """The second line of each host is for programs that listen on both protocols, as torch's store does: they ask for
     the names of their callers in that form. Its name is another, so that who asks for a host gets its plain address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]
+    names += [(address, name) for name, address in outside_hosts(cluster, placement, machine.hostname).items()]
     lines = [line for at, name in names for line in (f"{at} {name}", f"::ffff:{at} {name}.ipv4")]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.own_command import RESUME
-from dalsegno.targets.local.placement import LOOPBACK, Placement, head_hosts
+from dalsegno.targets.local.placement import LOOPBACK, Placement, head_hosts, submit_hosts
 
 CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old credential could still be used
 
@@ -39,6 +39,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         overrides=True,
         spank=container_plugin(cluster, folder, placement, machine) if cluster.containers.enabled else None,
         timeouts=Timeouts(message_s=30, min_job_age_s=300, credential_s=CREDENTIAL_S),
+        submit_hosts=submit_hosts(cluster, placement, machine.hostname),
     )
 
 

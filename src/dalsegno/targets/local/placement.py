@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ VIRTUAL, LOOPBACK = "virtual", "loopback"
 SWITCH = "switch"
 BACKUP = "head-backup"
 REST = "rest"  # slurmrestd's own: it checks callers by PID, so it must see the PIDs of the whole machine
+SHELL = "shell"  # the host name of a shell that is on the head or a login node but has the machine's own network
 ROOM = "machine-room"  # outside all hosts: it boots them
 SUBNETS = ipaddress.IPv4Network("10.192.0.0/10")  # the upper quarter of 10/8, seldom used by offices and clouds
 SUBNET_BITS = 20
@@ -54,6 +56,24 @@ def head_hosts(cluster: Cluster) -> list[str]:
 def host_names(cluster: Cluster) -> list[str]:
     """Every host that has an address, the head first."""
     return [*head_hosts(cluster), *cluster.logins, *(node.name for node in cluster.nodes)]
+
+
+def outside_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
+    """Return the hosts that use Slurm's commands from the machine's own network, and their address: a shell on the head
+    or a login node, and the machine itself. slurmctld calls their sruns back by these names."""
+    if placement.hosts == LOOPBACK:
+        return {}
+    address = str(ipaddress.IPv4Network(placement.subnet)[1])
+    usable = [name for name in (SHELL, machine) if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII)]
+    return {name: address for name in usable if name not in {*host_names(cluster), "localhost"}}
+
+
+def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[str, str]:
+    """Return all hosts that may run srun but no slurmd, and where slurmctld finds each."""
+    if placement.hosts == LOOPBACK:
+        return {}
+    own = {name: placement.addresses[name] for name in [*head_hosts(cluster), *cluster.logins]}
+    return {**own, **outside_hosts(cluster, placement, machine)}
 
 
 def choose_hosts(cluster: Cluster, machine: Machine) -> str:

@@ -13,12 +13,13 @@ from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.system.procfs import Process
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import VIRTUAL
+from dalsegno.targets.local.placement import SHELL, VIRTUAL
 from dalsegno.targets.local.services import slurm_env
 from dalsegno.targets.local.store import State, read_applied, read_state
 
 ON_ONE_MACHINE_S = "1.5"  # no real network lies between its hosts: a silent one is sooner known to be lost
 # Inside another mount namespace the working folder is lost: go back to it by name, then become the command.
+RENAME = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'  # in a UTS namespace of its own
 GO = 'cd -- "$1" 2>/dev/null || cd /; shift; exec "$@"'
 
 
@@ -99,19 +100,12 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
     if user:
         person = _person(folder, user)
         become = ["setpriv", f"--reuid={person.uid}", f"--regid={person.gid}", "--init-groups", "--"]
-    net = ["--net"] if host else []  # without a host named, the machine's own network stays: pip, git and the like
-    nsenter = [
-        program("nsenter") or "nsenter",
-        "-t",
-        str(process.pid),
-        "--mount",
-        "--uts",
-        "--ipc",
-        "--pid",
-        *net,
-        "--",
-    ]
-    return [*nsenter, *become, "/bin/sh", "-c", GO, "sh", cwd]
+    # Without a host named, the machine's own network stays: pip, git and the like. Such a shell has a name of its own,
+    # by which slurmctld finds the sruns in it (`submit_hosts`).
+    named = ["--uts", "--net"] if host else []
+    renamed = [] if host else ["unshare", "--uts", "/bin/sh", "-c", RENAME, SHELL]
+    nsenter = [program("nsenter") or "nsenter", "-t", str(process.pid), "--mount", "--ipc", "--pid", *named, "--"]
+    return [*nsenter, *renamed, *become, "/bin/sh", "-c", GO, "sh", cwd]
 
 
 def _host(folder: Folder, name: str | None, state: State | None) -> Process | None:
