@@ -22,7 +22,7 @@ def array_task(text: str) -> str:
 
 
 def unix_status(text: str) -> tuple[int, int]:
-    """squeue of 22.05 writes the status as wait(2) gives it: 768 is exit code 3, 9 is signal 9. Since 23.02: `3:0`, `0:9`."""
+    """squeue of 22.05 writes the status as wait(2) gives it: 768 is exit code 3, 9 is signal 9. Later ones: `3:0`."""
     if ":" in text:
         return colon_status(text)
     status = optional_integer(text) or 0
