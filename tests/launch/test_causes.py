@@ -183,3 +183,23 @@ def test_on_a_node_that_slurm_has_given_up_nothing_is_a_bug_and_the_node_is_left
 
 def test_the_pause_doubles_up_to_half_a_minute():
     assert [back_off_s(quick) for quick in (0, 1, 2, 3, 4, 5, 6, 7, 8, 100)] == [0, 0, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+NO_PYTHON = '  File "train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+
+
+@pytest.mark.parametrize(
+    ("code", "traceback", "hopeless"),
+    [
+        (1, NO_PYTHON, True),
+        (1, NO_PYTHON.replace("SyntaxError: invalid syntax", "IndentationError: unexpected indent"), True),
+        (2, "train.py: error: the following arguments are required: --lr", True),
+        (2, "Error: No such option: --nope", True),
+        (1, "train.py: error: the following arguments are required: --lr", False),
+        (2, "Traceback (most recent call last):\nValueError: bad batch", False),
+        (1, "ValueError: SyntaxError: in the data", False),
+        (2, "", False),
+    ],
+)
+def test_what_no_restart_can_help_is_known_at_the_first_time(code: int, traceback: str, hopeless: bool):
+    assert read_failure(0, "n1", code, traceback).hopeless is hopeless

@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.follow import LONGEST, Line, RunLogs, Tail, on_node, ranks_on
+from dalsegno.launch.follow import LONGEST, Line, Repeats, RunLogs, Tail, on_node, ranks_on
 
 
 @pytest.fixture
@@ -117,3 +117,40 @@ def test_a_node_s_ranks_change_with_the_generations(run: RunFolder) -> None:
     assert [wanted(1, 0), wanted(2, 0), wanted(2, 1), wanted(2, 2), wanted(3, 0)] == [False, True, True, False, False]
     journal.append(run.journal, 4.0, "generation", generation=3, nodes=["n3"], nproc_per_node=1)
     assert wanted(3, 0), "one that has formed since"
+
+
+BLOCK = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    step()",
+    "ValueError: bad",
+]
+
+
+def said(rank: int, *texts: str, generation: int = 1) -> list[Line]:
+    return [Line(generation, rank, text) for text in texts]
+
+
+def test_a_traceback_that_all_ranks_have_is_shown_once() -> None:
+    repeats = Repeats()
+    first = said(0, "epoch 1", *BLOCK)
+    second = said(1, "epoch 1", *(f"[rank1]: {text}" for text in BLOCK))
+    shown = list(repeats.once([*first, *second, *said(0, *BLOCK, "more", generation=2)]))
+    assert shown[: len(first)] == first
+    assert [line.text for line in shown[len(first) :]] == [
+        "epoch 1", "[rank1]: ValueError: bad (as rank 0)", "ValueError: bad (as before)", "more",
+    ]  # fmt: skip
+    assert repeats.has_shown("\n".join(BLOCK)) and not repeats.has_shown("ValueError: worse")
+
+
+def test_errors_of_syntax_and_arguments_are_tracebacks_too() -> None:
+    syntax = ['  File "train.py", line 2', "    def f(:", "          ^", "SyntaxError: invalid syntax"]
+    usage = ["usage: train.py [-h]", "                [--lr LR]", "train.py: error: unrecognized arguments: --nope"]
+    for block in (syntax, usage):
+        shown = list(Repeats().once([*said(0, *block), *said(1, *block)]))
+        assert [line.text for line in shown] == [*block, f"{block[-1]} (as rank 0)"]
+
+
+def test_lines_that_only_begin_like_a_traceback_are_shown_as_they_are() -> None:
+    lines = [*said(0, BLOCK[0], BLOCK[1]), *said(1, "epoch 2"), *said(0, "usage: a lot of memory")]
+    assert list(Repeats().once(lines)) == lines

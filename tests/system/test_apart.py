@@ -57,6 +57,7 @@ def test_what_a_call_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         Patient("sum", lambda: 1 / 0).within(60)
 
+
 @pytest.mark.parametrize(("pace", "factor"), [(0.003, 1.0), (0.02, 1.0), (0.2, 10.0), (5.0, 30.0)])
 def test_time_limits_grow_with_what_an_empty_program_takes(pace: float, factor: float) -> None:
     assert slowness_at(pace) == pytest.approx(factor)

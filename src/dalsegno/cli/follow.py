@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from dalsegno.cli.signals import Inbox, noted
 from dalsegno.cli.statusline import farewell
 from dalsegno.cli.watch import Watch, is_over
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.follow import RunLogs
+from dalsegno.launch.follow import Repeats, RunLogs
 from dalsegno.launch.status import Status
 from dalsegno.train.contract import TERMINATED
 
@@ -43,6 +43,7 @@ class Follower:
     screen: Screen
     cancel: Callable[[], None]
     hint: Callable[[Status], str]  # where to look after an end that is not a good one
+    repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
         """Until the run is over: its exit code. Or until the user leaves: 0, or that of the signal."""
@@ -62,7 +63,7 @@ class Follower:
             now = time.time()
             status = self.watch.look(now)  # first: what is logged before a run's last status is then seen below
             tell = partial(self.screen.status, status, now) if not is_over(status) else _nothing
-            self.screen.lines(self.logs.lines(now, final=is_over(status)), news=tell)
+            self.screen.lines(self.repeats.once(self.logs.lines(now, final=is_over(status))), news=tell)
             if is_over(status):
                 return self._end(status)
             self.screen.status(status, now)
@@ -78,7 +79,7 @@ class Follower:
         if status.exit_code == 0:
             out.talk(farewell(status))
             return 0
-        if status.report:
+        if status.report and not self.repeats.has_shown(status.report):
             out.talk(status.report.rstrip("\n"))
         out.error(farewell(status), hint=self.hint(status))
         return status.exit_code or 1

@@ -16,6 +16,8 @@ _NOISE = re.compile(
 )
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$')
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "/dalsegno/launch/")
+_NO_PYTHON = re.compile(r"(Syntax|Indentation|Tab)Error: ")
+_USAGE = re.compile(r"^(\S+: error|Error): ")  # argparse and click; both end with 2
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
@@ -44,6 +46,12 @@ class Failure:
     noise: bool = False
     why: str = ""
     healthy: bool = True  # its node, as far as Slurm tells: neither down nor drained
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether every start ends so: the script is no Python, or its own parser refuses its arguments."""
+        last = self.traceback.strip().rpartition("\n")[2]
+        return self.kind is Kind.SCRIPT and bool(_NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last)))
 
     @property
     def exit_code(self) -> int:

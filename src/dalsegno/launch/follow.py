@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt
 LONGEST = 65_536  # letters; a longer line comes in pieces
 _CHUNK = 1 << 18
 _FOLDER = re.compile(r"g(\d{4,})")
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+_BEGINS = re.compile(r'Traceback \(most recent call last\):|  File ".+", line \d+$|usage: ')
 _FILE = re.compile(r"rank(\d+)\.log")
 
 Wanted = Callable[[int, int], bool]  # generation and rank in, whether anybody wants to see it out
@@ -68,6 +70,53 @@ class Tail:
             while self._offset < size and (data := file.read(min(_CHUNK, size - self._offset))):
                 self._offset += len(data)
                 yield data
+
+
+class Repeats:
+    """Shows each traceback once: all ranks of a run that cannot start say the same, in every generation."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, int] = {}  # the first rank that said it
+
+    def once(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines as they come, but for tracebacks that were shown already: of those only who else has them."""
+        block: list[Line] = []
+        for line in lines:
+            if block and (line.generation, line.rank) != (block[0].generation, block[0].rank):
+                yield from block  # cut off: its rest comes later
+                block = []
+            text = _RANK.sub("", line.text)
+            if not block and not _BEGINS.match(text):
+                yield line
+                continue
+            block.append(line)
+            if _is_end(block, text):
+                yield from self._block(block)
+                block = []
+        yield from block
+
+    def has_shown(self, report: str) -> bool:
+        return any(_key(report.splitlines()) in shown for shown in self._shown)
+
+    def _block(self, block: Sequence[Line]) -> Sequence[Line]:
+        first, key = block[0], _key([line.text for line in block])
+        if key not in self._shown:
+            self._shown[key] = first.rank
+            return block
+        said, rank = block[-1].text, self._shown[key]
+        again = "as before" if rank == first.rank else f"as rank {rank}"
+        return [Line(first.generation, first.rank, f"{said} ({again})")]
+
+
+def _key(lines: Sequence[str]) -> str:
+    return "\n".join(_RANK.sub("", line).rstrip() for line in lines)
+
+
+def _is_end(block: Sequence[Line], text: str) -> bool:
+    """The line of the exception, or of what argparse complains about; nothing ends with its first line."""
+    if len(block) == 1:
+        return False
+    return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
 
 
 def everything(_generation: int, _rank: int) -> bool:

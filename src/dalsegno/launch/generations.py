@@ -250,6 +250,8 @@ def _exclude(agent: str, cause: Failure) -> Exclude:
 def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
     if cause.code == STOP and not run.literal:
         return "the script asked not to be restarted"
+    if cause.hopeless and not run.literal:
+        return f"{cause.sentence()}; restarting would not help"
     if spent >= run.max_restarts:
         plural = "s" * (run.max_restarts > 1)
         times = f"after {run.max_restarts} restart{plural}" if run.max_restarts else "and no restart was asked for"
