@@ -24,11 +24,13 @@ from dalsegno.cli.options import cluster_option
 def command(name: str | None, host: str | None, user: str | None, command_: tuple[str, ...]) -> None:
     """Open a shell, or run one COMMAND, with this cluster's Slurm commands. The exit code is the command's own."""
     from dalsegno.cluster import find_place, open_local
-    from dalsegno.system.execute import become
+    from dalsegno.system.execute import become, run_for_another
 
     place = find_place(name)
     if host or user:
         elevate_to_change(place)
     target = open_local(place)
     argv, env = target.shell(list(command_), dict(os.environ), os.getcwd(), host=host, user=user)
+    if user:
+        raise SystemExit(run_for_another(argv, env, target.uid_of(user)))
     become(argv, env)

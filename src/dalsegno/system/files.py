@@ -48,8 +48,10 @@ def write_atomic(path: Path, text: str, mode: int = 0o644, *, durable: bool = Tr
 def sync_folder(path: Path) -> None:
     """Make the names in a folder survive a crash of the machine: a file's own fsync does not.
 
-    Some network file systems know no fsync of folders, and need none.
+    Some network file systems know no fsync of folders, and need none. On Windows a folder cannot be opened.
     """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

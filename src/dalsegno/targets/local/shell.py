@@ -74,6 +74,10 @@ def _person(folder: Folder, user: str) -> _Person:
     return _Person(fields[2], fields[3], fields[5], fields[6] or "/bin/sh")
 
 
+def person_uid(folder: Folder, user: str) -> int:
+    return int(_person(folder, user).uid)
+
+
 def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | None = None) -> list[str]:
     """The words before a command that take it into the login node, the head or the named host.
 

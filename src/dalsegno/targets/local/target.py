@@ -31,7 +31,7 @@ from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Fr
 from dalsegno.targets.local.plan import LocalPlan, make_plan
 from dalsegno.targets.local.removal import Removal, look_at
 from dalsegno.targets.local.services import NODE_PATH, node_env, slurm_env
-from dalsegno.targets.local.shell import enter, entrance, user_env
+from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.store import (
     MAKING,
@@ -170,6 +170,10 @@ class LocalTarget:
     ) -> tuple[list[str], dict[str, str]]:
         """What to become for a shell, or one command, on the cluster."""
         return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    def uid_of(self, user: str) -> int:
+        """The uid of a user on the cluster's hosts."""
+        return person_uid(self.folder, user)
 
     def on_node(
         self, node: str, command: Sequence[str], env: Mapping[str, str], cwd: str
