@@ -48,6 +48,8 @@ NOT_RUN = {
     "benchmarks/checkpoint.py --write": "takes minutes, and writes into the repository",
     "sudo benchmarks/recovery.py --quick": "takes minutes",
     "sudo benchmarks/recovery.py --write": "takes half an hour, and writes into the repository",
+    "sudo benchmarks/gpu_cluster.py": "needs an NVIDIA GPU",
+    "sudo benchmarks/gpu_cluster.py --write": "needs an NVIDIA GPU, and writes into the repository",
     "sudo benchmarks/restart.py --write": "takes a quarter of an hour, and writes into the repository",
 }
 
