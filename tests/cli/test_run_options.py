@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dalsegno.cli.run import command as run
-from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, run_options
+from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, misplaced, run_options
 from dalsegno.errors import UsageError
 from dalsegno.jobs import OPTIONS, Gpus, Nodes, RunRequest, make_request
 
@@ -99,3 +99,22 @@ def test_the_help_tells_the_default_that_counts(word: str) -> None:
     option = next(each for each in OPTIONS if each.word == word)
     told = option.help.partition("Default: ")[2].removesuffix(".")
     assert option.parse(told) == getattr(RunRequest("train.py"), option.target)
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--nodes", "4"], ["--nodes"]),
+        (["--lr", "1e-4", "--nproc_per_node=8", "-N", "2"], ["--nproc_per_node", "-N"]),
+        (["--nnodes=2", "--nnodes=3"], ["--nnodes"]),
+        (["--", "--nodes", "4"], []),
+        (["--name", "x", "--output", "y", "-n", "3", "nodes"], []),
+    ],
+)
+def test_options_of_ours_after_the_script_are_found(args: list[str], found: list[str]) -> None:
+    assert misplaced(args) == found
+
+
+def test_options_of_ours_after_the_script_are_warned_of() -> None:
+    done = CliRunner().invoke(run, ["no-such-script.py", "--nodes", "4"], standalone_mode=False)
+    assert "`--nodes` after no-such-script.py goes to the script, not to `dalsegno run`" in done.output

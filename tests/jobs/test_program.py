@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import UsageError
-from dalsegno.jobs import check_torch, find_python
+from dalsegno.jobs import check_program, check_torch, find_python
 from tests.jobs.runs import asked
 
 
@@ -50,3 +50,20 @@ def test_a_python_without_pytorch_is_told_before_the_run_waits(tmp_path: Path) -
     assert check_torch(asked(), has, certain=True) == ()
     for other in (asked(framework="jax"), asked(no_preload=True), asked("./solver", framework="mpi")):
         assert check_torch(other, lacks, certain=True) == ()
+
+
+def test_environment_without_pytorch_is_named_in_the_hint(tmp_path: Path) -> None:
+    lacks = python(tmp_path / "mine", has=False)
+    with pytest.raises(UsageError) as caught:
+        check_torch(asked(venv="mine", chdir=str(tmp_path)), lacks, certain=True)
+    assert f"pip install torch` installs it in {tmp_path}/mine" in caught.value.hint
+    assert "setup --torch" not in caught.value.hint, "that is for another environment"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "/usr/bin/torchrun", "python3"])
+def test_launcher_in_place_of_a_script_is_to_be_left_out(tmp_path: Path, launcher: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        args = ("--nproc-per-node", "2", "train.py")
+        check_program(asked(script=launcher, args=args, chdir=str(tmp_path)), os.environ)
+    name = launcher.rpartition("/")[2]
+    assert f"leave {name} out" in caught.value.hint and "`dalsegno run train.py`" in caught.value.hint

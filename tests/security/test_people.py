@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.hosts import host_process
-from tests.cluster.conftest import Cli, at_home, taken_down
+from tests.cluster.conftest import SOURCE, Cli, at_home, taken_down
 from tests.waiting import eventually
 
 pytestmark = [
@@ -113,3 +115,15 @@ def test_account_of_the_machine_is_used_when_the_file_names_its_uid_and_is_said(
     cluster.useradd("--uid", "4322", "--groups", "sudo", "chief")
     file = cluster.file(FILE.replace("- {name: ada}", "- {name: ada}\n  - {name: chief, uid: 4322}"))
     assert "user chief is this machine's account of that name (uid 4322)" in cluster.ok("plan", file)
+
+
+def test_clone_that_other_users_cannot_read_is_told_before_their_runs_fail(cache: Path) -> None:
+    with taken_down(at_home(cache)) as cli:
+        closed = cli.home / "closed"
+        closed.mkdir(mode=0o700)
+        shutil.copytree(SOURCE, closed / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        argv = [sys.executable, "-m", "dalsegno", "plan", cli.file(FILE)]
+        env = {**cli.env, "PYTHONPATH": str(closed / "src")}
+        told = subprocess.run(argv, env=env, cwd=cli.home, capture_output=True, text=True, check=True).stdout
+        assert f"the cluster's users cannot read {closed}, so their runs will fail: move the clone" in told
+        assert "cannot read" not in cli.ok("plan", cli.file(FILE))

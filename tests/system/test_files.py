@@ -10,6 +10,7 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import (
+    closed_to_others,
     locked,
     nameless,
     read_json,
@@ -106,3 +107,20 @@ def test_a_durable_write_syncs_the_file_before_it_gets_its_name_and_the_folder_a
             os.write(handle, b"text")
 
     assert disk_calls(write_nameless) == whole
+
+
+def test_what_is_closed_to_other_users_is_found_on_the_way(tmp_path: Path) -> None:
+    clone = tmp_path / "home/clone"
+    clone.mkdir(parents=True)
+    (clone / "file").write_text("")
+    for path in (tmp_path, *tmp_path.parents[:2], tmp_path / "home", clone):
+        path.chmod(path.stat().st_mode | 0o755)
+    assert closed_to_others(clone, clone / "file") is None
+    (clone / "file").chmod(0o600)
+    assert closed_to_others(clone, clone / "file") == clone / "file"
+    (tmp_path / "home").chmod(0o700)
+    assert closed_to_others(clone) == tmp_path / "home"
+    (tmp_path / "link").symlink_to(clone)
+    assert closed_to_others(tmp_path / "link") == tmp_path / "home", "where it leads counts too"
+    (tmp_path / "home").chmod(0o711)
+    assert closed_to_others(clone) is None, "it need not be listed"

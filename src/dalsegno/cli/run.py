@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from dalsegno.cli import out
 from dalsegno.cli.handing_over import hand_over
-from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, run_options
+from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, misplaced, run_options
 
 
 @click.command(context_settings=dict(RUN_SETTINGS))
@@ -31,5 +32,9 @@ def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bo
 
     from dalsegno.jobs import make_request, options_from_env
 
+    if late := misplaced(args):
+        words = " and ".join(f"`{word}`" for word in late)
+        out.warn(f"{words} after {script} goes to the script, not to `dalsegno run`")
+        out.advise(f"options of the run stand before the script: `dalsegno run {late[0]} … {script}`")
     request = make_request(script, args, options_from_env(os.environ), fields_given(given))
     raise SystemExit(hand_over(request, cluster, dry_run))

@@ -36,6 +36,30 @@ def run_options(command: _Command) -> _Command:
     return command
 
 
+# What a script seldom has itself, and what changes where a run runs: after the script, it was most likely meant for us.
+_ABOUT_THE_RUN = frozenset(
+    {"nodes", "nproc_per_node", "gpus_per_node", "cpus_per_task", "spares", "partition", "venv", "conda", "no_preload"}
+    | {"container_image", "detach", "nodelist", "exclude"}
+)
+
+
+def misplaced(args: Iterable[str]) -> list[str]:
+    """The options of ours among the script's own arguments; what follows a `--` is meant for the script."""
+    ours = {
+        spelling: each.flag
+        for each in OPTIONS
+        if each.word in _ABOUT_THE_RUN
+        for spelling in (each.flag, *(also for also in each.also if also.startswith("--") or also == "-N"))
+    }
+    found = []
+    for word in args:
+        if word == "--":
+            break
+        name = word.partition("=")[0]
+        found += [name] if name.replace("_", "-") in ours and name not in found else []
+    return found
+
+
 def fields_given(given: Mapping[str, Any]) -> dict[str, object]:
     """Fields of a request from what click found; what was not given is not in it."""
     fields = {each.target: _read(each, given[each.word]) for each in OPTIONS if given[each.word] not in (None, ())}

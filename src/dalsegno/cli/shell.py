@@ -6,6 +6,7 @@ import os
 
 import click
 
+from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.options import cluster_option
 
@@ -32,5 +33,7 @@ def command(name: str | None, host: str | None, user: str | None, command_: tupl
     target = open_local(place)
     argv, env = target.shell(list(command_), dict(os.environ), os.getcwd(), host=host, user=user)
     if user:
+        for line in target.closed_to_users():
+            out.warn(line)
         raise SystemExit(run_for_another(argv, env, target.uid_of(user)))
     become(argv, env)

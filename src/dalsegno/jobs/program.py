@@ -16,6 +16,8 @@ from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
 from dalsegno.system.processes import LocalRunner
 
+LAUNCHERS = ("torchrun", "python", "python3")
+
 
 def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
     """Raises UsageError unless script, working folder and Python environment are there."""
@@ -24,12 +26,25 @@ def check_program(request: RunRequest, environ: Mapping[str, str]) -> None:
         raise UsageError(f"there is no folder `{folder}`", where="--chdir", hint="name one that exists")
     _check_prefix(request)
     file = folder / request.script
+    _refuse_launchers(request, file)
     if file.is_dir():
         raise UsageError(f"{shown(request.script)} is a folder, not a script", hint="name the script in it")
     if file.is_file():
         _check_rights(request, file)
     elif not (_may_be_any_program(request) and (request.container_image or _on_path(request.script, environ))):
         raise UsageError(f"there is no {_kind(request)} {shown(request.script)}", hint=_hint(request, file))
+
+
+def _refuse_launchers(request: RunRequest, file: Path) -> None:
+    """`run` is what torchrun is; a script of that name in this folder is a script."""
+    name = os.path.basename(request.script)
+    if name not in LAUNCHERS or _may_be_any_program(request) or file.is_file():
+        return
+    script = next((word for word in request.args if word.endswith(".py")), "SCRIPT")
+    raise UsageError(
+        f"`{name}` is not a script: `dalsegno run` starts the processes itself",
+        hint=f"leave {name} out, and put its options before the script: `dalsegno run {script}`",
+    )
 
 
 def find_python(environ: Mapping[str, str], module: str = "") -> str:
@@ -53,6 +68,9 @@ def check_torch(request: RunRequest, python: str, *, certain: bool) -> tuple[str
     if not needs or (find_spec("torch") if python == sys.executable else _has(python, "torch")):
         return ()
     what, hint = f"there is no PyTorch in {python}", "`dalsegno setup --torch` installs it, `--venv PATH` names another"
+    if prefix := prefix_of(request):
+        word = "venv" if request.venv else "conda"
+        hint = f"`{python} -m pip install torch` installs it in {prefix}; `--{word} PATH` names another environment"
     if certain:
         raise UsageError(what, hint=hint)
     return (f"{what}: {hint}",)

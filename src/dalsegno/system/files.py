@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,6 +171,20 @@ def explain(error: OSError, path: Path) -> DalsegnoError:
     if error.errno == errno.EROFS:
         return DalsegnoError(f"{path} is on a read-only file system", hint=_ELSEWHERE)
     return DalsegnoError(f"cannot write {path}: {error.strerror}", hint=f"look at that path, or {_ELSEWHERE}")
+
+
+def closed_to_others(*paths: Path) -> Path | None:
+    """The first folder or file on the way to these that users other than its owner may not pass or read."""
+    for path in dict.fromkeys([*paths, *(path.resolve() for path in paths)]):
+        for each in (*reversed(path.parents), path):
+            try:
+                mode = each.stat().st_mode
+            except OSError:
+                return None  # what is not there is somebody else's complaint
+            needed = 0o001 if each != path else 0o005 if stat.S_ISDIR(mode) else 0o004
+            if mode & needed != needed:
+                return each
+    return None
 
 
 def owner_name(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import closed_to_others
+from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
@@ -86,7 +89,7 @@ class LocalTarget:
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
         """Said when root does not get what root usually gets, and when a user is an account of the machine."""
         if placement.hosts != LOOPBACK:
-            return shared_accounts(cluster.users, self._people())
+            return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
             return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
         return []
@@ -170,6 +173,14 @@ class LocalTarget:
     ) -> tuple[list[str], dict[str, str]]:
         """What to become for a shell, or one command, on the cluster."""
         return enter(self.folder, command, env, cwd, host=host, user=user)
+
+    def closed_to_users(self) -> list[str]:
+        """What keeps the cluster's users from running anything of ours: a clone below /root, for instance."""
+        closed = closed_to_others(Path(PACKAGES) / "dalsegno", Path(sys.executable))
+        if closed is None:
+            return []
+        fix = "move the clone to a folder that all may read, such as /opt, and run its set-up there"
+        return [f"the cluster's users cannot read {closed}, so their runs will fail: {fix}"]
 
     def uid_of(self, user: str) -> int:
         """The uid of a user on the cluster's hosts."""
