@@ -338,6 +338,39 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
         assert f"there is no container {own}" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
 
+def test_named_containers_are_listed_and_removed(someone: Contained):
+    """By their owner, on the nodes that keep them; one that is in use stays."""
+
+    def listed() -> list[list[object]]:
+        found = json.loads(someone.sh("dalsegno containers ls --json").out)
+        return [
+            [each["node"], each["name"], each["image"], each["in_use"]] for each in found if "kept-" in each["name"]
+        ]
+
+    mine, image = f"kept-{someone.uid}", str(someone.image)
+    fill = "mkdir -p /a/b; ln -s /etc /a/link; touch /a/b/c; mkdir /a/closed; chmod 0 /a/closed; true"
+    someone.lines(f"srun -N2 --container-name={mine} $I sh -c '{fill}'")
+    assert sorted(listed()) == [[f"train-{number}", mine, image, False] for number in (1, 2)]
+    assert mine in someone.sh("dalsegno containers ls -w train-2").out
+    used = f"srun -w train-1 --container-name={mine} sh -c 'until test -e /go; do sleep 0.1; done'"
+    with ThreadPoolExecutor(1) as aside:
+        ended = aside.submit(someone.sh, used, timeout_s=120)
+        eventually(lambda: ["train-1", mine, image, True] in listed())
+        answer = someone.sh(f"dalsegno containers rm {mine}")
+        assert answer.code == 1 and f"train-2: removed {mine}" in answer.err, answer
+        assert f"train-1: container {mine} is in use on this node" in answer.err
+        someone.lines(f"srun -w train-1 --container-name={mine}:exec touch /go")
+        assert ended.result().code == 0
+    eventually(lambda: listed() == [["train-1", mine, image, False]])
+    assert someone.sh(f"dalsegno containers rm {mine}").code == 0
+    assert listed() == []
+    gone = someone.sh(f"dalsegno containers rm {mine}")
+    assert gone.code == 1 and f"no node has a container {mine}" in gone.err
+    assert someone.sh("dalsegno containers rm ../up").code == 2
+    kept = next((someone.cli.home / "clusters/one/hosts/train-1/containers").glob(f"{someone.uid}*"))
+    assert not [path for path in kept.iterdir() if path.name.startswith((".removed", mine))]
+
+
 def test_a_saved_container_is_an_image_again(someone: Contained):
     saved = someone.cli.home / f"tmp/saved-{someone.uid}.sqsh"
     assert someone.lines(

@@ -166,6 +166,27 @@ def test_a_folder_of_somebody_elses_is_not_used_to_keep_containers(eve: Containe
         assert answer.code == NO_CONTAINER and "not root's alone" in answer.err, answer
 
 
+def test_only_ones_own_containers_are_listed_and_removed(eve: Contained, roots: Path, closed: Path):
+    """Whatever is in them: links lead nowhere, and no depth is too deep."""
+    ada = Contained(eve.cli, eve.image, "ada")
+    ada.lines("srun --container-name=adas $I touch /hers")
+    deep = "i=0; while test $i -lt 1500; do mkdir d && cd d || exit; i=$((i+1)); done"
+    eve.lines(
+        f"srun --container-name=hostile --container-mounts={roots}:/mnt $I "
+        f"sh -c 'cd /workspace; {deep}; ln -s {roots} /etc/to-roots; ln -s {closed} /workspace/to-adas; mkdir -m 0 /no'"
+    )
+    upper = kept(eve, "hostile") / "upper"
+    assert (upper / "etc/to-roots").is_symlink()
+    listed = eve.lines("srun --container-list true")
+    assert [line.split("\t")[0] for line in listed if "hostile" in line or "adas" in line] == ["hostile"]
+    for name in ("adas", "../20001/adas", "/etc", "", "hostile:exec"):
+        eve.sh(f"srun --container-remove={name} true")
+    assert ada.lines("srun --container-name=adas ls /hers") == ["/hers"]
+    assert eve.lines("srun --container-remove=hostile true") == ["hostile"]
+    assert not upper.parent.exists() and not list(upper.parent.parent.glob(".removed*"))
+    assert (roots / "below").exists() and (closed / "notes").exists()
+
+
 # Images -------------------------------------------------------------------------------------------------------
 
 FLIP = """

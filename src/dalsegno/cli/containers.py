@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -18,15 +19,17 @@ from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
     from dalsegno.cli.containers_site import Site
+    from dalsegno.containers.named import NodeAnswer
     from dalsegno.containers.plugstack import Finding, HostFacts, Repair
     from dalsegno.containers.plugstack.compiling import Parcel
     from dalsegno.containers.plugstack.crowd import Tell
+    from dalsegno.containers.plugstack.ways import Way
     from dalsegno.system.processes import Runner
 
 
 @click.group()
 def command() -> None:
-    """Whether container jobs work on the cluster's hosts, with Pyxis or with Dal Segno's plugin."""
+    """Check that container jobs work on the cluster's hosts; list and remove named containers."""
 
 
 @command.command()
@@ -87,6 +90,82 @@ def check(
         if found and not repair and not dry_run:
             out.talk("\n`--repair` mends what it can; `--dry-run` tells what that is")
     raise SystemExit(1 if found else 0)
+
+
+nodes_option = click.option(
+    "--nodelist", "-w", "wanted", metavar="NODES", default="", help="Only these nodes, as Slurm writes them."
+)
+
+
+@command.command("ls")
+@cluster_option
+@nodes_option
+@json_option
+def list_(name: str | None, wanted: str, json_: bool) -> None:
+    """List your named containers (`--container-name`), node by node."""
+    from dalsegno.containers.named import list_named, parse_listing
+    from dalsegno.system.processes import LocalRunner
+
+    with interruptible():
+        way, nodes = _steps(name, wanted)
+        answers = list_named(LocalRunner(), way, nodes, _telling("asked"))
+    found = [each for answer in answers for each in parse_listing(answer)]
+    if json_:
+        out.as_json([asdict(each) for each in found])
+    elif found:
+        rows = [(each.node, each.name, each.image, "yes" if each.in_use else "no", _date(each.used)) for each in found]
+        out.table(("NODE", "NAME", "IMAGE", "IN USE", "LAST USED"), rows)
+    _tell_failed(answers)
+    raise SystemExit(1 if any(answer.error for answer in answers) else 0)
+
+
+@command.command("rm")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@cluster_option
+@nodes_option
+def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
+    """Remove your named containers from the nodes that keep them. One that is in use stays."""
+    from dalsegno.containers.named import remove_named
+    from dalsegno.system.processes import LocalRunner
+
+    for each in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", each):
+            raise UsageError(f"invalid container name {each!r}", hint="`dalsegno containers ls` lists yours")
+    with interruptible():
+        way, nodes = _steps(name, wanted)
+        answers = remove_named(LocalRunner(), way, nodes, names, _telling("asked"))
+    for answer in answers:
+        for line in answer.lines:
+            out.talk(f"{answer.node}: removed {line}")
+    _tell_failed(answers)
+    removed = {line for answer in answers for line in answer.lines}
+    missing = [each for each in names if each not in removed]
+    if missing and not any(answer.error for answer in answers):
+        out.error(f"no node has a container {', '.join(missing)}", hint="`dalsegno containers ls` lists yours")
+    raise SystemExit(1 if missing or any(answer.error for answer in answers) else 0)
+
+
+def _steps(name: str | None, wanted: str) -> tuple[Way, list[str]]:
+    """How nodes are asked, and which: those that are awake, or of them the wanted ones."""
+    from dalsegno.cli.containers_site import slurm_here, steps_on
+    from dalsegno.hostlist import expand
+
+    slurm, nodes = slurm_here(name)
+    names = [node.name for node in nodes if not node.powered_down]
+    chosen = expand(wanted) if wanted else names
+    if unknown := [each for each in chosen if each not in names]:
+        raise UsageError(f"no node {compress(unknown)} is up in this cluster", hint="`sinfo -N` lists them")
+    return steps_on(slurm, nodes), chosen
+
+
+def _tell_failed(answers: Sequence[NodeAnswer]) -> None:
+    for answer in answers:
+        if answer.error:
+            out.error(f"{answer.node}: {answer.error}")
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: Sequence[str]) -> None:

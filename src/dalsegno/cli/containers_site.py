@@ -12,6 +12,7 @@ from dalsegno.cli.silence import meaning_of
 from dalsegno.errors import CommandFailed, NotThere, UsageError
 
 if TYPE_CHECKING:
+    from dalsegno.cluster import SlurmHere
     from dalsegno.containers.plugstack import Way
     from dalsegno.slurm.node_info import NodeInfo
 
@@ -27,27 +28,41 @@ class Site:
     routes: dict[str, tuple[Way, ...]]
 
 
-def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
-    """This host, and the nodes of the Slurm that it is part of."""
-    from dalsegno.cluster import cluster_id, find_slurm, silence, way_into
-    from dalsegno.containers.plugstack import Way
-    from dalsegno.containers.plugstack.ways import by_srun, by_ssh, here
+def slurm_here(name: str | None) -> tuple[SlurmHere, list[NodeInfo]]:
+    """The Slurm that this host is part of, and its nodes."""
+    from dalsegno.cluster import find_slurm, silence
 
     slurm = find_slurm(name)
     if (silent := silence(slurm)) is not None:
         raise silent
     try:
-        nodes = slurm.client.nodes()
+        return slurm, list(slurm.client.nodes())
     except CommandFailed as fault:
         raise _no_settings() if isinstance(meaning_of(fault), NotThere) else fault from None
-    asleep = tuple(node.name for node in nodes if node.powered_down)
+
+
+def steps_on(slurm: SlurmHere, nodes: Sequence[NodeInfo]) -> Way:
+    """Small steps on nodes that are in service and not full."""
+    from dalsegno.containers.plugstack.ways import by_srun
+
     closed = {node.name: why for node in nodes if (why := _closed(node))}
     partitions = {node.name: node.partitions[0] for node in nodes if node.partitions}
+    return by_srun(slurm.env, partitions, closed)
+
+
+def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
+    """This host, and the nodes of the Slurm that it is part of."""
+    from dalsegno.cluster import cluster_id, way_into
+    from dalsegno.containers.plugstack import Way
+    from dalsegno.containers.plugstack.ways import by_ssh, here
+
+    slurm, nodes = slurm_here(name)
+    asleep = tuple(node.name for node in nodes if node.powered_down)
     inside = way_into(slurm)
     second = Way("its host", inside) if inside else by_ssh(slurm.env, ssh_options)
     this = platform.node()
     names = others(nodes, this)
-    ways = (by_srun(slurm.env, partitions, closed), second)
+    ways = (steps_on(slurm, nodes), second)
     return Site(
         bool(cluster_id(slurm.env)), (this,), names, asleep, {**dict.fromkeys(names, ways), this: (here(slurm.env),)}
     )

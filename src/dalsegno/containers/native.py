@@ -47,6 +47,7 @@ PARTS = {
         "gpu.c",
         "import.c",
         "kept.c",
+        "manage.c",
         "places.c",
         "spaces.c",
         "options.c",

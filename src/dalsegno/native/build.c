@@ -141,7 +141,7 @@ static void read_word(const char *word) {
     } texts[] = {{"image", &request.image}, {"mounts", &request.mounts}, {"name", &request.name},
                  {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
                  {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import},
-                 {"pmix", &request.pmix},   {"home_at", &request.home_at}};
+                 {"pmix", &request.pmix},   {"home_at", &request.home_at}, {"remove", &request.remove}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is(word, texts[i].name, &value)) {
             *texts[i].to = value;
@@ -159,6 +159,8 @@ static void read_word(const char *word) {
         request.readonly = *value == '1';
     else if (is(word, "remap_root", &value))
         request.remap_root = *value == '1';
+    else if (is(word, "list", &value))
+        request.list = *value == '1';
     else if (is(word, "as_user", &value))
         request.as_user = *value == '1';
     else
@@ -384,6 +386,24 @@ static void answer(const struct kept *kept, const int fds[2], bool folder) {
     send_answer(ANSWER_FD, text, all, count);
 }
 
+/* Root's, and those that had to be built with the user's rights, if there are such. */
+static _Noreturn void manage(void) {
+    const char *below = request.data;
+    char name[32];
+    if (!request.data)
+        fail("this cluster keeps no containers");
+    request.data_folder = open_users_folder(&request.data, privileged ? "" : ".own");
+    int parent = open(below, O_PATH | O_DIRECTORY | O_CLOEXEC), own = -1;
+    snprintf(name, sizeof name, "%u.own", request.uid);
+    if (privileged && parent >= 0)
+        own = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (own >= 0)
+        check_owner(own, request.uid, name);
+    if (!privileged && geteuid() == 0)
+        become_user();
+    manage_containers(own);
+}
+
 int main(int argc, char *argv[]) {
     struct kept kept;
     int fds[2];
@@ -409,6 +429,8 @@ int main(int argc, char *argv[]) {
     int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (privileged)
         leave_mounts();
+    if (request.list || request.remove)
+        manage();
     if (request.name)
         request.data_folder = open_users_folder(&request.data, privileged ? "" : ".own");
     if (!privileged)

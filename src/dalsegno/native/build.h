@@ -14,6 +14,8 @@ enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
+    const char *remove;                   /* names of containers; `list`: which there are, and nothing is built */
+    bool list;
     const char *asked;                    /* the image, as it was named */
     const char *import;                   /* the program that makes a file of an image's name */
     const char *note;                     /* what it warned of, for the user to read */
@@ -87,6 +89,10 @@ struct kept {
 void open_kept(struct kept *kept);
 void hold_kept(struct kept *kept);
 void note_kept(struct kept *kept, int mounts, int user);
+void read_image(struct kept *kept);
+
+/* manage.c: which there are, and removing them */
+_Noreturn void manage_containers(int own);
 
 /* spaces.c: namespaces */
 int namespace_fd(pid_t pid, const char *kind);

@@ -151,9 +151,23 @@ static void tell_note(spank_t spank, const char *note) {
         dprintf(STDERR_FILENO, "dalsegno: note: %s\n", note);
 }
 
+/* Instead of the command, which is not run. */
+static _Noreturn void print_said(spank_t spank, int said) {
+    int task = 0;
+    char space[4096];
+    ssize_t got = 0;
+    spank_get_item(spank, S_TASK_ID, &task);
+    for (off_t at = 0; task == 0 && (got = pread(said, space, sizeof space, at)) > 0; at += got)
+        if (write(STDOUT_FILENO, space, (size_t)got) != got)
+            _exit(1);
+    _exit(got < 0);
+}
+
 void enter_container(spank_t spank, char *const given[], const struct container *container) {
     if (container->error[0])
         give_up(spank, "%s", container->error);
+    if (container->said >= 0)
+        print_said(spank, container->said);
     prctl(PR_SET_DUMPABLE, 0); /* until the program runs: who is inside already must not reach what slurmstepd had open */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));

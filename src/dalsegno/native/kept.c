@@ -97,7 +97,7 @@ static bool join_any(struct kept *kept, bool forget) {
 }
 
 /* The path of what it was made of, and how that was asked for. */
-static void read_image(struct kept *kept) {
+void read_image(struct kept *kept) {
     int file = openat(kept->folder, "image", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
     kept->image[got > 0 ? got : 0] = '\0';

@@ -30,6 +30,9 @@ const struct option_word option_words[OPTION_COUNT] = {
                                "print what the entry point says (it always does here)"},
     [OPTION_WRITABLE] = {"container-writable", NULL, "the container may be written to (default)"},
     [OPTION_READONLY] = {"container-readonly", NULL, "the container may not be written to"},
+    [OPTION_LIST] = {"container-list", NULL, "print which named containers there are on the node; runs no command"},
+    [OPTION_REMOVE] = {"container-remove", "NAME[,NAME...]",
+                       "remove named containers from the node; runs no command"},
     [OPTION_AUTO_RESUME] = {"auto-resume", "0|1", "go on on healthy nodes after a node has failed"},
 };
 
@@ -223,6 +226,23 @@ int parse_container_name(const char *text, struct container_name *name, char why
     return 0;
 }
 
+int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]) {
+    struct container_name name;
+    memset(names, 0, sizeof *names);
+    if (strchr(text, ':'))
+        return refuse(why, "a container's name is made of letters, digits, '.', '_' and '-'");
+    if (!(names->text = strdup(text)))
+        return refuse(why, "out of memory");
+    for (char *rest = names->text, *each; (each = strsep(&rest, ","));) {
+        if (names->count == NAMES_MAX)
+            return refuse(why, "more than %d names", NAMES_MAX);
+        if (parse_container_name(each, &name, why) != 0)
+            return -1;
+        names->list[names->count++] = each;
+    }
+    return 0;
+}
+
 int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]) {
     static const char *const words[] = {"0", "no", "n", "false", "f", "1", "yes", "y", "true", "t"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -276,6 +296,10 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
         return parse_container_name(value, &name, why);
     case OPTION_WORKDIR:
         return *value ? 0 : refuse(why, "the path is empty");
+    case OPTION_REMOVE:
+        rc = parse_container_names(value, &names, why);
+        names_free(&names);
+        return rc;
     case OPTION_SAVE:
         return *value ? 0 : refuse(why, "the path to save to is empty");
     case OPTION_AUTO_RESUME:

@@ -25,6 +25,8 @@ enum option {
     OPTION_ENTRYPOINT_LOG,
     OPTION_WRITABLE,
     OPTION_READONLY,
+    OPTION_LIST,
+    OPTION_REMOVE,
     OPTION_AUTO_RESUME,
     OPTION_COUNT
 };
@@ -71,6 +73,7 @@ void mounts_free(struct mounts *mounts);
 int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]);
 void names_free(struct names *names);
 bool names_hold(const struct names *names, const char *name, size_t length);
+int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* with commas, and no uses */
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
 int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* the value of a variable such as PYXIS_CONTAINER_READONLY */
 enum option opposite(enum option option); /* OPTION_COUNT: it has none */

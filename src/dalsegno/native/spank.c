@@ -28,7 +28,7 @@ enum { VALUE_MAX = 1 << 16 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
-static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1, .bare = -1, .owner = -1};
+static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1, .bare = -1, .owner = -1, .said = -1};
 
 /* ---- options */
 
@@ -120,7 +120,7 @@ static void read_environment(spank_t spank) {
     bool on, before[OPTION_COUNT + 1] = {false};
     for (int i = 0; i < OPTION_COUNT; i++)
         before[i] = given[i];
-    for (int i = 0; i < OPTION_AUTO_RESUME; i++) {
+    for (int i = 0; i < OPTION_LIST; i++) { /* those that ask about containers are for one command line */
         enum option other = opposite((enum option)i);
         if (before[i] || before[other] || strncmp(option_words[i].name, "no-", 3) == 0 ||
             !read_variable(spank, i, name, value))
@@ -165,7 +165,7 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
     }
     if (spank_context() == S_CTX_REMOTE || given[OPTION_IMAGE] || given[OPTION_NAME])
         return ESPANK_SUCCESS;
-    for (int i = 0; i < OPTION_AUTO_RESUME; i++)
+    for (int i = 0; i < OPTION_LIST; i++)
         if (given[i] && !getenv("PYXIS_CONTAINER_IMAGE") && !getenv("PYXIS_CONTAINER_NAME"))
             slurm_error("--%s is ignored: there is no --container-image and no --container-name", option_words[i].name);
     return ESPANK_SUCCESS;
@@ -204,7 +204,7 @@ int slurm_spank_user_init(spank_t spank, int count, char *words[]) {
     spank_get_item(spank, S_JOB_STEPID, &step);
     if (step != SLURM_BATCH_SCRIPT)
         read_environment(spank);
-    container.wanted |= given[OPTION_IMAGE] || given[OPTION_NAME];
+    container.wanted |= given[OPTION_IMAGE] || given[OPTION_NAME] || given[OPTION_LIST] || given[OPTION_REMOVE];
     if (!container.wanted) {
         keep_detached();
         return ESPANK_SUCCESS;

@@ -219,6 +219,10 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
         snprintf(container->note, sizeof container->note, "%s", note + 1);
         make_printable(container->note);
     }
+    if (strcmp(text, "said") == 0) {
+        container->said = fds[next];
+        return;
+    }
     container->mounts = fds[next++];
     if (strstr(text, " user") && next < count)
         container->user = fds[next++];
@@ -253,6 +257,10 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     add(&variables, PATH_WORD);
     if (import)
         add_import(spank, site, &variables);
+    if (given[OPTION_LIST])
+        add(&words, "list=1");
+    if (given[OPTION_REMOVE])
+        add(&words, "remove=%s", given[OPTION_REMOVE]);
     if (given[OPTION_MOUNTS])
         add(&words, "mounts=%s", given[OPTION_MOUNTS]);
     if (given[OPTION_NAME])

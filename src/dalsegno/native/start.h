@@ -21,6 +21,7 @@ struct site {
 
 struct container {
     bool wanted, folder;
+    int said; /* a file with what a task prints instead of its command's output, or -1 */
     int mounts, user, lock, unpacked, bare, owner; /* kept open for as long as the step lives */
     char *script;
     char error[WHY_LENGTH * 2]; /* for the tasks to tell */

@@ -1,0 +1,213 @@
+/* A user's named containers on this node: which there are, and removing them.
+ *
+ * As root in folders of root's. What is in their upper folders is the user's: names, links, depth. So nothing is followed,
+ * everything goes by descriptor, and no folder is descended into: what is in one is moved up and looked at in turn. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "build.h"
+
+#define REMOVED ".removed." /* before the name of one that is going: no container is called so */
+
+static int open_folder(int parent, const char *name) {
+    return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static bool is_entry(const struct dirent *entry) {
+    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+}
+
+/* A list of its own: the descriptor given stays open. */
+static DIR *entries_of(int folder) {
+    int again = open_folder(folder, ".");
+    DIR *list = again < 0 ? NULL : fdopendir(again);
+    if (!list && again >= 0)
+        close(again);
+    return list;
+}
+
+/* ---- removing */
+
+/* A folder of one's own may be closed, even to moving it. Not as root, who needs it not: a link that came meanwhile would
+ * be followed. */
+static bool make_open(int parent, const char *name) {
+    return errno == EACCES && geteuid() != 0 && fchmodat(parent, name, 0700, 0) == 0;
+}
+
+/* What is in a folder goes, or to the top if it is a folder itself. */
+static void move_up(int top, int parent, const char *name) {
+    static unsigned count;
+    char fresh[32];
+    int folder = open_folder(parent, name);
+    if (folder < 0 && make_open(parent, name))
+        folder = open_folder(parent, name);
+    DIR *list = folder < 0 ? NULL : entries_of(folder);
+    for (struct dirent *entry; list && (entry = readdir(list));) {
+        if (!is_entry(entry) || unlinkat(folder, entry->d_name, 0) == 0)
+            continue;
+        snprintf(fresh, sizeof fresh, "%u", count++);
+        if (renameat(folder, entry->d_name, top, fresh) != 0 && make_open(folder, entry->d_name))
+            renameat(folder, entry->d_name, top, fresh);
+    }
+    if (list)
+        closedir(list);
+    if (folder >= 0)
+        close(folder);
+}
+
+/* False if something stays. */
+static bool empty_folder(int top) {
+    for (bool progress = true; progress;) {
+        DIR *list = entries_of(top);
+        bool any = false;
+        progress = false;
+        for (struct dirent *entry; list && (entry = readdir(list));) {
+            if (!is_entry(entry))
+                continue;
+            any = true;
+            if (unlinkat(top, entry->d_name, 0) != 0) {
+                move_up(top, top, entry->d_name);
+                if (unlinkat(top, entry->d_name, AT_REMOVEDIR) != 0)
+                    continue;
+            }
+            progress = true;
+        }
+        if (!list)
+            return false;
+        closedir(list);
+        if (!any)
+            return true;
+    }
+    return false;
+}
+
+static void remove_going(int parent, const char *name) {
+    int folder = open_folder(parent, name);
+    if (folder < 0)
+        return;
+    if (!empty_folder(folder) || unlinkat(parent, name, AT_REMOVEDIR) != 0)
+        fail("%s/%s could not be removed", request.data, name);
+    close(folder);
+}
+
+static int lock_of(int folder, const char *name, int how) {
+    int lock = openat(folder, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (lock >= 0 && flock(lock, how | LOCK_NB) != 0) {
+        close(lock);
+        return -1;
+    }
+    return lock;
+}
+
+/* Whether nobody uses it; whoever comes waits at the door, for as long as the descriptors are open. */
+static bool is_free(int folder, int locks[2]) {
+    locks[0] = lock_of(folder, "door", LOCK_EX);
+    locks[1] = locks[0] < 0 ? -1 : lock_of(folder, "lock", LOCK_EX);
+    return locks[1] >= 0;
+}
+
+static void close_locks(const int locks[2]) {
+    for (int i = 0; i < 2; i++)
+        if (locks[i] >= 0)
+            close(locks[i]);
+}
+
+static bool remove_one(int parent, const char *name) {
+    char going[NAME_MAX + 1];
+    int locks[2], folder = open_folder(parent, name);
+    if (folder < 0)
+        return false;
+    if (!is_free(folder, locks))
+        fail("container %s is in use on this node", name);
+    snprintf(going, sizeof going, REMOVED "%s.%d", name, (int)getpid());
+    if (renameat(parent, name, parent, going) != 0)
+        fail("%s/%s: %s", request.data, name, strerror(errno));
+    remove_going(parent, going);
+    close_locks(locks);
+    close(folder);
+    return true;
+}
+
+/* ---- which there are */
+
+static void list_one(FILE *to, int parent, const char *name) {
+    struct kept kept = {.folder = open_folder(parent, name)};
+    struct stat used = {0};
+    int locks[2];
+    if (kept.folder < 0)
+        return;
+    read_image(&kept);
+    bool busy = !is_free(kept.folder, locks);
+    close_locks(locks);
+    char *asked = kept.image[0] && fstatat(kept.folder, "holders", &used, AT_SYMLINK_NOFOLLOW) == 0 ? strdup(kept.asked) : NULL;
+    if (asked) { /* else it never was one: nothing could be built */
+        make_printable(asked);
+        fprintf(to, "%s\t%d\t%lld\t%s\n", name, busy, (long long)used.st_mtime, asked);
+    }
+    free(asked);
+    close(kept.folder);
+}
+
+static void list_all(FILE *to, int folder) {
+    struct container_name name;
+    char why[WHY_LENGTH];
+    DIR *list = entries_of(folder);
+    for (struct dirent *entry; list && (entry = readdir(list));)
+        if (parse_container_name(entry->d_name, &name, why) == 0 && !strchr(entry->d_name, ':'))
+            list_one(to, folder, entry->d_name);
+    if (list)
+        closedir(list);
+}
+
+/* What an earlier one could not finish. */
+static void finish_removing(int folder) {
+    DIR *list = entries_of(folder);
+    for (struct dirent *entry; list && (entry = readdir(list));)
+        if (strncmp(entry->d_name, REMOVED, strlen(REMOVED)) == 0)
+            remove_going(folder, entry->d_name);
+    if (list)
+        closedir(list);
+}
+
+static void remove_named(FILE *to, int folder, struct names *wanted) {
+    for (size_t i = 0; i < wanted->count; i++)
+        if (wanted->list[i] && remove_one(folder, wanted->list[i])) {
+            fprintf(to, "%s\n", wanted->list[i]);
+            wanted->list[i] = NULL;
+        }
+    finish_removing(folder);
+}
+
+/* Answers with a file that has what the user shall read. */
+_Noreturn void manage_containers(int own) {
+    struct names wanted = {0};
+    char why[WHY_LENGTH];
+    int file = memfd_create("answer", MFD_CLOEXEC);
+    FILE *to = file < 0 ? NULL : fdopen(dup(file), "w");
+    if (!to)
+        fail("no place for the answer: %s", strerror(errno));
+    if (request.remove && parse_container_names(request.remove, &wanted, why) != 0)
+        fail("--container-remove: %s", why);
+    const int folders[] = {request.data_folder, own};
+    for (int i = 0; i < 2 && folders[i] >= 0; i++) {
+        if (i == 1)
+            become_user(); /* what was built with the user's rights is theirs to list and to remove */
+        if (request.remove)
+            remove_named(to, folders[i], &wanted);
+        else
+            list_all(to, folders[i]);
+    }
+    if (fclose(to) != 0)
+        fail("the answer could not be written: %s", strerror(errno));
+    send_answer(ANSWER_FD, "said", &file, 1);
+    exit(0);
+}
