@@ -53,6 +53,16 @@ def test_every_variable_that_the_program_knows_is_on_a_page():
     assert "DALSEGNO_HOME" in known and known - told == set()
 
 
+def test_the_readme_lists_every_page():
+    listed = set(LINK.findall(text_of(ROOT / "README.md")))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - listed == set()
+
+
+def test_the_page_on_security_says_who_is_trusted_what_is_root_and_how_to_report():
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    assert {"Who is trusted", "What runs with root's rights", "Reporting a hole"} <= set(sections)
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path):
     inside = [link for link in LINK.findall(text_of(page)) if "://" not in link]
