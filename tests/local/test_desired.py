@@ -426,9 +426,9 @@ def test_files_are_those_that_the_cluster_needs():
     assert (full["etc/slurmdbd.conf"].mode, full["bin/nvidia-smi"].mode) == (0o600, 0o755)
 
 
-def test_files_that_hosts_have_mounted_are_changed_in_place():
+def test_files_that_hosts_have_mounted_are_known():
     files = want(cluster(1)).files
-    assert {name for name, file in files.items() if file.in_place} == {"etc/hosts", "etc/passwd", "etc/group"}
+    assert {name for name, file in files.items() if file.mounted} == {"etc/hosts", "etc/passwd", "etc/group"}
 
 
 def test_every_host_finds_every_other_by_name():

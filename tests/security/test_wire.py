@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
@@ -22,15 +23,20 @@ from typing import Any
 
 import pytest
 
-from dalsegno.launch.agent.beats import Beat, pack_beat
+from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
 from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import LIMITS, Peer
 from dalsegno.launch.words import Noted, Word
+from dalsegno.recovery.client import ask
+from dalsegno.system.procfs import arguments, find
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import Seal, nonce, prove
+from tests.cluster.conftest import Cli
+from tests.cluster.runs import kill
+from tests.cluster.test_run_kinds import WAITS, Person, end_with
 from tests.launch.played import Played
 from tests.launch.small_site import SmallSite
 from tests.waiting import PATIENCE_S, eventually
@@ -348,47 +354,56 @@ def test_whatever_a_stranger_sends_changes_nothing(coordinator: Coordinator, see
 # Floods
 
 FLOOD = """
-    import os, socket, sys, time
-    kind, address, port, uid = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    import os, select, socket, sys, time
+    kind, source, host, port = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4]
     if os.getuid() == 0:
-        os.setuid(uid)
-    until, held = time.monotonic() + 600, []
+        os.setuid(65534)
+    until, held = time.monotonic() + 100, []
+    beat = bytes.fromhex(sys.argv[5])
+    frames = ((12).to_bytes(4, "big") + b'{"events":0}') * 300
     print("begun", flush=True)
-    while time.monotonic() < until and os.getppid() != 1:
+    while time.monotonic() < until and not select.select([0], [], [], 0)[0]:  # until the test closes our input
         try:
             if kind == "udp":
                 held = held or [socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
-                held[0].sendto(sys.stdin.buffer.peek(300)[:300] or b"x" * 40, ("127.0.0.1", port))
+                held[0].sendto(beat, (host, int(port)))
                 continue
-            sock = socket.socket()
-            sock.bind((address, 0))
-            sock.connect(("127.0.0.1", port))
+            sock = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+            sock.settimeout(1.0)
+            if source:
+                sock.bind((source, 0))
+            sock.connect(host if kind == "unix" else (host, int(port)))
             sock.setblocking(False)
-            sock.send((1 << 20).to_bytes(4, "big") + b"x" * 60000 if kind == "fat" else b"\\0\\0")
+            said = {"fat": (1 << 20).to_bytes(4, "big") + b"x" * 60000, "slow": bytes(2), "unix": frames}
+            sock.send(said[kind])
             held = [*held[-900:], sock]
         except OSError:
             pass
 """
+FORGED = pack_beat(b"x" * 32, Beat("n1", 1 << 62)).hex()
 
 
 @contextlib.contextmanager
 def flood(port: int, *kinds: str) -> Iterator[None]:
     """Strangers with another uid, at other addresses of the loopback network."""
-    children = []
+    with begun(
+        [sys.executable, "-c", textwrap.dedent(FLOOD), kind, f"127.66.0.{number + 1}", "127.0.0.1", str(port), FORGED]
+        for number, kind in enumerate(kinds)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def begun(commands: Iterable[list[str]], env: dict[str, str] | None = None) -> Iterator[None]:
+    """Attackers that have begun, until they are ended."""
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=env) for argv in commands]
     try:
-        for number, kind in enumerate(kinds):
-            argv = [sys.executable, "-c", textwrap.dedent(FLOOD), kind, f"127.66.0.{number + 1}", str(port), "65534"]
-            child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(pack_beat(b"x" * 32, Beat("n1", 1 << 62)))
-            child.stdin.flush()
-            children.append(child)
         for child in children:
             assert child.stdout is not None and child.stdout.readline() == b"begun\n"
         yield
     finally:
         for child in children:
-            child.kill()
             child.communicate()
 
 
@@ -463,3 +478,137 @@ def test_a_stranger_who_says_nothing_is_sent_away_in_time(coordinator: Coordinat
         while sock.recv(4096):
             pass
     assert time.monotonic() - began < PATIENCE_S / 2 and len(coordinator.agents._door._server.strangers) == 0
+
+
+# A hostile server
+
+
+@contextlib.contextmanager
+def hostile(answers: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Somebody who took a coordinator's port; gives the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = server.accept()
+                    with sock, contextlib.suppress(OSError):
+                        answers(sock)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield int(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("seed", range(NOISE))
+def test_an_agent_survives_whatever_answers_in_its_coordinators_place(seed: int):
+    chance = random.Random(seed)
+    pieces = [
+        pack({"nonce": nonce()}), pack({"nonce": "é" * 32}), pack({"nonce": ["0" * 32]}), pack({}), b"\0\0\0\2[]",
+        pack({"proof": "0" * 64}), struct.pack("!I", 1 << 31), struct.pack("!I", 5000) + b"[" * 5000,
+        pack({"nonce": nonce(), "run": None, "sealed": 17}), chance.randbytes(60), b"",
+    ]  # fmt: skip
+
+    def answers(sock: socket.socket) -> None:
+        sock.settimeout(0.2)
+        for _ in range(chance.randrange(1, 4)):
+            sock.sendall(chance.choice(pieces))
+            with contextlib.suppress(socket.timeout):
+                sock.recv(65536)
+
+    with hostile(answers) as port:
+        link = Link(SECRET, ["127.0.0.1"], port, "n1")
+        assert not link.connect(HELLO) and link.sock is None
+
+
+def test_an_agent_does_not_wait_for_ever_for_one_that_drips_its_greeting():
+    """Five seconds are for the whole handshake, not for each byte."""
+
+    def drip(sock: socket.socket) -> None:
+        for byte in pack({"nonce": "0" * 32, "more": "x" * 4000}):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+    with hostile(drip) as port:
+        began = time.monotonic()
+        assert not Link(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
+        assert time.monotonic() - began < PATIENCE_S / 2
+
+
+def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing():
+    sent: list[int] = []
+
+    def pour(sock: socket.socket) -> None:
+        sock.sendall(struct.pack("!I", 1 << 20))
+        while True:
+            sent.append(sock.send(b"x" * 65536))
+
+    with hostile(pour) as port:
+        assert not Link(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
+    assert sum(sent) < 8 << 20, "it hung up at the length"
+
+
+# Datagrams
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
+    chance = random.Random(seed)
+    good, answer = pack_beat(SECRET, Beat("n1", 1 << 60)), pack_beat(SECRET, Beat("", 5))
+    for _ in range(2000):
+        data = bytearray(chance.choice([good, answer, chance.randbytes(40), b"", b"\xff" * 500]))
+        for _ in range(chance.randrange(1, 4)):
+            if data:
+                data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+        assert bytes(data) in (good, answer) or read_beat(SECRET, bytes(data)) is None
+
+
+def test_a_signature_of_a_heartbeat_is_of_no_use_elsewhere():
+    """Neither is what is signed as a proof: each kind has a label of its own."""
+    beat = pack_beat(SECRET, Beat("n1", 7))
+    assert beat[-8:] != hmac.digest(SECRET, beat[:-8], "sha256")[:8]
+
+
+# On a real cluster
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_user_who_floods_every_port_and_socket_disturbs_neither_runs_nor_nodes(shared: Cli):
+    """bob attacks from a login node: ada's coordinator, the controller's server for agents, and its socket."""
+    ada = Person(shared.home, shared.uid)
+    (shared.home / "runs").mkdir(exist_ok=True)
+    (shared.home / "runs").chmod(0o1777)
+    work = shared.home / f"work-flood-{os.urandom(2).hex()}"
+    work.mkdir()
+    work.chmod(0o777)
+    run = ada.begin(work, WAITS, "-N", "2", "--nproc-per-node", "1")
+    coordinator = json.loads(run.folder.connect.read_text())
+    controller = shared.home / "clusters/shared/run/controller.sock"
+    head, port = coordinator["addresses"][0], str(coordinator["port"])
+    agents_host, _, agents_port = server_for_agents(shared).rpartition(":")
+
+    def bob(*words: str) -> list[str]:
+        return shared.argv("shell", "-u", "bob", "--", sys.executable, "-c", textwrap.dedent(FLOOD), *words, FORGED)
+
+    attackers = [
+        bob("slow", "", head, port), bob("fat", "", head, port), bob("udp", "", head, port),
+        bob("slow", "", agents_host, agents_port), bob("unix", "", str(controller), "0"),
+    ]  # fmt: skip
+    with begun(attackers, shared.env):
+        kill(run.workers()[0])
+        run.wait_for_generation(2)
+        assert "runs" in ask(controller, {"runs": True}, PATIENCE_S)
+        told = ask(controller, {"agents": True}, PATIENCE_S)["agents"]
+        assert {node["presence"] for node in told} == {"connected"}
+        assert end_with(run, 0) == 0
+    assert run.journal("lost") == []
+
+
+def server_for_agents(cli: Cli) -> str:
+    """Where the node agents of this home's cluster call their controller, as every user sees it in their arguments."""
+    agents = find(
+        lambda pid: "--controller" in arguments(pid) and any(str(cli.home) in each for each in arguments(pid))
+    )
+    (found,) = {words[words.index("--controller") + 1] for words in (arguments(agent.pid) for agent in agents)}
+    return found

@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import (
     closed_to_others,
+    explain,
     locked,
     nameless,
     read_json,
@@ -18,7 +20,6 @@ from dalsegno.system.files import (
     sync_folder,
     write_atomic,
     write_if_changed,
-    write_in_place,
 )
 
 
@@ -29,21 +30,13 @@ def test_a_file_is_written_with_just_the_rights_asked_for(tmp_path: Path):
 
 
 def test_a_full_disk_names_the_file_and_the_way_out():
-    with pytest.raises(DalsegnoError, match="no space left to write /dev/full"):
-        write_in_place(Path("/dev/full"), "text", mode=0o666)
+    error = explain(OSError(errno.ENOSPC, "No space left on device"), Path("/var/x"))
+    assert error.what == "no space left to write /var/x" and "DALSEGNO_HOME" in error.hint
 
 
 def test_only_a_change_is_written(tmp_path: Path):
     assert write_if_changed(tmp_path / "a", "1")
     assert not write_if_changed(tmp_path / "a", "1")
-
-
-def test_writing_in_place_keeps_the_file_and_cuts_the_rest(tmp_path: Path):
-    path = tmp_path / "hosts"
-    path.write_text("a long text")
-    inode = path.stat().st_ino
-    write_in_place(path, "short")
-    assert (path.read_text(), path.stat().st_ino) == ("short", inode)
 
 
 def test_a_damaged_file_of_ours_is_an_error_that_says_what_to_do(tmp_path: Path):

@@ -105,27 +105,6 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name[:200]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
-def write_in_place(path: Path, text: str, mode: int = 0o644) -> None:
-    """Change a file that is mounted elsewhere: same file, new text; the end is cut off last, so it is never empty."""
-    data = text.encode()
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, mode)
-        try:
-            os.fchmod(handle, mode)
-            _write_all(handle, data)
-            os.ftruncate(handle, len(data))
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise explain(error, path) from error
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    written = 0
-    while written < len(data):  # a nearly full disk takes a part, and refuses the rest
-        written += os.pwrite(handle, data[written:], written)
-
-
 def write_if_changed(path: Path, text: str, mode: int = 0o644) -> bool:
     """Write only what differs; True if it was written."""
     if read_text(path) == text:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from dalsegno.system.guest.kernel import MS_BIND, mount
+from dalsegno.system.guest.kernel import MS_BIND, mount, unmount
 from dalsegno.system.guest.links import give_address, link_exists
 
 Plan = dict[str, Any]  # as `HostPlan` was written, read back without its class: this program stays small
@@ -94,10 +94,12 @@ class Host:
         return True
 
     def bind_again(self) -> None:
-        """Mount what is not mounted any more."""
+        """Mount what is not mounted any more, and what was replaced."""
         for source, target in self.plan["binds"] if self.plan["isolate"] else ():
             try:
                 if not os.path.samefile(source, target):
+                    if not os.stat(target).st_nlink:  # ours, replaced: nothing can be mounted over what has no name
+                        unmount(target)
                     mount(source, target, "", MS_BIND)
             except OSError as error:  # the file is away for a moment: when it is back we are told again
                 sys.stderr.write(f"{target} not mounted again: {error}\n")

@@ -10,6 +10,7 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCG
 )  # fmt: skip
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MNT_DETACH = 2
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,6 +29,10 @@ def unshare_cgroups() -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     _check(_libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()), f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
 def set_hostname(name: str) -> None:

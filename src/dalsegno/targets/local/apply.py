@@ -12,7 +12,7 @@ from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import make_folder
-from dalsegno.system.hosts import HostPlan, boot, host_process, reload, write_plan
+from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import Process
@@ -39,6 +39,8 @@ from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
 from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
 from dalsegno.targets.local.sweep import end_strays
+
+MOUNT_S = 10.0  # for living hosts to mount files again
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,24 @@ def _put_files(site: Site, plan: LocalPlan) -> None:
         version = site.machine.slurm_version
         place_native(site.runner, site.cache, version, site.folder.native / build_key(version))
     furnish.write_files(site.folder, plan)
+    if any(plan.desired.files[name].mounted for name in plan.write):
+        _mount_again(site, plan)
     if plan.cluster.slurm.accounting and not site.folder.database.exists():
         site.say("preparing the accounting database")
         fill_database(site.runner, site.folder.database, site.cache, site.machine.user)
+
+
+def _mount_again(site: Site, plan: LocalPlan) -> None:
+    """Have living hosts see the new files in the place of those they have mounted.
+
+    A host that is stopped sees them when it goes on, and is not waited for.
+    """
+    folders = [site.folder.host(name) for name in _living(site, plan)]
+    for folder in folders:
+        reload(folder)
+    until = time.monotonic() + MOUNT_S
+    while not all(has_its_files(folder) for folder in folders) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _boot_hosts(site: Site, plan: LocalPlan) -> None:

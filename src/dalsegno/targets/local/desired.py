@@ -42,12 +42,12 @@ RECONFIGURED = re.compile(
 @dataclass(frozen=True)
 class File:
     """A file's text and rights. With a `stamp`, others may change it, and it is written anew only when what the stamp
-    stands for has changed. `in_place`: hosts have it mounted, and would not see another file put in its stead."""
+    stands for has changed. `mounted`: hosts have it mounted, and mount it again when there is another one."""
 
     text: str
     mode: int = 0o644
     stamp: str = ""
-    in_place: bool = False
+    mounted: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def _host_files(
         stand_in = resources.files("dalsegno.targets.local.assets").joinpath("nvidia_smi.py").read_text()
         files["bin/nvidia-smi"] = File(stand_in, 0o755)
     if placement.hosts != LOOPBACK:
-        files["etc/hosts"] = File(hosts_file(cluster, placement, machine), in_place=True)
-        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, str(folder.homes)), in_place=True)
-        files["etc/group"] = File(group_file(people, cluster.users, placement.uids), in_place=True)
+        files["etc/hosts"] = File(hosts_file(cluster, placement, machine), mounted=True)
+        files["etc/passwd"] = File(passwd_file(people, cluster.users, placement.uids, str(folder.homes)), mounted=True)
+        files["etc/group"] = File(group_file(people, cluster.users, placement.uids), mounted=True)
     return files
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from dalsegno.system.files import make_folder, write_atomic, write_in_place
+from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.folder import Folder
@@ -84,4 +84,4 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
 def write_file(folder: Folder, name: str, file: File) -> None:
     path = folder.root / name
     make_folder(path.parent)
-    (write_in_place if file.in_place else write_atomic)(path, file.text, file.mode)
+    write_atomic(path, file.text, file.mode)
