@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -79,7 +80,7 @@ class Follower:
         if status.exit_code == 0:
             out.talk(farewell(status))
             return 0
-        if status.report and not self.repeats.has_shown(status.report):
+        if status.report and not (self.repeats.has_shown(status.report) and _one_place()):
             out.talk(status.report.rstrip("\n"))
         out.error(farewell(status), hint=self.hint(status))
         return status.exit_code or 1
@@ -110,6 +111,14 @@ class Follower:
 
 
 def _nothing() -> None: ...
+
+
+def _one_place() -> bool:
+    """Whether output and errors go to the same terminal or file: what stands in the one is then seen in the other."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):
+        return False
 
 
 def pause_s(logs: RunLogs) -> float:
