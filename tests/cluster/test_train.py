@@ -42,13 +42,22 @@ layers += [torch.nn.Linear(200, 1)]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.05)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 torch.manual_seed(100 + rank)
+class Drift:  # differs from rank to rank, and is in every loss: one that is not restored shows at once
+    value = torch.full((1,), float(rank))
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+drift = Drift()
 written = os.open(losses, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-ckpt = Checkpointer(folder, model=model, optimizer=optimizer, memory_every=1, disk_every=40)
+ckpt = Checkpointer(folder, model=model, optimizer=optimizer, per_rank={"drift": drift}, memory_every=1,
+                    disk_every=40)
 print("from", ckpt.resumed.source if ckpt.resumed else "nothing", ckpt.step, flush=True)
 for step in ckpt.steps(total):
     while step >= int(open(losses + ".until").read()):
         time.sleep(0.01)
-    loss = (model(torch.randn(16, 8)) ** 2).mean()
+    loss = (model(torch.randn(16, 8)) ** 2).mean() * (1 + drift.value.mean() / 100)
+    drift.value = drift.value * 0.9 + loss.detach()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -109,18 +109,27 @@ SCRIPT = """
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ckpt = Checkpointer(sys.argv[1], model=model, optimizer=optimizer, disk_every=None)
+    class Count:
+        value = 0
+        def state_dict(self):
+            return {"value": self.value}
+        def load_state_dict(self, state):
+            self.value = state["value"]
+    count = Count()
+    own = {"count": count}
+    ckpt = Checkpointer(sys.argv[1], model=model, optimizer=optimizer, per_rank=own, disk_every=None)
 
     def train_one_step():
         if ckpt.step == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGTERM)
+        count.value += 1
         optimizer.zero_grad()
         loss = torch.nn.functional.dropout(model(torch.rand(4))).sum()
         loss.backward()
         optimizer.step()
         return loss
     LOOP
-    print(model.weight.sum().item(), torch.rand(1).item(), ckpt.step)
+    print(model.weight.sum().item(), torch.rand(1).item(), ckpt.step, count.value)
 """
 
 
@@ -167,7 +176,7 @@ def test_a_loop_of_ones_own_stops_at_a_signal_and_goes_on_with_the_same_numbers(
     assert code == 75 and "saved step 5, stopping" in errors, errors
     code, told, errors = run_loop(tmp_path, loop)
     assert code == 0 and "going on from step 5" in errors, errors
-    assert told == at_once and told.split()[2] == "10"
+    assert told == at_once and told.split()[2:] == ["10", "10"]
     assert os.readlink(tmp_path / "ckpt" / "latest") == "step-000000000010", "the last step is saved unasked"
 
 
@@ -194,3 +203,16 @@ def test_a_script_that_ends_without_finish_is_told_what_it_has_lost(tmp_path: Pa
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "the script ended after step 10 without finish(): nothing was saved" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([1], "per_rank= is a list"),
+        ({"cache": 1}, r"`cache` in per_rank= \(int\) has no state_dict"),
+        ({"model": torch.nn.Linear(1, 1)}, "`model` is given twice"),
+    ],
+)
+def test_what_cannot_be_a_ranks_own_is_refused(tmp_path: Path, given: Any, why: str) -> None:
+    with pytest.raises(CheckpointError, match=why):
+        made(tmp_path, per_rank=given)

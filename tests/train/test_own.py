@@ -67,3 +67,25 @@ def test_one_rank_becomes_several_that_draw_the_same_if_the_script_seeds_them_so
     assert resumed(owns, 2) == [nexts[0]] * 2
     first, second = resumed(owns, 2, by_rank=True)
     assert first == nexts[0] != second
+
+
+class Cache:
+    """Something that each rank has its own of."""
+
+    def __init__(self, value: float) -> None:
+        self.value = torch.tensor([value])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "seen": [1, (2, self.value)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_what_a_rank_calls_its_own_comes_back_to_it_and_to_no_other() -> None:
+    saved = Own(None, {"cache": Cache(3.0)}).take(rank=1)
+    there, elsewhere = Cache(0.0), Cache(0.0)
+    assert Own(None, {"cache": there}).load_per_rank(saved, rank=1) == [] and there.value.item() == 3.0
+    assert Own(None, {"cache": elsewhere}).load_per_rank(saved, rank=2) == ["cache"]
+    assert elsewhere.value.item() == 0.0
+    assert Own(None, {"cache": elsewhere}).load_per_rank(Own(None).take(), rank=0) == ["cache"]

@@ -15,7 +15,7 @@ from typing import Any, Union
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.interval import parse_interval
 
-OPTIONS = ("data", "memory_every", "disk_every", "keep", "keep_every", "grace_s", "signals")
+OPTIONS = ("data", "per_rank", "memory_every", "disk_every", "keep", "keep_every", "grace_s", "signals")
 Folder = Union[str, "os.PathLike[str]"]
 _NOT_TO_BE_HEARD = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -47,6 +47,20 @@ def check_objects(objects: Mapping[str, Any], data: Any) -> None:
         close = get_close_matches(name, OPTIONS, n=1, cutoff=0.7)
         if close and not hasattr(each, "state_dict"):
             raise CheckpointError(f"there is no option `{name}`", hint=f"did you mean `{close[0]}`?")
+
+
+def check_per_rank(per_rank: object, objects: Mapping[str, Any]) -> None:
+    """Objects by name, as the others, but each rank has its own."""
+    if per_rank is None:
+        return
+    if not isinstance(per_rank, Mapping):
+        raise CheckpointError(f"per_rank= is a {type(per_rank).__name__}", hint='per_rank={"cache": cache}')
+    for name, each in per_rank.items():
+        if name in objects:
+            raise CheckpointError(f"`{name}` is given twice, once in per_rank=", hint="give it once")
+        if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+            what = f"`{name}` in per_rank= ({type(each).__name__}) has no state_dict and load_state_dict"
+            raise CheckpointError(what, hint="give it both, or leave it out")
 
 
 def _check_number(name: str, value: object) -> None:

@@ -9,12 +9,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Union
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
-from dalsegno.train.arguments import Folder, check_folder, check_objects, check_options
+from dalsegno.train.arguments import Folder, check_folder, check_objects, check_options, check_per_rank
 from dalsegno.train.board import open_board
 from dalsegno.train.clock import Clock
 from dalsegno.train.disk.names import numbered
@@ -57,6 +57,7 @@ class Checkpointer:
         folder: Folder,
         *,
         data: Any = None,
+        per_rank: Mapping[str, Any] | None = None,
         memory_every: Every = "auto",
         disk_every: Every = "10m",
         keep: int = 3,
@@ -67,9 +68,10 @@ class Checkpointer:
     ) -> None:
         data = objects.pop("sampler", None) if data is None else data  # an older name
         check_options(memory_every, disk_every, keep, keep_every, grace_s, signals)
-        check_objects(objects, data)
+        check_objects(objects, data if data is not None else per_rank)
+        check_per_rank(per_rank, objects)
         self.folder = check_folder(folder)
-        self._objects, self._own = Objects(objects), Own(data)
+        self._objects, self._own = Objects(objects), Own(data, per_rank or {})
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
@@ -210,6 +212,10 @@ class Checkpointer:
             digests = [digest(found.own.get("random")), digest(take_randomness())]
             saved, now = zip(*self._board.gather("random", digests))
             self._own.load(found.own, found.world, self._where.world, seed_for(rank, saved, found.world, now))
+            missing = self._own.load_per_rank(found.own, rank)
+            if missing:
+                names = ", ".join(f"`{name}`" for name in missing)
+                self._warn(f"nothing was saved of {names} for this rank: it starts as the script made it")
             self._say(f"going on from step {found.step} ({found.source})")
         return found
 
@@ -273,7 +279,7 @@ class Checkpointer:
     def _state(self) -> State:
         where = self._where
         apart = self._objects.apart() if where.world > 1 else ()
-        return take(self._objects.nested(), self._own.take(), self.step, where.rank, where.world, apart)
+        return take(self._objects.nested(), self._own.take(where.rank), self.step, where.rank, where.world, apart)
 
     # The end
 

@@ -40,5 +40,5 @@ def differing(parts: Sequence[Part]) -> str:
     also = f" and {others} more" if others else ""
     return (
         f"ranks {first.rank} and {rank} do not hold the same {key}{also}: a checkpoint has every tensor once, parts of"
-        " it from different ranks. What belongs to one rank should be a DTensor (FSDP2), or be left out"
+        " it from different ranks. Give what belongs to one rank as per_rank={'name': object}, or as a DTensor (FSDP2)"
     )
