@@ -21,6 +21,7 @@ from dalsegno.recovery.store import Store
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message, Reader, pack
 from tests.recovery.stage import SOURCE, Stage
+from tests.waiting import eventually
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
@@ -63,13 +64,17 @@ def attack(path: Path) -> Iterator[None]:
             child.kill()
 
 
+def open_up(path: Path) -> None:
+    """Let other users in, to what pytest keeps for root alone."""
+    for folder in (path, *path.parents):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+
+
 @as_root
 def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Path):
     """Before requests were answered in turn, one write of 6 KB held up everybody for seconds."""
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
+    open_up(tmp_path)
     stage = Stage(tmp_path)
     (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
     store = Store(tmp_path / JOURNAL)
@@ -87,6 +92,29 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
                 assert "runs" in ask(stage.socket, {"runs": True}, 60)
                 waits.append(time.monotonic() - began)
         assert sorted(waits)[5] < 1.0, waits
+    finally:
+        stage.close()
+
+
+@as_root
+def test_a_coordinator_of_another_user_has_no_handle_of_the_controllers(tmp_path: Path):
+    """Its user can make it do anything; with the controller's log in hand, that would be to forge or to empty it."""
+    open_up(tmp_path)
+    stage = Stage(tmp_path)
+    stage.up()
+    try:
+        run = stage.run("own", owner=NOBODY)
+        (tmp_path / "home").chmod(0o755)
+        (tmp_path / "run").chmod(0o755)
+        ask_as = "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import os; os.setuid(65534);"
+        ask_as += "from dalsegno.recovery.client import start_run; start_run(Path(sys.argv[2]), Path(sys.argv[3]))"
+        subprocess.run(
+            [sys.executable, "-c", ask_as, str(SOURCE), str(stage.socket), str(run)], check=True, timeout=100
+        )
+        (pid,) = eventually(lambda: stage.pids(run))
+        held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        assert not [path for path in held if path.startswith(str(tmp_path)) and not path.startswith(str(run))], held
+        assert not [path for path in held if path.startswith("socket:")], held
     finally:
         stage.close()
 

@@ -10,6 +10,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.keeping import SHORT_LIFE_S
@@ -104,7 +105,8 @@ class Keeper:
         """Written down before, so that a death in between is found out, and after, with the PID."""
         self.records.write(record)
         identity, env = look_up(record.uid, self.env)
-        child = start(self._argv(record), env, identity=identity)
+        # It writes to its run's folder. Another user's process must not hold our log: it could write or empty it.
+        child = start(self._argv(record), env, identity=identity, output=Path(os.devnull) if identity else None)
         record = replace(record, pid=child.process.pid, start=child.process.start)
         self.known[record.run] = record
         self._save(record)
