@@ -151,6 +151,18 @@ def test_jobs_whose_like_does_well_elsewhere_prove_that_it_is_the_node(clinic_of
     assert clinic.effects("n1")[0] == "drain"
 
 
+def test_one_user_cannot_have_a_node_drained_that_others_use(clinic_of: MakeClinic):
+    clinic = clinic_of()
+    clinic.cluster.start(1, "n1", user="bob")
+    for job in range(2, 9):
+        clinic.cluster.start(job, "n1", name="same")
+        clinic.cluster.end(job, JobState.FAILED)
+    clinic.cluster.start(9, "n2", name="same")
+    clinic.cluster.end(9)
+    clinic.rounds(20)
+    assert clinic.effects("n1") == [] and "all of one user's" in clinic.told("n1")[0]
+
+
 def test_jobs_whose_container_is_not_to_be_had_make_no_node_suspect_and_hide_none(clinic_of: MakeClinic):
     clinic = clinic_of()
     for job in range(1, 9):  # of all kinds: each would count, if it were the node's fault

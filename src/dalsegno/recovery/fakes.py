@@ -120,13 +120,13 @@ class FakeCluster:
 
     def start(
         self, job: int, *nodes: str, comment: str = "", name: str = "", requeue: bool = True, user: str = "ada",
-        uid: int = 1000,
+        uid: int | None = None,
     ) -> None:  # fmt: skip
         """Without nodes it waits for one."""
         state = JobState.RUNNING if nodes else JobState.PENDING
         self.queue[job] = JobInfo(
-            job, name or f"job{job}", user, state, uid=uid, partition="train", nodes=nodes, node_count=len(nodes) or 1,
-            comment=comment,
+            job, name or f"job{job}", user, state, uid=uid or {"ada": 1000}.get(user, 1001), partition="train",
+            nodes=nodes, node_count=len(nodes) or 1, comment=comment,
             reason="" if nodes else "Resources", batch_host=nodes[0] if nodes else "", started_at=int(self.now),
             qos="" if requeue else _NO_REQUEUE,
         )  # fmt: skip

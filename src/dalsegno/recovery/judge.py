@@ -111,29 +111,34 @@ def _line(node: NodeFacts) -> str:
     return "".join(f"{BEFORE}{result.text}" for result in bad)
 
 
+Kind = tuple[int | None, str]  # jobs of one user and one name
+
+
 def quick_failures(jobs: Iterable[JobInfo], book: Book, policy: Policy, now: float) -> dict[str, Quick]:
     """By node, since it was last validated or a job did well there.
 
     A job that fails everywhere says nothing of a node. Slips on somebody's command line come one after the other where
-    Slurm puts them each time: they prove nothing, unless their like does well elsewhere, or others fail there too.
+    Slurm puts them each time: they prove nothing, unless others fail there too. That jobs of the same name do well
+    elsewhere is proof only where one user has all jobs: a name is what its user wrote, and would drain others' nodes.
     """
     jobs = list(jobs)
     well = _last_well(jobs, policy)
-    where: dict[tuple[str, str], list[str]] = {}
+    where: dict[Kind, list[str]] = {}
     for job in jobs:
         if _failed_quickly(job, policy) and (job.started_at or now) > well.get(job.nodes[0], 0):
             since = max(now - policy.quick_window_s, book.of(job.nodes[0]).validated_at)
             if job.ends_at is not None and job.ends_at >= since:
-                where.setdefault((job.user, job.name), []).append(job.nodes[0])
-    fine = {(job.user, job.name) for job in jobs if _does_well(job, policy)}
-    failed: dict[str, list[tuple[str, str]]] = {}
+                where.setdefault((job.uid, job.name), []).append(job.nodes[0])
+    alone = len({job.uid for job in jobs}) == 1
+    fine = {(job.uid, job.name) for job in jobs if alone and _does_well(job, policy)}
+    failed: dict[str, list[Kind]] = {}
     for kind, nodes in where.items():
         if len(set(nodes)) == 1:
             failed.setdefault(nodes[0], []).extend([kind] * len(nodes))
     return {node: Quick(len(kinds), _proves(kinds, fine)) for node, kinds in failed.items()}
 
 
-def _proves(kinds: Collection[tuple[str, str]], fine: Collection[tuple[str, str]]) -> bool:
+def _proves(kinds: Collection[Kind], fine: Collection[Kind]) -> bool:
     return len({user for user, _ in kinds}) > 1 or not set(fine).isdisjoint(kinds)
 
 
