@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.printable import in_html, lines, one_line
+from dalsegno.printable import in_html, lines, logged, one_line
 
 ANY = st.text(st.characters() | st.sampled_from("\x1b\x9b\x07\r\n\t\u2028\u202e\udcff<>&\"'"))
 
@@ -42,3 +42,8 @@ def test_in_html_ends_neither_an_element_nor_an_attribute(text: str) -> None:
 )
 def test_what_is_visible_stays_and_the_rest_is_escaped(text: str, shown: str) -> None:
     assert one_line(text) == shown
+
+
+def test_no_line_of_a_message_passes_for_an_entry_of_a_log() -> None:
+    forged = "bad request\n2026-11-16T05:10:56 all nodes are drained\r\x1b[1A"
+    assert logged(forged) == "bad request\n    2026-11-16T05:10:56 all nodes are drained\\r\\x1b[1A"

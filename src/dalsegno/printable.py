@@ -19,6 +19,11 @@ def lines(text: str) -> str:
     return "".join(letter if letter in "\n\t" else _shown(letter) for letter in text)
 
 
+def logged(text: str) -> str:
+    """Return an entry of a log: further lines are indented, so that none of them passes for an entry of its own."""
+    return lines(text).replace("\n", "\n    ")
+
+
 def in_html(text: str) -> str:
     """Return one line of text for a page: neither its letters nor its quotes can end what they stand in."""
     return html.escape(one_line(text))

@@ -71,6 +71,12 @@ def test_lines_carry_their_rank_where_there_are_several() -> None:
     assert prefixed(Line(1, 0, "a"), 2, colour=True) == "\x1b[36m[0] \x1b[0ma"
 
 
+def test_a_program_s_own_codes_reach_its_user_s_terminal_and_nobody_else_s() -> None:
+    line = Line(1, 0, "\x1b[32mgreen\x1b[0m")
+    assert prefixed(line, 1) == "\x1b[32mgreen\x1b[0m"
+    assert prefixed(line, 1, foreign=True) == "\\x1b[32mgreen\\x1b[0m"
+
+
 def test_a_run_is_followed_to_its_end_and_leaves_its_code(run: RunFolder, follow: Callable[..., subprocess.Popen[str]]):
     say(run, 1, 0, "step 1\n")
     say(run, 1, 1, "step 1\nno end")

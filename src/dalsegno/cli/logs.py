@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
     plan = read_plan(found)
     _check_there(found, plan, rank, generation, follow)
     logs = RunLogs(found, _wanted(found, rank, node, generation))
-    screen = Screen(ranks_of(plan), quiet=True, bare=rank is not None)
+    foreign = found.root.stat().st_uid != os.geteuid()
+    screen = Screen(ranks_of(plan), quiet=True, bare=rank is not None, foreign=foreign)
     if follow:
         _follow(found, plan, logs, screen)
     else:

@@ -13,14 +13,16 @@ from dalsegno.cli.statusline import last_cause, live_text, new_generations, sent
 from dalsegno.launch import journal
 from dalsegno.launch.follow import Line
 from dalsegno.launch.status import RUNNING, Status
+from dalsegno.printable import lines
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 _REDRAW_S = 0.5
 
 
-def prefixed(line: Line, ranks: int, colour: bool = False) -> str:
+def prefixed(line: Line, ranks: int, colour: bool = False, *, foreign: bool = False) -> str:
     """`[ 3] text`, as wide as the largest rank; nothing before the text where there is but one."""
     shown = line.text.rstrip("\r").rpartition("\r")[2]  # of a bar that moves, what a terminal would show in the end
+    shown = lines(shown) if foreign else shown
     if ranks <= 1:
         return shown
     mark = f"[{line.rank:>{len(str(ranks - 1))}}] "
@@ -30,9 +32,13 @@ def prefixed(line: Line, ranks: int, colour: bool = False) -> str:
 class Screen:
     """Lines to stdout; on a terminal a status line that stays below them, else a sentence when something changes."""
 
-    def __init__(self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False) -> None:
-        """`story` is the run's journal; `quiet`: no word of ours; `bare`: no rank before the lines."""
+    def __init__(
+        self, ranks: int, *, story: Path | None = None, quiet: bool = False, bare: bool = False, foreign: bool = False
+    ) -> None:
+        """`story` is the run's journal; `quiet`: no word of ours; `bare`: no rank before the lines; `foreign`: another
+        user's run, whose output must not steer this terminal."""
         self._story = story
+        self._foreign = foreign
         self.ranks = ranks  # of the largest generation so far
         self._bare = bare
         self._quiet = quiet
@@ -57,7 +63,7 @@ class Screen:
                 self.generations(line.generation)
             self.clear()
             self.ranks = max(self.ranks, (line.rank or 0) + 1)
-            text = prefixed(line, 1 if self._bare else self.ranks, self._colour)
+            text = prefixed(line, 1 if self._bare else self.ranks, self._colour, foreign=self._foreign)
             sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
         sys.stdout.buffer.flush()
 

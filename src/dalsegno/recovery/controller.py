@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.here import slurm_conf
+from dalsegno.printable import logged
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.answers import Answers
@@ -53,7 +54,7 @@ def serve(folder: Path, site: Site, agents_at: str) -> int:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
     sys.stderr.flush()
 
 

@@ -22,6 +22,7 @@ from dalsegno.health.agent.worker import CHECK_S, Make, Watch
 from dalsegno.health.report import BadReport, Gpu
 from dalsegno.health.wire import BEAT_S, Hello, is_boot_id, is_node_name, read_secret
 from dalsegno.health.words import BEAT, Order, Reply, read_order, reply_message
+from dalsegno.printable import logged
 from dalsegno.system.files import read_text
 from dalsegno.train.frames import Message
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
     sys.stderr.flush()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.printable import logged
 from dalsegno.system.files import locked, read_text
 from dalsegno.system.processes import LocalRunner
 from dalsegno.system.sockets import listen_at, peer_uid
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
     sys.stderr.flush()
 
 
