@@ -32,6 +32,16 @@ def test_evidence_of_the_same_second_is_kept_beside_the_first_and_what_a_crash_l
     assert found == {"19700101T000000Z": "first", "19700101T000000Z-2": "second", "19700101T000000Z-3": "third"}
 
 
+def test_an_action_that_is_done_again_replaces_its_own_bundle_only(tmp_path: Path):
+    for action, text in (("a1", "cut short"), ("a2", "another"), ("a1", "whole")):
+        save_evidence(tmp_path, "gpu-1", {"a": text}, 0.0, action)
+    found = {each.name: (each / "a").read_text() for each in (tmp_path / "gpu-1").iterdir()}
+    assert found == {"19700101T000000Z": "whole", "19700101T000000Z-2": "another"}
+
+
+OWN = ("action.txt", "report.json", "slurm.txt", "jobs.txt")  # what the controller adds
+
+
 class Silent:
     """A target that can do nothing for a node."""
 
@@ -68,14 +78,14 @@ def test_of_a_node_that_cannot_speak_the_bundle_says_who_could_tell_nothing_and_
     do(TakeEvidence("n1"), "id", 0.0, hands)
     bundle = tmp_path / "n1/19700101T000000Z"
     assert (bundle / INCOMPLETE).read_text() == gaps
-    assert {each.name for each in bundle.iterdir()} == {INCOMPLETE, "report.json", "slurm.txt", "jobs.txt", *files}
+    assert {each.name for each in bundle.iterdir()} == {INCOMPLETE, *OWN, *files}
 
 
 def test_of_a_node_that_tells_all_nothing_is_said_to_be_missing(tmp_path: Path):
     cluster = FakeCluster.of(2)
     do(TakeEvidence("n1"), "id", 0.0, Hands(FakeSlurm(cluster), FakeAgents(cluster), Silent(), tmp_path))
     names = {each.name for each in (tmp_path / "n1/19700101T000000Z").iterdir()}
-    assert names == {"dmesg.txt", "report.json", "slurm.txt", "jobs.txt"}
+    assert names == {"dmesg.txt", *OWN}
 
 
 def test_old_bundles_go(tmp_path: Path):

@@ -58,7 +58,7 @@ def do(action: Action, id: str, at: float, hands: Hands) -> str:
         hands.slurm.set_down(action.node, write_reason(action.fault))
         return f"set down: {action.fault.text}"
     if isinstance(action, TakeEvidence):
-        return f"evidence saved: {_take_evidence(action, at, hands)}"
+        return f"evidence saved: {_take_evidence(action, id, at, hands)}"
     if isinstance(action, Mend):
         return _mend(action, hands)
     if isinstance(action, Validate):
@@ -148,7 +148,7 @@ MOST_RESET_S = 120.0  # the agent looks again by itself after that
 HIGHEST = str(2**32 - 3)  # the two above mean something else
 
 
-def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
+def _take_evidence(action: TakeEvidence, id: str, at: float, hands: Hands) -> str:
     """Its report, what Slurm knows of it and its jobs, and what the node itself can still tell."""
     node = action.node
     view = hands.agents.views().get(node)
@@ -162,7 +162,7 @@ def _take_evidence(action: TakeEvidence, at: float, hands: Hands) -> str:
     }
     found = hands.agents.evidence(node)
     instead = _last_words(node, hands) if says_nothing(found) else {}
-    return str(save_evidence(hands.evidence, node, put_together(found, instead, own), at))
+    return str(save_evidence(hands.evidence, node, put_together(found, instead, own), at, id))
 
 
 def _last_words(node: str, hands: Hands) -> Mapping[str, str]:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from dalsegno.system.files import explain, make_folder, sync_folder
+from dalsegno.system.files import explain, make_folder, read_text, sync_folder
 
 MOST_KEPT = 20  # bundles of one node; the oldest go
 INCOMPLETE = "incomplete.txt"  # in a bundle: who could not tell all, and why
+ACTION = "action.txt"  # in a bundle: the id of the action that it belongs to
 
 
 def put_together(*sources: Mapping[str, str]) -> dict[str, str]:
@@ -26,11 +27,15 @@ def says_nothing(source: Mapping[str, str]) -> bool:
     return not set(source) - {INCOMPLETE}
 
 
-def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) -> Path:
-    """Write a bundle below `root/NODE`; its folder. A crash leaves none, or all of it."""
+def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float, action: str = "") -> Path:
+    """Write a bundle below `root/NODE`; its folder. A crash leaves none, or all of it.
+
+    `action` is the id of the action that asks for it: done again after a crash, it has one bundle, not two.
+    """
     own = root / node
     make_folder(own, 0o700)
-    path = _free_name(own, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at)))
+    path = _free_name(own, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at)), action)
+    files = {**files, ACTION: action} if action else files
     temp = own / f".{path.name}.{os.getpid()}.tmp"
     try:
         _clear(temp)
@@ -41,6 +46,7 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) ->
                 file.flush()
                 os.fsync(file.fileno())
         sync_folder(temp)
+        _clear(path)
         os.rename(temp, path)
         sync_folder(own)
     except OSError as error:
@@ -50,10 +56,10 @@ def save_evidence(root: Path, node: str, files: Mapping[str, str], at: float) ->
     return path
 
 
-def _free_name(own: Path, name: str) -> Path:
-    """Evidence never replaces evidence: of two bundles of one second, the later one has a number."""
-    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
-    return next(own / each for each in names if not (own / each).exists())
+def _free_name(own: Path, name: str, action: str) -> Path:
+    """Evidence never replaces that of another action: of two bundles of one second, the later one has a number."""
+    paths = (own / each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))))
+    return next(path for path in paths if not path.exists() or (action and read_text(path / ACTION) == action))
 
 
 def _clear(path: Path) -> None:
