@@ -8,6 +8,7 @@
 #   DALSEGNO_SYSROOT     the root folder whose interrupted set-up is looked for (default: /)
 
 VENV=${ROOT:?}/.venv
+TRIED=$VENV/dalsegno-containers.tried # by a call that could not install what containers need
 
 # What the local target starts, as program:package; Debian and Ubuntu use the same names.
 LOCAL_PROGRAMS="slurmctld:slurmctld slurmd:slurmd slurmdbd:slurmdbd slurmrestd:slurmrestd sinfo:slurm-client
@@ -36,12 +37,15 @@ fail() { # fail WHAT [HINT-LINE...]
     exit 1
 }
 
-set_up() { # set_up core|dev [local [containers] [docker]]: the environment, and with `local` the system packages too
-    MISSING=
+# set_up core|dev [local [containers|offer] [docker]]: the environment, and with `local` the system packages too. What
+# containers need is installed with `containers`; with `offer`, where that is possible: a cluster does without.
+set_up() {
+    MISSING='' OFFERED=''
     venv_ready "$1" || need_python
     [ "${2-}" != local ] || need_local_packages "$1" "${@:3}"
     [ -z "$MISSING" ] || install_packages
     venv_ready "$1" || in_turn complete_venv "$1" || exit
+    [ -z "$OFFERED" ] || install_offered
 }
 
 setup_command() { # dalsegno setup [--dev] [--torch]
@@ -65,6 +69,7 @@ setup_command() { # dalsegno setup [--dev] [--torch]
         shift
     done
     set_up "$extras" local containers
+    rm -f "$TRIED"
     if [ -n "$torch" ]; then
         . "$ROOT/scripts/torch.sh"
         in_turn install_torch || exit
@@ -110,37 +115,61 @@ asks_for_docker() { # the command line's arguments: true for the one scene that 
     case " $* " in *" --scene docker "* | *" --scene=docker "*) ;; *) return 1 ;; esac
 }
 
-asks_for_containers() { # the command line's arguments: true when the cluster file has a block `containers:`
-    local file line
+containers_in_file() { # the command line's arguments: prints yes or no as the cluster file's `containers:` has it, or nothing
+    local file line inside='' said='' off='enabled:[[:space:]]*(false|no|off)'
     for file in "${@:2}" cluster.yaml; do
         [ -f "$file" ] || continue
         while IFS= read -r line || [ -n "$line" ]; do
-            [[ $line =~ ^containers: ]] && return 0
+            case $line in
+                containers:*) inside=yes said=yes ;;
+                [![:space:]#]*) inside= ;;
+            esac
+            [ -n "$inside" ] && [[ $line =~ $off ]] && said=no
         done <"$file"
-        return 1
+        break
     done
-    return 1
+    echo "$said"
 }
 
-need_local_packages() { # need_local_packages core|dev [containers] [docker]
+need_local_packages() { # need_local_packages core|dev [containers|offer] [docker]
     [ "${OSTYPE#linux}" != "$OSTYPE" ] || return 0
-    local pair more programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
+    local pair more offered='' programs=$LOCAL_PROGRAMS PATH=${DALSEGNO_PROBE_PATH-$PATH:/usr/local/sbin:/usr/sbin:/sbin}
     [ "$1" = core ] || programs="$programs $SUITE_PROGRAMS"
     for more in "${@:2}"; do
         case $more in
             containers) programs="$programs $CONTAINER_PROGRAMS" ;;
+            offer) offered=$CONTAINER_PROGRAMS ;;
             docker) programs="$programs $DOCKER_PROGRAMS" ;;
         esac
     done
-    for pair in $programs; do
-        case $pair in
-            /*) [ -e "${DALSEGNO_SYSROOT-}${pair%%:*}" ] ;;
-            *) command -v "${pair%%:*}" >/dev/null ;;
-        esac || need "${pair#*:}"
-    done
+    for pair in $programs; do has_program "${pair%%:*}" || need "${pair#*:}"; done
+    for pair in $offered; do has_program "${pair%%:*}" || OFFERED="${OFFERED:+$OFFERED }${pair#*:}"; done
     # Left by a set-up that was ended half-way: its packages may be unpacked but not configured.
     local package pending=${DALSEGNO_SYSROOT-}/var/lib/dalsegno-setup/packages
     [ ! -r "$pending" ] || for package in $(<"$pending"); do need "$package"; done
+}
+
+has_program() { # has_program NAME|/FILE
+    case $1 in
+        /*) [ -e "${DALSEGNO_SYSROOT-}$1" ] ;;
+        *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+# Without root, without apt or without a network there are no containers, and `plan` says what they lack. It is tried
+# once: `./dalsegno setup` tries again.
+install_offered() {
+    local as_root=() rc=0
+    [ ! -e "$TRIED" ] && command -v apt-get >/dev/null || return 0
+    if [ "$EUID" -ne 0 ]; then
+        sudo -n true 2>/dev/null || return 0
+        as_root=(sudo -n)
+    fi
+    say "installing system packages for containers: $OFFERED"
+    # shellcheck disable=SC2086 # a list of package names
+    ${as_root[@]+"${as_root[@]}"} "$ROOT/scripts/install-packages" --optional $OFFERED || rc=$?
+    [ $rc -lt 128 ] || exit $rc
+    [ $rc -eq 0 ] || { say "so this cluster has no containers; \`./dalsegno setup\` tries again" && : >"$TRIED"; }
 }
 
 install_packages() {

@@ -163,11 +163,40 @@ def test_container_jobs_need_a_compiler_and_squashfs_too(clone: Path, tmp_path: 
     (clone / "cluster.yaml").write_text(LOCAL_FILE + "containers: {enabled: true}\n")
     more = "gcc libc6-dev libslurm-dev squashfs-tools squashfuse zstd"
     env = {"DALSEGNO_PROBE_PATH": str(tmp_path), "DALSEGNO_SYSROOT": str(tmp_path)}
-    for words, packages in {"core": PACKAGES, "core containers": f"{PACKAGES} {more}"}.items():
-        assert bash(clone, f'MISSING=; need_local_packages {words}; echo "$MISSING"', **env).stdout == f"{packages}\n"
-    assert bash(clone, "asks_for_containers up cluster.yaml", cwd=clone).returncode == 0
-    (clone / "cluster.yaml").write_text(LOCAL_FILE)
-    assert bash(clone, "asks_for_containers up cluster.yaml", cwd=clone).returncode == 1
+    needed = {"core": f"{PACKAGES}|", "core containers": f"{PACKAGES} {more}|", "core offer": f"{PACKAGES}|{more}"}
+    for words, packages in needed.items():
+        told = bash(clone, f'MISSING= OFFERED=; need_local_packages {words}; echo "$MISSING|$OFFERED"', **env).stdout
+        assert told == f"{packages}\n"
+    for block, said in {
+        "containers: {enabled: true}\n": "yes",
+        "containers:\n  images: [ubuntu]\n": "yes",
+        "containers: {enabled: false}\n": "no",
+        "containers:\n  # none\n  enabled: false\nhealth: {}\n": "no",
+        "containers:\n  folder: /x\nhealth:\n  enabled: false\n": "yes",
+        "": "",
+    }.items():
+        (clone / "cluster.yaml").write_text(LOCAL_FILE + block)
+        assert bash(clone, "containers_in_file up cluster.yaml", cwd=clone).stdout.strip() == said
+
+
+@NOT_LINUX
+def test_container_tools_that_cannot_be_installed_keep_no_cluster_from_starting(clone: Path, tmp_path: Path):
+    """Asked for once; after that a call costs nothing, until `setup` asks again."""
+    (clone / "scripts/install-packages").write_text('#!/bin/bash\necho "asked: $*" >&2\nexit 1\n')
+    (clone / "scripts/install-packages").chmod(0o755)
+    programs, nothing = tmp_path / "bin", tmp_path / "nothing"
+    for folder in (programs, nothing):
+        folder.mkdir()
+    for name in DAEMONS:
+        (programs / name).symlink_to("/bin/true")
+    (nothing / "apt-get").symlink_to("/bin/true")
+    (nothing / "sudo").symlink_to("/bin/true")  # `sudo -n` runs nothing, and fails nothing
+    env = {"DALSEGNO_PROBE_PATH": str(programs), "DALSEGNO_SYSROOT": str(tmp_path), "PATH": f"{nothing}:/usr/bin:/bin"}
+    done = bash(clone, "set_up core local offer && echo goes on", **env)
+    assert done.stdout == "goes on\n"
+    if os.geteuid() == 0:
+        assert "asked: --optional gcc libc6-dev libslurm-dev" in done.stderr and "no containers" in done.stderr
+        assert bash(clone, "set_up core local offer", **env).stderr == ""
 
 
 @NOT_LINUX

@@ -39,7 +39,6 @@ partitions:
 users:
   - {name: ada}
 slurm: {accounting: false}
-containers: {enabled: true}
 """
 APPLETS = (
     "cat",
@@ -587,7 +586,7 @@ def test_images_of_the_cluster_file_are_imported_once_for_all_users(cluster: Con
     with registry(tmp_path) as address:
         push(layout.path, "v1", address, "team/app:v1")
         there, missing = f"{address}#team/app:v1", f"{address}#team/none:v1"
-        listed = FILE.replace("{enabled: true}", f"{{enabled: true, images: ['{missing}', '{there}']}}")
+        listed = FILE + f"containers: {{images: ['{missing}', '{there}']}}\n"
         assert f"imports 2 images ({missing}, {there})" in cluster.cli.ok("plan", cluster.cli.file(listed))
         answer = cluster.cli.run("up", cluster.cli.file(listed))
     assert answer.code == 1 and f"{there}: packing" in answer.err

@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.native import FLAGS, build_native, header_version, source_folder
+from dalsegno.containers.native import (
+    FLAGS,
+    HEADER,
+    build_native,
+    header_version,
+    missing_packages,
+    source_folder,
+    why_none,
+)
 from dalsegno.containers.native import check_compiler as check
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.processes import Completed, FakeRunner
+from dalsegno.system.processes import Completed, FakeRunner, LocalRunner
 
 FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S", "2"))
 WHY_LENGTH = 512
@@ -191,6 +199,22 @@ def test_compile_error_shows_command_and_lines_and_hints_at_packages_only_for_he
     assert "does not compile with Slurm 26.05.5" in caught.value.what and "gcc -std=gnu11" in caught.value.what
     assert caught.value.what.endswith(f":\n  {said}\n{'  ' + lines[-1]}") and hint in caught.value.hint
     assert list((tmp_path / "cache/native").iterdir()) == []
+
+
+def test_packages_that_containers_lack_are_named_and_those_of_the_compiler_only_until_it_has_compiled():
+    tools = {"no-such-compiler": "gcc", "/no/such/header.h": "libslurm-dev", "sh": "dash", "/etc": "base-files"}
+    assert missing_packages(tools=tools) == ["gcc", "libslurm-dev"]
+    assert missing_packages(built=True, tools={**tools, "no-sqfstar": "squashfs-tools"}) == ["squashfs-tools"]
+
+
+def test_where_the_plugin_cannot_be_the_machine_offers_no_containers_and_says_why(tmp_path: Path):
+    version = f"slurm-wlm {header_version(HEADER.read_text())}"
+    failing = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="start.c:1:1: error: no such thing"))
+    assert "has a blank in it" in why_none(failing, tmp_path, version, "/a b/c")
+    assert "start.c:1:1: error: no such thing" in why_none(failing, tmp_path, version, "/c")
+    assert "headers are of" in why_none(failing, tmp_path, "slurm-wlm 1.02.3", "/c")
+    assert why_none(LocalRunner(), tmp_path, version, "/c") == ""
+    assert why_none(failing, tmp_path, version, "/c") == "", "it is compiled once for each version"
 
 
 def test_headers_of_another_slurm_are_refused(tmp_path: Path):

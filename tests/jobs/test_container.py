@@ -100,7 +100,7 @@ def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, object], w
 def test_a_cluster_without_containers_is_told_how_to_have_them():
     with pytest.raises(UsageError, match="knows no --container-image") as caught:
         check_container(request(), "/runs/x", takes_containers=False)
-    assert "containers: {enabled: true}" in caught.value.hint
+    assert "`dalsegno plan` says what is missing" in caught.value.hint
     assert takes_containers("  --container-image=IMAGE  the image") and not takes_containers("  --container=PATH")
 
 

@@ -159,6 +159,15 @@ def test_images_that_are_not_here_are_imported_without_touching_the_cluster():
     assert plan(wanted, replace(there, images=frozenset(wanted.containers.images))).empty
 
 
+def test_containers_that_the_machine_cannot_have_are_told_of_and_switching_them_is_too():
+    on, off = (cluster(1, containers=Containers(enabled=each)) for each in (True, False))
+    assert "leaves out containers: gcc is missing" in replace(plan(off), no_containers="gcc is missing").sentences()
+    made = replace(plan(off, running(off)), no_containers="gcc is missing")
+    assert made.empty and made.sentences()[1:] == ["leaves out containers: gcc is missing"]
+    assert "switches containers on (`srun --container-image`)" in plan(on, running(off)).sentences()
+    assert "switches containers off" in plan(off, running(on)).sentences()
+
+
 # Nothing, and half -----------------------------------------------------------------------------------------
 
 

@@ -135,9 +135,9 @@ AT_THE_TOP = {
         "`containers.images` cannot be `oci:images:v1`",
         "begin its path with `/`: `up` may be run from anywhere",
     ),
-    "containers: {images: ['ubuntu:24.04']}": (
+    "containers: {enabled: false, images: ['ubuntu:24.04']}": (
         "`images` are to be imported, but the cluster is to run no containers",
-        "add `enabled: true` beside them",
+        "remove `enabled: false`, or `images`",
     ),
     "local: {subnet: 10.0.0.1/16}": ("`local.subnet` is not a subnet: `10.0.0.1/16`", "write `10.77.0.0/16`"),
     "local: {hosts: real}": ("`local.hosts` must be one of auto, virtual, loopback, not `real`", ""),

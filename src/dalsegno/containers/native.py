@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.system.files import make_folder, remove_tree
+from dalsegno.system.files import make_folder, read_text, remove_tree
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
@@ -55,6 +55,11 @@ PARTS = {
     ),
 }
 HEADER = Path("/usr/include/slurm/slurm_version.h")
+TOOLS = {
+    "gcc": "gcc", "/usr/include/stdio.h": "libc6-dev", str(HEADER): "libslurm-dev", "sqfstar": "squashfs-tools",
+    "unsquashfs": "squashfs-tools",
+}  # fmt: skip
+NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 HINT = "`./dalsegno setup` installs them, or: sudo apt-get install --no-install-recommends gcc libc6-dev libslurm-dev"
 FAULT_HINT = (
     "this Slurm or this compiler is not known to the plugin yet: report it with the lines above. Until then, "
@@ -74,6 +79,33 @@ def build_key(slurm_version: str) -> str:
     for path in sorted(source_folder().glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def why_none(runner: Runner, cache: Path, slurm_version: str, folder: str) -> str:
+    """Why containers cannot be offered on this machine, and what to do about it; "" if they can. Compiles the plugin if
+    that was not done yet: only then it is known. `folder`: of the cluster, which plugstack.conf names."""
+    built = (cache / "native" / build_key(slurm_version)).is_dir()
+    if lacking := missing_packages(built):
+        return f"this machine lacks {' and '.join(lacking)}; `./dalsegno setup` installs what is missing"
+    if any(letter.isspace() for letter in folder):
+        return f"plugstack.conf cannot name {folder!r}, which has a blank in it; set DALSEGNO_HOME to another folder"
+    if (read_text(NAMESPACES) or "1").strip() == "0":
+        return "user namespaces are forbidden; `sysctl user.max_user_namespaces=65536` allows them"
+    try:
+        build_native(runner, cache, slurm_version)
+    except DalsegnoError as error:
+        return f"{error.what}; `containers: {{enabled: false}}` in the cluster file leaves them out without a try"
+    return ""
+
+
+def missing_packages(built: bool = False, tools: Mapping[str, str] = TOOLS) -> list[str]:
+    """Of those that container jobs need; `built`: what compiles the plugin is not needed any more."""
+    wanted = {name: package for name, package in tools.items() if not built or package == "squashfs-tools"}
+    return list(dict.fromkeys(each for name, each in wanted.items() if not _is_there(name)))
+
+
+def _is_there(name: str) -> bool:
+    return os.path.exists(name) if name.startswith("/") else program(name) is not None
 
 
 def build_native(runner: Runner, cache: Path, slurm_version: str, header: Path = HEADER) -> Path:

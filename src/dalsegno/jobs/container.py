@@ -69,8 +69,8 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
     parse_name(request.container_image)
     if not takes_containers:
         hint = (
-            "`dalsegno containers check` says why, and mends it with `--repair`; in a cluster file it is "
-            "`containers: {enabled: true}`"
+            "`dalsegno containers check` says why, and mends it with `--repair`; on a local cluster, `dalsegno plan` "
+            "says what is missing, unless the file has `containers: {enabled: false}`"
         )
         raise UsageError(
             "srun knows no --container-image here: neither Pyxis nor Dal Segno's plugin is set up", hint=hint

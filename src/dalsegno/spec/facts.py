@@ -193,7 +193,7 @@ class Health:
 class Containers:
     """Container jobs, as Pyxis's options ask for them."""
 
-    enabled: bool = False
+    enabled: bool | None = None  # None: where the tools for it are installed
     folder: str = ""  # of imported images; "" is the target's own
     images: tuple[str, ...] = ()  # to be imported
 

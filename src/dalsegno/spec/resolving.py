@@ -37,7 +37,8 @@ def resolve(spec: ClusterSpec) -> facts.Cluster:
 
 def _containers(spec: ClusterSpec) -> facts.Containers:
     own = spec.containers
-    return facts.Containers(own.enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
+    enabled = True if own.enabled is None and own.images else own.enabled  # whoever lists images wants them run
+    return facts.Containers(enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
 
 
 def _nodes(partition: Partition, target: str) -> list[facts.Node]:

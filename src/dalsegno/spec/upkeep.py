@@ -94,7 +94,9 @@ class Monitoring(Section):
 class Containers(Section):
     """Container jobs: `srun --container-image=…`."""
 
-    enabled: bool = Field(default=False, description="Offer Pyxis's options on this cluster.")
+    enabled: bool | None = Field(
+        default=None, description="Offer Pyxis's options; if not given, where the tools for it are installed."
+    )
     folder: AbsolutePath | None = Field(default=None, description="Where imported images (.sqsh) are kept.")
     images: list[ImageName] = Field(
         default=[], description="Images that `up` imports, as `--container-image` names them."

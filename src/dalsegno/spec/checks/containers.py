@@ -7,6 +7,6 @@ from dalsegno.spec.model import ClusterSpec
 
 
 def check_containers(spec: ClusterSpec, report: Report) -> None:
-    if spec.containers.images and not spec.containers.enabled:
+    if spec.containers.images and spec.containers.enabled is False:
         what = "`images` are to be imported, but the cluster is to run no containers"
-        report.add(spec.containers, "images", what, "add `enabled: true` beside them", reads=("enabled",))
+        report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))

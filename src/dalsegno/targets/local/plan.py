@@ -66,6 +66,8 @@ class LocalPlan:
     import_images: tuple[str, ...] = ()  # when all else is done
     left_out: tuple[str, ...] = ()  # what the file asks for and this target does not do yet
     limits: str = ""  # what jobs are held to: for who asks what would be made, not for who makes it
+    containers: bool | None = None  # they are switched on or off; None: they stay as they are
+    no_containers: str = ""  # why there are none, where the file leaves it to the machine
 
     @property
     def empty(self) -> bool:
@@ -81,12 +83,13 @@ class LocalPlan:
         )  # fmt: skip
 
     def sentences(self) -> list[str]:
+        without = [f"leaves out containers: {self.no_containers}"] if self.no_containers else []
         if self.fresh:
-            return [_creation(self), *self.left_out, *_imports(self)]
+            return [_creation(self), *self.left_out, *without, *_imports(self)]
         if self.empty:
-            return ["nothing to do: the cluster is as the file says"]
+            return ["nothing to do: the cluster is as the file says", *without]
         said = self.left_out if "etc/passwd" in self.write else ()
-        return [*_changes(self), *said, *_imports(self), _restarts(self), _jobs(self)]
+        return [*_changes(self), *said, *without, *_imports(self), _restarts(self), _jobs(self)]
 
 
 def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Observed) -> LocalPlan:
@@ -130,7 +133,13 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         blocked=tuple(job.id for job in seen.jobs or () if not job.nodes and job.partition in gone_partitions),
         import_images=_without(wanted.containers.images, seen.images),
         left_out=_left_out(wanted),
+        containers=_switched(before, wanted),
     )
+
+
+def _switched(before: Cluster | None, wanted: Cluster) -> bool | None:
+    after = bool(wanted.containers.enabled)
+    return after if before is not None and bool(before.containers.enabled) != after else None
 
 
 def _without(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
@@ -230,6 +239,8 @@ def _changes(plan: LocalPlan) -> list[str]:
         (plan.bind, f"gives {named('host', plan.bind)} their own users back"),
         (people and not plan.accounting, "updates the users and groups that hosts know"),
         (dead, f"starts {', '.join(dead[:4])}{' …' if len(dead) > 4 else ''}"),
+        (plan.containers, "switches containers on (`srun --container-image`)"),
+        (plan.containers is False, "switches containers off"),
         (plan.reconfigure, "changes Slurm's settings in place (scontrol reconfigure)"),
         (f"etc/{HEALTH}" in plan.write, "changes how nodes are looked after (`health:`)"),
         (plan.accounting, "updates accounts, users and QOS"),

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
@@ -69,6 +70,7 @@ class LocalTarget:
     def plan(self, cluster: Cluster) -> LocalPlan:
         self.folder.check([node.name for node in cluster.nodes])
         self._check_packages(cluster)
+        cluster, no_containers = self._settle_containers(cluster)
         state = self._state()
         before = state.placement if state else None
         placement = place(cluster, self.machine, self.folder.id, before, self._free(), str(self.folder.devices))
@@ -84,7 +86,23 @@ class LocalTarget:
         images = present(images_folder(cluster, self.folder), listed) if listed else frozenset()
         plan = make_plan(cluster, placement, wanted, replace(seen, images=images))
         left_out = (*plan.left_out, *self._fall_back(cluster, placement))
-        return replace(plan, left_out=left_out, limits=limits_sentence(cluster, placement, self.machine))
+        limits = limits_sentence(cluster, placement, self.machine)
+        return replace(plan, left_out=left_out, limits=limits, no_containers=no_containers)
+
+    def _settle_containers(self, cluster: Cluster) -> tuple[Cluster, str]:
+        """Whether there are any, where the file leaves it to the machine; and why not."""
+        if cluster.containers.enabled is False:
+            return cluster, ""
+        if cluster.containers.enabled:
+            if lacking := native.missing_packages():
+                raise TargetError(
+                    f"containers need packages that this machine lacks: {' '.join(lacking)}",
+                    hint="`./dalsegno setup` installs them, or: "
+                    f"sudo apt-get install --no-install-recommends {' '.join(lacking)}",
+                )
+            return cluster, ""
+        why = native.why_none(self.runner, self.cache, self.machine.slurm_version, str(self.folder.root))
+        return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
         """Said when root does not get what root usually gets, and when a user is an account of the machine."""
