@@ -21,14 +21,17 @@ from dalsegno.containers import parse_name
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.decompress import Blob
 from dalsegno.containers.enroot import import_by_enroot
+from dalsegno.containers.folder import layer_of
 from dalsegno.containers.importing import Importer
+from dalsegno.containers.inside import look_inside
 from dalsegno.containers.layers import Limits, look_through
 from dalsegno.containers.progress import Silent
 from dalsegno.containers.store import Store, open_store
+from dalsegno.containers.venv import ask, check_trusted
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import ImageName
 from dalsegno.system.files import in_turn
-from dalsegno.system.processes import Completed, FakeRunner
+from dalsegno.system.processes import Completed, FakeRunner, LocalRunner
 from tests.containers.images import Layout, member, unpack
 from tests.security.test_registry import Headers, server
 
@@ -219,3 +222,42 @@ def test_image_that_unpacks_to_more_than_machines_have_is_refused(tmp_path: Path
         look_through(blob, "", stop, Limits(headers=1 << 19))
     with pytest.raises(DamagedImage, match="unpacks to more"):
         look_through(blob, "", stop, Limits(unpacked=4 << 20))
+
+
+# What root makes images of ---------------------------------------------------------------------------------------
+
+
+def test_file_that_becomes_a_link_is_not_read_by_root(place: Path):
+    """Between the look at the folder and the reading: the image, which all can read, would hold root's file."""
+    as_mallory("mkdir -p tree/d; echo mine > tree/d/file; echo mine > tree/plain", place / "fsx")
+    for swap in (
+        f"rm -r d; ln -s {place}/victim d",
+        f"rm plain; ln -s {place}/victim/file plain",
+        "rm plain; mkfifo plain",
+    ):
+        layer = layer_of(place / "fsx/tree")
+        as_mallory(swap, place / "fsx/tree")
+        with pytest.raises(DalsegnoError):
+            list(layer.chunks())
+        as_mallory("rm -rf d plain; mkdir d; echo mine > d/file; echo mine > plain", place / "fsx/tree")
+    assert b"precious" not in b"".join(layer_of(place / "fsx/tree").chunks())
+
+
+def test_python_of_another_user_is_not_run_by_root(place: Path):
+    as_mallory(
+        "mkdir -p venv/bin; printf '#!/bin/sh\\ntouch ran\\n' > venv/bin/python; chmod +x venv/bin/python",
+        place / "fsx",
+    )
+    with pytest.raises(DalsegnoError, match="root does not run programs") as caught:
+        ask(place / "fsx/venv", LocalRunner())
+    assert "sudo -u USER" in caught.value.hint
+    with pytest.raises(DalsegnoError, match="root does not run programs"):
+        check_trusted(place / "fsx/venv")
+
+
+def test_settings_in_an_image_are_read_up_to_a_bound(tmp_path: Path):
+    (tmp_path / "root/etc").mkdir(parents=True)
+    (tmp_path / "root/etc/rc").write_bytes(bytes(8 << 20))
+    subprocess.run(["mksquashfs", tmp_path / "root", tmp_path / "x.sqsh", "-quiet"], check=True, capture_output=True)
+    with pytest.raises(DamagedImage, match="longer than 1 MiB"):
+        look_inside(tmp_path / "x.sqsh", LocalRunner())

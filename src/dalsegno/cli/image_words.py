@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dalsegno.cli.sizes import size
+from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
     from dalsegno.containers.inside import Inside
@@ -41,8 +43,8 @@ def lines(stored: Stored) -> list[str]:
         "size": f"{size(record.size)} ({record.compression})", "arch": record.arch or "?", "created": record.created,
         "workdir": record.workdir, "entrypoint": shlex.join(record.entrypoint), "cmd": shlex.join(record.cmd),
     }  # fmt: skip
-    env = [f"{'env' if not number else '':<12}{each}" for number, each in enumerate(record.env)]
-    return [*(f"{key:<12}{value}" for key, value in pairs.items() if value), *env]
+    env = [("env" if not number else "", each) for number, each in enumerate(record.env)]
+    return _aligned([*((key, value) for key, value in pairs.items() if value), *env])
 
 
 def inside_as_json(path: str, inside: Inside) -> dict[str, object]:
@@ -58,7 +60,12 @@ def inside_lines(path: str, inside: Inside) -> list[str]:
     pairs += [("entrypoint", shlex.join(inside.entrypoint))] if inside.entrypoint else []
     pairs += [("cmd", shlex.join(inside.cmd))] if inside.cmd else []
     pairs += [("env" if not number else "", f"{k}={v}") for number, (k, v) in enumerate(inside.env.items())]
-    return [f"{key:<12}{value}" for key, value in pairs]
+    return _aligned(pairs)
+
+
+def _aligned(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """One line for each: what an image says of itself must not look like more of them."""
+    return [f"{key:<12}{one_line(value)}" for key, value in pairs]
 
 
 def age(seconds: float) -> str:

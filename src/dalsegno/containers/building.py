@@ -13,7 +13,7 @@ from dalsegno.containers.manifest import Config, architecture
 from dalsegno.containers.progress import Progress, Silent
 from dalsegno.containers.record import Record, with_config
 from dalsegno.containers.squash import check_target
-from dalsegno.containers.store import KEPT_MODE, Store, Stored
+from dalsegno.containers.store import Store, Stored
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Builder:
 
     def _into_store(self, layer: Layer, config: Config, name: str) -> Stored:
         scratch = self.store.image(f"made:{os.getpid()}", self.compression)
-        digest = pack(layer, config, scratch, self.compression, self.progress, KEPT_MODE)
+        digest = pack(layer, config, scratch, self.compression, self.progress, own=True)
         sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
         os.replace(scratch, path)  # what has the same digest is the same

@@ -26,9 +26,7 @@ def uri(name: ImageName) -> str:
     )
 
 
-def import_by_enroot(
-    enroot: str, name: ImageName, arch: str, target: Path, runner: Runner, mode: int | None = None
-) -> None:
+def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runner: Runner, own: bool = False) -> None:
     """`enroot import` into a folder of its own beside the target, and the file gets its name when it is whole."""
     aside = target.with_name(f".{target.name}.enroot")
     if aside.is_symlink():
@@ -40,8 +38,8 @@ def import_by_enroot(
         argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
         done = runner.run(argv)
         done.checked(hint=PLAIN_HINT if _NO_TLS.search(done.stderr) else _HINT)
-        if mode is not None:
-            made.chmod(mode)
+        if own:
+            made.chmod(made.stat().st_mode & ~0o022 & 0o777)
         os.replace(made, target)
     except OSError as error:
         raise explain(error, target) from error

@@ -13,6 +13,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.printable import one_line
 
 _TIMEOUT_S = 30.0
 _AUTHORIZATION = "Authorization"
@@ -143,8 +144,7 @@ def address_of(url: str) -> str:
 
 def shown(text: str) -> str:
     """What a server said, as one line that a terminal can print."""
-    short = text if len(text) <= 200 else f"{text[:200]}…"
-    return "".join(letter if letter.isprintable() else "?" for letter in short)
+    return one_line(text if len(text) <= 200 else f"{text[:200]}…")
 
 
 def _unreachable(url: str, error: Exception, proxy: str) -> Unreachable:

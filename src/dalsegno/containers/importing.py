@@ -25,7 +25,7 @@ from dalsegno.containers.record import Record, with_config
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.sources import Found, FromLayout, FromRegistry, Source
 from dalsegno.containers.squash import check_target, layer_chunks, squash, stream_size, tar_stream
-from dalsegno.containers.store import KEPT_MODE, Store, Stored
+from dalsegno.containers.store import Store, Stored
 from dalsegno.errors import UsageError
 from dalsegno.image_name import ImageName, Kind
 from dalsegno.system.files import nameless
@@ -120,28 +120,28 @@ class Importer:
             if known and not anew:
                 return known
             path = self.store.image(found.digest, self.compression)
-            sha256 = self._make(name, source, found, path, KEPT_MODE)
+            sha256 = self._make(name, source, found, path, own=True)
             record = Record(
                 found.digest, self.compression, path.stat().st_size, sha256, self.store.clock(),
                 layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
             )  # fmt: skip
             return self.store.put(with_config(record, found.config, metadata.workdir(found.config)))
 
-    def _make(self, name: ImageName, source: Source, found: Found, target: Path, mode: int | None = None) -> str:
+    def _make(self, name: ImageName, source: Source, found: Found, target: Path, own: bool = False) -> str:
         """Its SHA-256 is known before it has its name: from then on nothing takes time any more."""
         if self.enroot and name.kind is Kind.REGISTRY:
             self.progress.stage("importing with Enroot")
-            import_by_enroot(self.enroot, name, self.arch, target, self.runner, mode)
+            import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
             return digest_of(target, self.progress)
         layers = gather(source, found, self.progress)
-        own, content = metadata.as_layer(found.config)
-        entries = [*(layer.entries for layer in layers), own]
+        about, content = metadata.as_layer(found.config)
+        entries = [*(layer.entries for layer in layers), about]
         merged = merge(entries, folders=[metadata.workdir(found.config)])
         if merged.devices:
             self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
         self.progress.stage("packing", stream_size(merged))
         chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
-        with nameless(target, mode) as handle:
+        with nameless(target, own=own) as handle:
             squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)
             return digest_of(Path(f"/proc/self/fd/{handle}"), self.progress)
 

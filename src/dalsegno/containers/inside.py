@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.metadata import parse_environment, parse_program, parse_workdir
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.machine import program
+from dalsegno.system.pipes import through
 from dalsegno.system.processes import Runner
+
+_MOST = 1 << 20  # no image's settings are longer
 
 
 @dataclass(frozen=True)
@@ -23,26 +28,34 @@ class Inside:
 
 def look_inside(path: Path, runner: Runner) -> Inside:
     """Read the files that Enroot and we put into an image; those it lacks are empty."""
+    path = Path(os.path.abspath(path))  # one that begins with `-` would be an option
     tool = _tool()
     runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
-    environment, rc = (_text_in(path, name, tool, runner) for name in ("etc/environment", "etc/rc"))
+    environment, rc = (_text_in(path, name, tool) for name in ("etc/environment", "etc/rc"))
     return Inside(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
 
 
-def _text_in(path: Path, name: str, tool: str, runner: Runner) -> str:
+def _text_in(path: Path, name: str, tool: str) -> str:
     """Of a file that the image lacks: "". An image that is cut off has a good first block, and no more."""
-    done = runner.run([tool, "-cat", str(path), name])
-    if "FATAL ERROR" in done.stderr:
-        why = next(line for line in done.stderr.splitlines() if line.strip())
-        raise DalsegnoError(
-            f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` reads all"
-        )
-    return done.stdout
+    data = b""
+    try:
+        for chunk in through([tool, "-cat", str(path), name], ()):
+            data += chunk
+            if len(data) > _MOST:
+                raise DamagedImage(f"{name} in {path} is longer than {_MOST >> 20} MiB")
+    except CommandFailed as error:
+        if "FATAL ERROR" in error.stderr:
+            why = next(line for line in error.stderr.splitlines() if line.strip())
+            raise DalsegnoError(
+                f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` reads all"
+            ) from error
+    return data.decode("utf-8", "surrogateescape")
 
 
 def read_through(path: Path, runner: Runner) -> str:
     """Unpack every byte, and keep none: what is wrong, or "". Of lz4 not every change is seen: it has no checksums."""
-    done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", str(path)])
+    file = os.path.abspath(path)
+    done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", file])
     said = [line for line in done.stderr.splitlines() if line.strip()]
     return "" if done.exit_code == 0 else (said or [f"unsquashfs ended with {done.exit_code}"])[-1]
 

@@ -34,7 +34,6 @@ from dalsegno.system.files import in_turn, locked
 from dalsegno.system.ownership import is_ours, make_own_folder, part_of_others, trusted_owners
 
 _ELSEWHERE = "remove it, or name another folder: DALSEGNO_IMAGES, or `containers.folder` in the cluster file"
-KEPT_MODE = 0o644  # of images; one that others can write to is none
 _FOLDERS = ("images", "blobs", "tags", "files", "locks")
 _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 

@@ -18,6 +18,7 @@ from dalsegno.containers.manifest import Config
 from dalsegno.containers.tar_read import Entry, Type
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.machine import program
+from dalsegno.system.ownership import part_of_others, trusted_owners
 from dalsegno.system.processes import Runner
 
 PROGRAMS = (
@@ -57,6 +58,7 @@ def ask(venv: Path, runner: Runner) -> Python:
         raise NotThere(
             f"{venv} is no Python environment: it has no bin/python", hint="name the folder that `python -m venv` made"
         )
+    check_trusted(venv, Path(os.path.realpath(executable)))
     said = runner.run([str(executable), "-I", "-c", _ASK]).checked(hint="its Python does not run; make it again")
     value = json.loads(said.stdout)
     prefix = Path(value["prefix"])
@@ -67,6 +69,18 @@ def ask(venv: Path, runner: Runner) -> Python:
         prefix, Path(value["executable"]), tuple(each for each in stdlib if each.is_dir()),
         tuple(each for each in outside if not any(each.is_relative_to(place) for place in known)),
     )  # fmt: skip
+
+
+def check_trusted(*folders: Path) -> None:
+    """Root runs the environment's own Python, and has the loader look at its programs: none may be another user's."""
+    if os.geteuid() != 0:
+        return
+    for folder in folders:
+        if part := part_of_others(folder, trusted_owners()):
+            raise DalsegnoError(
+                f"root does not run programs from {folder}: other users can change {part}",
+                hint="make the image as the user whose it is: `sudo -u USER dalsegno image from-venv …`",
+            )
 
 
 def config_of(python: Python) -> Config:
@@ -81,6 +95,7 @@ def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Laye
     extra = list(extra)
     if missing := [each for each in extra if not each.is_dir()]:
         raise NotThere(f"no folder {missing[0]}", hint="name folders that are here, or leave them out")
+    check_trusted(*extra)
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
     layer = _Root(Layer(own_owners=False))
     for name, mode in _FOLDERS.items():
@@ -98,7 +113,7 @@ def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Laye
     for file in _FILES:
         if os.access(file, os.R_OK):
             layer.path(Path(file))
-    for library in _libraries([path for path, _ in layer.layer.sources], runner):
+    for library in _libraries([source.path for source in layer.layer.sources], runner):
         layer.path(library)
         if library.name.startswith("libc.so"):
             for beside in _BESIDE_LIBC:

@@ -64,16 +64,16 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def nameless(path: Path, mode: int | None = None) -> Iterator[int]:
+def nameless(path: Path, *, own: bool = False) -> Iterator[int]:
     """An open file that gets its name when it is whole. Before that it has none: no kill leaves a part of it behind.
 
-    `mode`: None as the umask has it.
+    `own`: nobody else may write to it, whatever the umask says.
     """
     handle, temp = _open_nameless(path)
     try:
         yield handle
-        if mode is not None:
-            os.fchmod(handle, mode)
+        if own:
+            os.fchmod(handle, stat.S_IMODE(os.fstat(handle).st_mode) & ~0o022)
         os.fsync(handle)
         if temp is None:
             temp = _beside(path)

@@ -72,6 +72,19 @@ def make_own_folder(path: Path, hint: str) -> None:
         raise DalsegnoError(f"others can write to {path}", hint=hint)
 
 
+def folder_beneath(root: Path, inside: str) -> int:
+    """Open a folder below another through no link at all: whoever owns what is between could swap a folder for a link
+    while we look. OSError if there is one."""
+    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in Path(inside).parts:
+        try:
+            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        finally:
+            os.close(at)
+        at = below
+    return at
+
+
 def is_ours(path: Path, owners: Collection[int]) -> bool:
     """Whether this is a regular file of one of these users that nobody else can write to."""
     try:
