@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.files import explain, make_folder
+from dalsegno.system.sudo import caller
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # as the kernel follows
@@ -16,8 +17,7 @@ _MOST_LINKS = 40  # as the kernel follows
 
 def trusted_owners(env: Mapping[str, str] = os.environ) -> frozenset[int]:
     """Root, us, and the user who called us through sudo."""
-    caller = env.get("SUDO_UID", "")
-    return frozenset({0, os.geteuid()} | ({int(caller)} if os.geteuid() == 0 and caller.isdecimal() else set()))
+    return frozenset({0, os.geteuid(), caller(env)})
 
 
 def part_of_others(path: Path, owners: Collection[int]) -> str:
