@@ -162,6 +162,29 @@ def test_mounts_go_where_they_are_told_and_never_over_the_root(helper: Path, ima
         assert done.returncode == 1 and "cannot mount /" in done.stderr
 
 
+def test_what_the_node_hides_by_a_mount_stays_hidden(helper: Path, image: Path, tmp_path: Path):
+    """Only what the container has mounted can be taken off, and not what is mounted within that."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/secret").touch()
+    tmp_path.chmod(0o755)
+    hide = f"mount -t tmpfs t {tmp_path}/hidden"
+    for mounts, ok in ((f"{tmp_path}:/x,umount:/x/hidden", False), (f"{tmp_path}:/x,umount:/x", True)):
+        done = on_a_node(helper, for_user(SOMEONE, f"image={image}", f"mounts={mounts}"), "ls /x", before=hide)
+        assert "secret" not in done.stdout
+        assert (done.returncode == 0) == ok, done.stderr
+        assert ok or "cannot unmount /x/hidden in the container: nothing is mounted there" in done.stderr
+
+
+def test_a_folder_image_shows_nothing_that_a_mount_hides(helper: Path, image: Path, tmp_path: Path):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/secret").touch()
+    tmp_path.chmod(0o755)
+    words = for_user(SOMEONE, f"image={tmp_path}", f"mounts={image.parent}/tree/bin:/bin")
+    done = on_a_node(helper, words, "ls '/a b'", before=f"mount -t tmpfs t '{tmp_path}/a b'")
+    assert done.returncode == 1 and f"{tmp_path}/a b is mounted within it" in done.stderr, done.stdout
+    assert on_a_node(helper, words, "ls '/a b'").stdout == "secret\n"
+
+
 def test_in_a_folder_of_somebody_elses_there_is_a_place_for_mounts_too(helper: Path, image: Path):
     """Made in the container's own layer: nothing is written to the folder, and what it keeps to itself stays so."""
     tree = image.parent / "tree"

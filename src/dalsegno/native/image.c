@@ -143,6 +143,40 @@ static bool mount_fuse(struct image *image, const char *at) {
     return true;
 }
 
+/* As the table of mounts has it: a blank is \\040. */
+static void unescape(char *text) {
+    char *to = text;
+    for (; *text; text++) {
+        if (text[0] == '\\' && text[1] && text[2] && text[3])
+            *to++ = (char)((text[1] - '0') * 64 + (text[2] - '0') * 8 + (text[3] - '0')), text += 3;
+        else
+            *to++ = *text;
+    }
+    *to = '\0';
+}
+
+/* An overlay shows what is below a mount, which the node may hide by it. Nobody but root may look there. */
+static void refuse_mounts_within(const struct image *image) {
+    char link[64], folder[PATH_MAX], *line = NULL, *point = NULL;
+    size_t size = 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
+    ssize_t length = readlink(link, folder, sizeof folder - 1);
+    FILE *list = fopen("/proc/self/mountinfo", "re");
+    if (length <= 0 || !list)
+        fail("image %s: its mounts are not known: %s", request.image, strerror(errno));
+    folder[length] = '\0';
+    length -= folder[length - 1] == '/'; /* the root itself */
+    for (; getline(&line, &size, list) > 0; free(point), point = NULL) {
+        if (sscanf(line, "%*s %*s %*s %*s %ms", &point) != 1)
+            continue;
+        unescape(point);
+        if (strncmp(point, folder, (size_t)length) == 0 && point[length] == '/' && point[length + 1])
+            fail("image %s: %s is mounted within it; use a folder without mounts", request.image, point);
+    }
+    free(line);
+    fclose(list);
+}
+
 /* Once the namespaces are ours, and before our own folders hide anything: the image, if it is a folder, as a tree. */
 void hold_image(struct image *image) {
     if (!image->folder && !image->extracted[0])
@@ -150,6 +184,8 @@ void hold_image(struct image *image) {
     int folder = image->fd;
     if (image->extracted[0])
         folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    else if (privileged && request.uid != 0)
+        refuse_mounts_within(image);
     else if (!privileged) /* a descriptor from before belongs to mounts that we have left */
         folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);

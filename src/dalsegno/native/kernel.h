@@ -66,14 +66,16 @@ static inline int open_without_magic(const char *path, int flags) {
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }
 
-/* Whether both descriptors are on one mount; false if the kernel does not say. */
+/* The number of the mount that a descriptor is on; 0 if the kernel does not say. */
+static inline uint64_t mount_of(int fd) {
+    struct statx seen;
+    bool told = statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &seen) == 0 && seen.stx_mask & STATX_MNT_ID;
+    return told ? seen.stx_mnt_id : 0;
+}
+
 static inline bool on_one_mount(int first, int second) {
-    struct statx seen[2];
-    const int fds[] = {first, second};
-    for (int i = 0; i < 2; i++)
-        if (statx(fds[i], "", AT_EMPTY_PATH, STATX_MNT_ID, &seen[i]) != 0 || !(seen[i].stx_mask & STATX_MNT_ID))
-            return false;
-    return seen[0].stx_mnt_id == seen[1].stx_mnt_id;
+    uint64_t mount = mount_of(first);
+    return mount != 0 && mount == mount_of(second);
 }
 
 /* Sets the effective capabilities below 32 to those in the mask; what is permitted stays. */

@@ -21,6 +21,7 @@ struct place {
     int tree;
     bool folder, wanted; /* wanted by the user: must not be missing */
     const struct mount *mount; /* one of --container-mounts */
+    uint64_t attached;         /* the number of its mount, once it is there */
 };
 
 static struct place places[PLACES_MAX];
@@ -53,7 +54,7 @@ static struct place *add(const char *from, const char *to, enum whose whose, uin
     if (tree < 0 || fstat(fd, &seen) != 0 || (attributes && change_tree(tree, attributes, -1, 1) != 0))
         fail("cannot mount %s: %s", from, strerror(errno));
     close(fd);
-    return add_place((struct place){from, to, tree, S_ISDIR(seen.st_mode), whose == USERS, NULL});
+    return add_place((struct place){from, to, tree, S_ISDIR(seen.st_mode), whose == USERS, NULL, 0});
 }
 
 static uint64_t attributes_of(const struct mount *mount) {
@@ -78,7 +79,7 @@ bool set_propagation(void) {
 
 static void open_mount(const struct mount *mount) {
     if (mount->kind != MOUNT_BIND) { /* made, or taken off, when its turn comes */
-        add_place((struct place){mount->from, mount->to, -1, true, true, mount});
+        add_place((struct place){mount->from, mount->to, -1, true, true, mount, 0});
         return;
     }
     struct place *place = add(mount->from, mount->to, USERS, attributes_of(mount));
@@ -208,7 +209,15 @@ static int make_tmpfs(const struct mount *wanted, const char *scratch) {
     return tree;
 }
 
-/* `umount:/PATH`: something that was mounted before it, by a setting of the cluster's, say. */
+static bool is_attached(uint64_t mount) {
+    for (size_t i = 0; i < place_count; i++)
+        if (mount != 0 && places[i].attached == mount)
+            return true;
+    return false;
+}
+
+/* `umount:/PATH`: something that we have mounted before, by a setting of the cluster's, say. Not what is mounted within
+ * that: the node may hide something by it. */
 static void take_off(int root, const struct place *place) {
     char path[64];
     as_user();
@@ -217,12 +226,12 @@ static void take_off(int root, const struct place *place) {
     if (fd < 0)
         fail("cannot unmount %s in the container: %s", place->to, strerror(error));
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (on_one_mount(root, fd) || umount2(path, MNT_DETACH) != 0)
+    if (!is_attached(mount_of(fd)) || umount2(path, MNT_DETACH) != 0)
         fail("cannot unmount %s in the container: nothing is mounted there", place->to);
     close(fd);
 }
 
-static void put(int root, const struct place *place) {
+static void put(int root, struct place *place) {
     as_user();
     int fd = place_for(root, place), error = errno;
     as_root();
@@ -233,7 +242,7 @@ static void put(int root, const struct place *place) {
     if (fd < 0 && strncmp(place->to, "/etc/", 5) != 0)
         fail("the image has no place for %s: %s", place->to, strerror(error));
     if (fd >= 0)
-        close(fd);
+        close(fd), place->attached = mount_of(place->tree);
     close(place->tree);
 }
 
@@ -245,7 +254,7 @@ static void put_text(int root, const char *scratch, const char *to, const char *
     for (; *pieces; pieces++)
         if (file < 0 || dprintf(file, "%s", *pieces) < 0)
             fail("%s is not written: %s", to, strerror(errno));
-    struct place place = {path, to, clone_tree(file), false, false, NULL};
+    struct place place = {path, to, clone_tree(file), false, false, NULL, 0};
     close(file);
     if (place.tree >= 0)
         put(root, &place);
@@ -321,7 +330,7 @@ void fill_root(const char *path, const char *scratch) {
     }
     if (request.remap_root && request.uid != 0)
         spare_apt(root, scratch);
-    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL};
+    struct place gpu = {"NVIDIA's driver", GPU_FOLDER, gpu_tree(scratch), true, true, NULL, 0};
     if (gpu.tree >= 0)
         put(root, &gpu);
     for (size_t i = 0; i < place_count; i++) {
