@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
-    "health": (*UP_TO_2, *TRAIN_WIRE, *TRAIN_LEFT),
+    "health": (*UP_TO_2, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
     "users": UP_TO_3,
     "launch": (*UP_TO_3, *TRAIN_TALK, "wire"),
     "jobs": (*UP_TO_4, *TRAIN_TALK),

@@ -14,6 +14,7 @@ from dalsegno.health.checks.late import blame
 from dalsegno.health.result import Remedy
 from dalsegno.train.frames import BadFrame, Message, Reader, pack
 from dalsegno.train.proof import holds, nonce, prove
+from dalsegno.wire.bounds import Waiting
 
 KNOCK_S = 30.0  # for the other to call, and for its proof: both machines may be busy
 MOST_CALLERS = 64
@@ -61,10 +62,10 @@ def call(address: str, port: int, secret: bytes, knock_s: float = KNOCK_S) -> so
 
 
 class _Door:
-    """All callers are heard side by side; of too many, the one that waits longest is hung up on."""
+    """All callers are heard side by side; of too many, the address with the most of them loses its oldest."""
 
     def __init__(self, address: str, secret: bytes) -> None:
-        self._secret, self._selector, self._talks = secret, selectors.DefaultSelector(), list[_Talk]()
+        self._secret, self._selector, self._talks = secret, selectors.DefaultSelector(), Waiting[_Talk](MOST_CALLERS)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = socket.create_server((address, 0), family=family)
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -74,7 +75,7 @@ class _Door:
         return self
 
     def __exit__(self, *why: object) -> None:
-        for talk in self._talks:
+        for talk in self._talks.all():
             talk.sock.close()
         self._server.close()
         self._selector.close()
@@ -93,11 +94,12 @@ class _Door:
         return None
 
     def _greet(self) -> _Talk:
-        talk = _Talk(self._server.accept()[0], self._secret, _LISTENER, _DIALLER)
-        self._talks.append(talk)
+        sock, address = self._server.accept()
+        talk = _Talk(sock, self._secret, _LISTENER, _DIALLER, str(address[0]))
+        excess = self._talks.add(talk)
         self._selector.register(talk.sock, selectors.EVENT_READ, talk)
-        if len(self._talks) > MOST_CALLERS:
-            self._hang_up(self._talks[0])
+        if excess is not None:
+            self._hang_up(excess)
         return talk
 
     def _hang_up(self, talk: _Talk) -> None:
@@ -110,8 +112,9 @@ class _Door:
 class _Talk:
     """Two nonces, then two proofs. `known` is None until it is certain."""
 
-    def __init__(self, sock: socket.socket, secret: bytes, we: str, they: str) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, we: str, they: str, owner: str = "") -> None:
         self.sock, self._secret, self._we, self._they = sock, secret, we, they
+        self.owner, self.until = owner, float("inf")  # the address that takes the room, for as long as the test waits
         self._ours, self._theirs, self._reader = nonce(), "", Reader(512)
         self.known: bool | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
