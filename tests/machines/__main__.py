@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.machines.chroot import CLONE_THERE, Chroot, folder
+from tests.machines.chroot import CLONE_THERE, TRAINING_THERE, Chroot, folder, training_python
 from tests.machines.vm import PLAIN, SUDOER, Machine, build
 
 PYTEST = ".venv/bin/python -m pytest -q -p no:cacheprovider"
 RESEARCHERS = "./dalsegno demo --scene researchers"
 CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cluster/test_recovery.py"
+RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 
 # In the home of whoever runs it: a cluster is made, used and taken away, and nothing is left.
@@ -51,7 +52,13 @@ WITHOUT_SYSTEMD = ("up as root", "up with sudo", "up as a plain user", "cgroups,
 IN_CHROOT = {
     "set-up": "./dalsegno setup --dev",
     "demo": RESEARCHERS,
+    "unit tests": f"{PYTEST} -m 'not cluster'",
     "cluster tests": f"{PYTEST} {CLUSTER} {KINDS}",
+}
+# In a clone of its own, whose environment is made with an interpreter of this machine for which it has torch.
+TRAINING = {
+    "set-up with torch": "./dalsegno setup --dev --torch",
+    "runs": f"{PYTEST} {RUNS}",
 }
 
 
@@ -103,6 +110,15 @@ def chroot(release: str) -> Iterator[Result]:
     for check, command in IN_CHROOT.items():
         words = ["bash", "-c", command]
         yield checked(release, check, lambda log, w=words, c=check: machine.run(w, network=c == "set-up", log=log))
+    if (python := training_python()) is None:
+        return
+    machine.push(TRAINING_THERE)
+    for check, command in TRAINING.items():
+        words = ["env", f"DALSEGNO_PYTHON={python}", "bash", "-c", command]
+        online = "set-up" in check
+        yield checked(
+            release, check, lambda log, w=words, n=online: machine.run(w, where=TRAINING_THERE, network=n, log=log)
+        )
 
 
 def vm(name: str, checks: tuple[str, ...], *, systemd: bool) -> Iterator[Result]:
@@ -130,6 +146,7 @@ def in_vm(machine: Machine, user: str, command: str, log: Path) -> int:
 
 
 MACHINES: dict[str, Callable[[], Iterator[Result]]] = {
+    "bookworm": lambda: chroot("bookworm"),
     "trixie": lambda: chroot("trixie"),
     "sid": lambda: chroot("sid"),
     "systemd": lambda: vm("systemd", tuple(IN_VM), systemd=True),

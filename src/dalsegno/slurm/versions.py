@@ -52,6 +52,9 @@ ENABLE_CONTROLLERS = _since(23, 2)
 # orderly end. `-i` starts slurmctld all the same.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
+# Since 25.11 the name `nobody` means that there is no user; the number is a user in all releases.
+NOBODY_UID = 65534
+
 # slurmrestd: the part of the API that needs no slurmdbd, the newest release first.
 REST_API = (
     (_since(23, 11), "slurmctld"),
@@ -94,6 +97,11 @@ SETTINGS = {
     "UrlParserType": _since(25, 11),
 }
 _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
+
+
+def user_word(name: str) -> str:
+    """Return what to call a user in Slurm's files and options."""
+    return str(NOBODY_UID) if name == "nobody" else name
 
 
 def rest_api(slurm: Version) -> str:

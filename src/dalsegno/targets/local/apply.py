@@ -194,6 +194,9 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
         register_cluster(site.slurm, plan.cluster.name)
         state = replace(state, registered=True)
         write_state(site.folder, state)
+    # slurmctld of 26.05 ends if a partition names a QOS that is not in the database. Its settings follow later.
+    if named := sorted({qos for part in plan.cluster.partitions for qos in part.allow_qos}):
+        site.slurm.sacctmgr(["add", "qos", ",".join(named)])
     return state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
+from dalsegno.slurm.versions import NOBODY_UID
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.desired import File
@@ -12,8 +13,6 @@ from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import LOOPBACK
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.rebuilding import draw_secret
-
-REST_UID = 65534
 
 
 def make_folders(folder: Folder, plan: LocalPlan) -> None:
@@ -24,7 +23,7 @@ def make_folders(folder: Folder, plan: LocalPlan) -> None:
     make_folder(folder.slurmctld_state, 0o700)
     make_folder(folder.run / "rest")
     if os.geteuid() == 0:
-        os.chown(folder.run / "rest", REST_UID, -1)  # slurmrestd, as nobody, makes its socket there
+        os.chown(folder.run / "rest", NOBODY_UID, -1)  # slurmrestd, as nobody, makes its socket there
     for host in plan.desired.hosts:
         make_folder(folder.host(host) / "pid")
     for node in plan.cluster.nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dalsegno.containers.native import PLUGIN, build_key
+from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.sizes import UNSIZED_MIB
@@ -30,8 +31,8 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         places={node.name: _node_place(node.name, placement, machine, loopback) for node in cluster.nodes},
         dbd=_dbd(controllers[0], folder, placement) if cluster.slurm.accounting else None,
         spec=f"{cluster.name}'s cluster file",
-        slurm_user=machine.user,
-        slurmd_user=machine.user,
+        slurm_user=versions.user_word(machine.user),
+        slurmd_user=versions.user_word(machine.user),
         slurmctld_port=placement.ports.get("slurmctld", 6817),
         proctrack="cgroup" if tracked else "linuxproc",
         task_plugin="task/cgroup" if held else "task/none",
