@@ -26,6 +26,7 @@ from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
 from dalsegno.launch.words import GrantAsked, Hello
 from dalsegno.system import procfs
+from dalsegno.train.memory.names import sweep
 from dalsegno.why.run import explain_run
 from tests.launch.played import played
 from tests.launch.small_site import SmallSite
@@ -312,6 +313,7 @@ async def test_a_rank_that_does_nothing_though_another_has_returned_is_told_of(t
         found = explain_run(run.status, list(journal.read(run.folder.journal)))
         assert "does not end: 1 rank has returned, but rank 1" in found.sentence
         assert run.coordinator.run.phase is Phase.RUNNING
+    sweep(run.folder.run)  # its agents were killed
 
 
 @in_loop

@@ -34,7 +34,7 @@ from dalsegno.train.keeper.holdings import holdings  # noqa: E402
 from dalsegno.train.keeper.wire import Stranger, dial  # noqa: E402
 from dalsegno.train.memory.alive import hold, sweep_abandoned  # noqa: E402
 from dalsegno.train.memory.draft import write  # noqa: E402
-from dalsegno.train.memory.names import SlotName, alive_name, left_by  # noqa: E402
+from dalsegno.train.memory.names import SlotName, alive_name, left_by, sweep  # noqa: E402
 from dalsegno.train.memory.owned import SHM, find_folder, open_own, own_folder  # noqa: E402
 from dalsegno.train.memory.slot import Slot  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
@@ -328,6 +328,7 @@ def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_gu
         port = int(free.getsockname()[1])
     launcher = Launcher(tmp_path, sys.executable, {"SLURM_CONF": "/nonexistent"})
     launcher.script(TRAINS)
+    run = "none"
     words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-endpoint", f"localhost:{port}"]
     try:
         nodes = [launcher.start(*words, "train.py") for _ in range(2)]
@@ -340,6 +341,7 @@ def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_gu
         assert [door for door in doors if any(is_let_in(door, run, key) for key in (guessed, b""))] == []
     finally:
         launcher.close()
+        sweep(run)  # agents that are killed leave theirs to the next
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
