@@ -5,27 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from dalsegno.health.checks.late import PATIENCE_S
 from dalsegno.health.checks.services import ask_munge, judge_munge
 from dalsegno.health.here import machine_here
 from dalsegno.health.result import Verdict
 from dalsegno.health.world import Machine
 from dalsegno.recovery.client import ask
+from dalsegno.system.apart import Late
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Completed
 from dalsegno.system.procfs import descendants
 from tests.cluster.conftest import Cli, at_home, taken_down
-from tests.cluster.test_repair import daemon_pid
 from tests.waiting import eventually
 
 FILE = """
@@ -135,24 +131,21 @@ def test_healthy_node_that_is_slow_stays_in_service(cluster: Cli) -> None:
     assert [(node["name"], node["reason"]) for node in states] == [("train-1", ""), ("train-2", "")]
 
 
-class PausesMunged(Machine):
-    """The node, whose munged does not run for a while just as the first credential is to be decoded."""
+class LateOnce(Machine):
+    """The node, whose first `unmunge` is so slow that its time is over when munged has decoded the credential."""
 
-    munged, paused = 0, 0
+    late = 0
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 5.0) -> Completed:
-        if argv[0] == "unmunge" and not self.paused:
-            self.paused += 1
-            os.kill(self.munged, signal.SIGSTOP)
-            threading.Timer(PATIENCE_S + 0.2, os.kill, (self.munged, signal.SIGCONT)).start()
-        return super().run(argv, stdin=stdin, timeout_s=timeout_s)
+        done = super().run(argv, stdin=stdin, timeout_s=timeout_s)
+        if argv[0] == "unmunge" and not self.late:
+            self.late += 1
+            raise Late("`unmunge` gave no answer in time")
+        return done
 
 
 def test_munge_check_decodes_fresh_credential_after_timeout(cluster: Cli) -> None:
-    """munged decodes the first one when it runs again: sent once more, it would be called replayed."""
+    """Sent once more, the first one would be called replayed."""
     conf = cluster.home / "clusters/one/etc/slurm.conf"
-    node = PausesMunged(machine_here({**cluster.env, "SLURM_CONF": str(conf)}, "train-1").expected, cluster.env)
-    node.munged = daemon_pid(cluster, "head", "munged")
-    began = time.monotonic()
-    assert judge_munge(ask_munge(node)).verdict is Verdict.PASSED
-    assert node.paused and time.monotonic() - began >= PATIENCE_S
+    node = LateOnce(machine_here({**cluster.env, "SLURM_CONF": str(conf)}, "train-1").expected, cluster.env)
+    assert judge_munge(ask_munge(node)).verdict is Verdict.PASSED and node.late
