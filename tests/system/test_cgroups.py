@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.cgroups import CgroupPlace, CgroupTree, cluster_folders, find_cgroups, remove_cgroup
+from dalsegno.system.cgroups import (
+    SYSTEMD_RUNS,
+    CgroupPlace,
+    CgroupTree,
+    cluster_folders,
+    ends_with_session,
+    find_cgroups,
+    remove_cgroup,
+    user_scope_command,
+)
+from dalsegno.system.processes import FakeRunner
 
 V1 = """tmpfs /sys/fs/cgroup tmpfs rw 0 0
 cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0
@@ -73,3 +83,14 @@ def test_every_folder_of_a_cluster_is_found_again(tmp_path: Path, mounts: str, s
         remove_cgroup(folder)
     assert cluster_folders("0a", tmp_path) == []
     assert other.is_dir()
+
+
+def test_a_plain_users_cluster_leaves_the_session_only_where_the_users_systemd_lasts(tmp_path: Path):
+    (tmp_path / "ada").touch()
+    assert bool(user_scope_command("ada", tmp_path)) == SYSTEMD_RUNS.is_dir()
+    assert user_scope_command("bob", tmp_path) == []
+
+
+@pytest.mark.skipif(SYSTEMD_RUNS.is_dir(), reason="systemd runs here")
+def test_without_systemd_nothing_ends_with_the_session():
+    assert not ends_with_session(FakeRunner({}), "bob")

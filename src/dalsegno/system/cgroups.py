@@ -8,10 +8,13 @@ made for it with `Delegate=yes`, so that neither a daemon-reload nor the end of 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from dalsegno.system.processes import Runner
 
 MOUNTS = Path("/proc/self/mounts")
 SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
@@ -85,6 +88,25 @@ def scope_command(unit: str, description: str) -> list[str]:
     properties = ("Delegate=yes", "TasksMax=infinity", "CollectMode=inactive-or-failed", f"Description={description}")
     words = [word for each in properties for word in ("-p", each)]
     return ["systemd-run", "--quiet", "--scope", "--slice=system.slice", f"--unit={unit}", *words, "--"]
+
+
+LINGER = Path("/var/lib/systemd/linger")  # a file for each user whose own systemd outlives their sessions
+KILLS = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", "KillUserProcesses")
+
+
+def user_scope_command(user: str, linger: Path = LINGER) -> list[str]:
+    """Return the words that start a plain user's command outside of the login session; none where the user's own
+    systemd would end with the session too."""
+    if not (SYSTEMD_RUNS.is_dir() and (linger / user).exists()):
+        return []
+    return ["systemd-run", "--user", "--quiet", "--scope", "--collect", "--"]
+
+
+def ends_with_session(runner: Runner, user: str) -> bool:
+    """Return whether logind will kill what a plain user starts when the session ends."""
+    if not SYSTEMD_RUNS.is_dir() or user_scope_command(user) or shutil.which("busctl") is None:
+        return False
+    return runner.run(["busctl", "get-property", *KILLS], timeout_s=30).stdout.strip() == "b true"
 
 
 def cluster_folders(cluster_id: str, mounted: Path = Path("/sys/fs/cgroup")) -> list[Path]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from dalsegno.errors import TargetError
 from dalsegno.system.apart import slowness
-from dalsegno.system.cgroups import scope_command
-from dalsegno.system.files import damaged, read_json, write_if_changed
+from dalsegno.system.cgroups import scope_command, user_scope_command
+from dalsegno.system.files import damaged, read_json, user_of, write_if_changed
 from dalsegno.system.processes import Runner
 from dalsegno.system.procfs import MARK, Process, send
 
@@ -107,6 +107,9 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
     first = plans[0]
     if first.unit and not all(Path(folder).is_dir() for folder in first.unit_folders):
         argv = [*scope_command(first.unit, f"Dal Segno cluster {Path(mark).name}"), *argv]
+    elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
+        argv = [*scope, *argv]
+        env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # where the user's own systemd is asked
     done = runner.run(argv, env=env, timeout_s=(60 + len(plans)) * slowness())
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):

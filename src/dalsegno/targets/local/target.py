@@ -14,6 +14,7 @@ from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others
 from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
@@ -110,6 +111,8 @@ class LocalTarget:
             return [*shared_accounts(cluster.users, self._people()), *(self.closed_to_users() if cluster.users else ())]
         if placement.hosts == LOOPBACK and cluster.local.hosts == "auto" and self.machine.is_root:
             return ["namespaces are not permitted here: nodes are processes on loopback ports, not hosts of their own"]
+        if not self.machine.is_root and ends_with_session(self.runner, self.machine.user):
+            return ["it ends with this login session (KillUserProcesses=yes); `loginctl enable-linger` keeps it"]
         return []
 
     def apply(self, plan: Plan, say: Say) -> None:
