@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from dalsegno.system.apart import slowness
+
 TESTS = Path(__file__).parent
 CLUSTER_TIMEOUT_S = 600
 
@@ -32,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if TESTS / "cluster" in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+                item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S * slowness()))
 
 
 @pytest.fixture

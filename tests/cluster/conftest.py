@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import pytest
 
+from dalsegno.system.apart import slowness
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 SHARED = """
@@ -91,8 +93,8 @@ class Cli:
 
     def run(self, *args: str, cwd: Path | None = None, timeout_s: float = 180) -> Answer:
         done = subprocess.run(
-            self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True, timeout=timeout_s,
-            check=False, stdin=subprocess.DEVNULL,
+            self.argv(*args), env=self.env, cwd=cwd or self.home, capture_output=True, text=True,
+            timeout=timeout_s * slowness(), check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Answer(done.returncode, done.stdout, done.stderr)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.system.apart import slowness
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import leftovers, make_home
 from tests.cluster.test_rootless import NOBODY, copy_program
@@ -47,7 +48,7 @@ class Person:
         python = str(Path(sys.executable).resolve())
         return subprocess.run(
             ["nsenter", "-t", str(self.world), "--mount", f"--wd={self.home}", *me, python, "-m", "dalsegno", *args],
-            env=env, capture_output=True, text=True, check=False, timeout=180, stdin=subprocess.DEVNULL,
+            env=env, capture_output=True, text=True, check=False, timeout=180 * slowness(), stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def ok(self, *args: str) -> str:
