@@ -324,7 +324,7 @@ def test_root_may_also_become_a_user_of_the_machine_whose_group_has_another_name
 
 
 def test_the_login_node_is_a_host_of_its_own_and_no_node_of_slurms(site: Site):
-    assert site.ok("hostname", user="ada") == "login-1"
+    assert site.cli.ok("shell", "-M", "one", "-w", "login-1", "-u", "ada", "--", "hostname").strip() == "login-1"
     assert "login-1" not in site.ask("sinfo", "-h", "-N", "-o", "%N").split()
     inside = site.cli.ok("shell", "-M", "one", "-w", "login-1", "--", "srun", "hostname").strip()
     assert inside == "work-1"

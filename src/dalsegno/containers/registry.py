@@ -205,7 +205,10 @@ class Registry:
         name = self._name
         if refused.status in (401, 403) and server_of(refused.url) != self._server:
             other = address_of(refused.url)
-            return DalsegnoError(f"{name.registry} redirects to {other}, which answered {refused.status}")
+            return DalsegnoError(
+                f"{name.registry} redirects to {other}, which answered {refused.status}",
+                hint="try again later, or ask the operator of the registry: credentials are not sent to other servers",
+            )
         if refused.status == 404:
             return NotThere(
                 f"{name.registry} has no image {name.repository}{'@' if name.digest else ':'}{name.reference}",
