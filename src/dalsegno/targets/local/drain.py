@@ -85,7 +85,7 @@ def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: f
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
 
     def all_there() -> bool:
-        missing = _missing(slurm, wanted, in_service)
+        missing = resume_and_find_missing(slurm, wanted, in_service)
         _raise_for_dead_slurmd(plan, missing, since)
         return not missing
 
@@ -99,13 +99,17 @@ def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> 
                 raise_if_dead(host, service, since)
 
 
-def _missing(slurm: SlurmClient, wanted: set[str], in_service: set[str]) -> set[str]:
-    """Those that have not registered. On the way, nodes that have no reason left to be out of service are returned."""
-    nodes = {node.name: node for node in slurm.nodes()}
-    for node in nodes.values():
-        if node.name in wanted and (_is_back(node) or (node.name in in_service and _is_spare(node))):
-            slurm.resume(node.name)
-    return wanted - {name for name, node in nodes.items() if is_registered(node)}
+def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str]) -> set[str]:
+    """Return the nodes that have not registered. Nodes with no reason left to be out of service are resumed on the way.
+
+    A node that was just resumed counts as missing until a later look finds it in service: Slurm may still hold a node
+    for responding that was set down before its host was booted again.
+    """
+    nodes = [node for node in slurm.nodes() if node.name in wanted]
+    resumed = {node.name for node in nodes if _is_back(node) or (node.name in in_service and _is_spare(node))}
+    for name in sorted(resumed):
+        slurm.resume(name)
+    return wanted - {node.name for node in nodes if is_registered(node) and node.name not in resumed}
 
 
 def is_registered(node: NodeInfo) -> bool:
