@@ -6,7 +6,13 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import FakeRunner
 from dalsegno.targets.local.drain import resume_and_find_missing
 
-NODE = "NodeName=gpu-1 CPUTot=4 RealMemory=2000 State={state} Partitions=train {reason}"
+NODE = (
+    "NodeName=gpu-1 Arch=x86_64 CoresPerSocket=4  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=0.00 AvailableFeatures=(null) "
+    "ActiveFeatures=(null) Gres=(null) GresDrain=N/A NodeAddr=127.0.0.1 NodeHostName=vm Port=6818 Version=24.11.5 "
+    "RealMemory=2000 AllocMem=0 FreeMem=900 Sockets=1 Boards=1 State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 "
+    "Owner=N/A MCS_label=N/A Partitions=train  BootTime=1794805539 SlurmdStartTime=1794808449 "
+    "LastBusyTime=1794808453 ResumeAfterTime=None CfgTRES=cpu=4 AllocTRES= CurrentWatts=0 AveWatts=0  {reason}\n"
+)
 BOOTING = NODE.format(state="DOWN", reason="Reason=dalsegno:boot [root@1794808453]")
 SILENT = NODE.format(state="DOWN+NOT_RESPONDING", reason="Reason=dalsegno:boot [root@1794808453]")
 IN_SERVICE = NODE.format(state="IDLE", reason="")
