@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from dalsegno.health.wire import MOST_BYTES
+from dalsegno.health.words import MOST_PART, Reply, parts, reply_message
 from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
 from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
 from dalsegno.launch.agents import Agents
@@ -33,7 +35,8 @@ from dalsegno.launch.words import Noted, Word
 from dalsegno.recovery.client import ask
 from dalsegno.system.procfs import arguments, find
 from dalsegno.train.frames import Message, Reader, pack, send
-from dalsegno.train.proof import Seal, nonce, prove
+from dalsegno.train.proof import TAG_BYTES, Seal, nonce, prove
+from tests.cli.runs import make_run, tell
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import kill
 from tests.cluster.test_run_kinds import WAITS, Person, end_with
@@ -612,3 +615,42 @@ def server_for_agents(cli: Cli) -> str:
     )
     (found,) = {words[words.index("--controller") + 1] for words in (arguments(agent.pid) for agent in agents)}
     return found
+
+
+# What users write, on its way through what root runs
+
+
+@pytest.mark.parametrize("letter", ["a", "\x01", "é", "\U0001f600"])
+def test_no_text_of_a_user_makes_a_message_that_the_controller_refuses(letter: str):
+    """The arguments of a process are in the evidence of its node. JSON makes up to twelve bytes of one letter."""
+    text = letter * (256 << 10)
+    cut = list(parts(text))
+    assert "".join(cut) == text and list(parts("")) == [""]
+    seal = Seal(SECRET, "agent")
+    for part in cut:
+        body = seal.close(reply_message(Reply(1, file="ps.txt", part=part)))[4:]
+        assert len(body) <= MOST_BYTES + TAG_BYTES and len(part) <= MOST_PART
+    assert len(cut) <= 64
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be tricked into being root")
+@pytest.mark.parametrize("words", [["cancel"], ["logs", "--follow"]], ids=str)
+def test_root_starts_nothing_that_the_path_of_another_users_run_leads_to(tmp_path: Path, words: list[str]):
+    """`sudo dalsegno cancel RUN`, in a folder where several users have their runs."""
+    tmp_path.chmod(0o755)
+    trap, sprung = tmp_path / "bin", tmp_path / "sprung"
+    trap.mkdir()
+    for name in ("squeue", "scontrol", "scancel", "sinfo"):
+        (trap / name).write_text(f"#!/bin/sh\nid -u >> {sprung}\n")
+        (trap / name).chmod(0o755)
+    run = make_run(tmp_path / "runs")
+    tell(run, coordinator_pid=1)
+    run.environment.write_text(json.dumps({"PATH": f"{trap}:/usr/bin:/bin"}))
+    for path in (run.root, *run.root.rglob("*")):
+        os.chown(path, 65534, 65534)
+    env = {**os.environ, "DALSEGNO_RUNS": str(tmp_path / "runs"), "DALSEGNO_HOME": str(tmp_path / "home")}
+    argv = [sys.executable, "-m", "dalsegno", words[0], "train-k3f9x", *words[1:]]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert not sprung.exists(), "a program of the user's ran as root"
+    assert done.returncode == 1 and "belongs to nobody" in done.stderr and "sudo -u nobody" in done.stderr, done.stderr
+    assert not run.cancel.exists()

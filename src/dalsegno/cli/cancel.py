@@ -63,13 +63,14 @@ def end_run(run: RunFolder, say: Say) -> None:
 
 def _mark(run: RunFolder) -> None:
     """What the run's coordinator looks for, and what keeps another from starting."""
+    from dalsegno.jobs import check_own
+    from dalsegno.system.files import explain
+
+    check_own(run)
     try:
         os.close(os.open(run.cancel, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-    except PermissionError:
-        from dalsegno.system.files import owner_name
-
-        whose = owner_name(run.root)
-        raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
+    except OSError as error:
+        raise explain(error, run.cancel) from error
 
 
 def _end(run: RunFolder, status: Status, say: Say) -> None:

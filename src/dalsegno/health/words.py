@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from dalsegno.health.report import LONGEST, MOST_FINDINGS, BadReport, Report, pa
 from dalsegno.train.frames import Message
 
 MOST_PART = 32 << 10  # characters of a file that one message carries
+MOST_PART_BYTES = 96 << 10  # of them as JSON, where one character may take twelve; well below what the controller takes
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BEAT: Message = {"beat": True}
 
@@ -53,6 +55,17 @@ def reply_message(reply: Reply) -> Message:
     message: Message = {"answer": reply.order, "done": reply.done, "error": reply.error[:LONGEST], "port": reply.port}
     message.update(file=reply.file, part=reply.part)
     return message if reply.report is None else {**message, "report": report_message(reply.report)}
+
+
+def parts(text: str) -> Iterator[str]:
+    """Cut a file's text, which users may have written, into parts that each fit into a message; at least one."""
+    start = 0
+    while start == 0 or start < len(text):
+        length = MOST_PART
+        while len(json.dumps(text[start : start + length])) > MOST_PART_BYTES:
+            length //= 2
+        yield text[start : start + length]
+        start += length
 
 
 def read_word(message: Mapping[str, Any]) -> Word:

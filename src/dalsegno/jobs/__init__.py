@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, plan_run, salloc_argv
     from dalsegno.jobs.prepare import (
         HANDED_OVER,
+        check_own,
         discard_run,
         first_status,
         given_up,
@@ -51,6 +52,7 @@ __all__ = [
     "TorchrunArgs",
     "World",
     "agents_argv",
+    "check_own",
     "check_program",
     "check_torch",
     "choose_mpi",
@@ -104,6 +106,7 @@ _HOMES = {
     "plan": ("RunPlan", "plan_join", "plan_next", "plan_run", "salloc_argv"),
     "prepare": (
         "HANDED_OVER",
+        "check_own",
         "discard_run",
         "first_status",
         "given_up",

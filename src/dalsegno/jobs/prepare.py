@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder, mending
 from dalsegno.launch.status import ENDED, WAITING, Status, write_status
 from dalsegno.spec.facts_json import facts_from_json, facts_to_json
-from dalsegno.system.files import explain, make_folder, owner_name, read_json, remove_tree, write_atomic
+from dalsegno.system.files import damaged, explain, make_folder, owner_name, read_json, remove_tree, write_atomic
 
 HANDED_OVER = "handed over"
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, and no pipe to wait for
 ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
 
 
@@ -73,13 +76,32 @@ def read_plan(run: RunFolder) -> RunPlan:
 
 
 def read_environment(run: RunFolder) -> dict[str, str]:
-    """The variables the run was asked for with. Only its owner may read them."""
+    """The variables the run was asked for with, for its owner alone: they say which Slurm and whose programs to use."""
     try:
-        data = read_json(run.environment, mending(run.environment))
-    except PermissionError:
-        whose = owner_name(run.root)
-        raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use sudo") from None
+        with _open_own(run) as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise damaged(run.environment, str(error), mending(run.environment)) from error
     return {name: str(value) for name, value in data.items()} if isinstance(data, dict) else {}
+
+
+def check_own(run: RunFolder) -> None:
+    """Raise for another user's run, also as root: who must not write there, nor start what its PATH leads to."""
+    with contextlib.suppress(FileNotFoundError):
+        _open_own(run).close()
+
+
+def _open_own(run: RunFolder) -> TextIO:
+    """Open the run's environment, which only its owner can have written and may read."""
+    with contextlib.suppress(PermissionError):
+        handle = os.open(run.environment, os.O_RDONLY | _PLAIN)
+        if not hasattr(os, "geteuid") or os.fstat(handle).st_uid == os.geteuid():
+            return os.fdopen(handle)
+        os.close(handle)
+    whose = owner_name(run.root)
+    raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use `sudo -u {whose}`")
 
 
 def _write_all(run: RunFolder, plan: RunPlan, environment: Mapping[str, str], status: Status) -> None:

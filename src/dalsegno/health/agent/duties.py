@@ -26,7 +26,7 @@ from dalsegno.health.report import Finding, Gpu, Report
 from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
 from dalsegno.health.settings import Settings
-from dalsegno.health.words import MOST_PART, Order, Reply
+from dalsegno.health.words import Order, Reply, parts
 from dalsegno.spec.facts import Health
 from dalsegno.spec.facts_json import facts_from_json
 from dalsegno.system.apart import NoAnswer
@@ -117,8 +117,8 @@ class Duties:
 
     def _evidence(self, order: Order, send: Send) -> None:
         for name, text in gather(self.node, self.boot, self.findings(), os.environ):
-            for start in range(0, max(len(text), 1), MOST_PART):
-                send(Reply(order.number, file=name, part=text[start : start + MOST_PART]))
+            for part in parts(text):
+                send(Reply(order.number, file=name, part=part))
 
     def _pair_listen(self, order: Order, send: Send) -> None:
         secret = order.arguments["secret"].encode()
