@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns  # noqa: E402
+from dalsegno.health.agent.worker import CHECK_S  # noqa: E402
 from dalsegno.jobs.torchrun.keys import Keys  # noqa: E402
 from dalsegno.system.procfs import descendants  # noqa: E402
 from dalsegno.train.agent import AgentLink  # noqa: E402
@@ -43,6 +46,7 @@ from dalsegno.train.objects import Objects  # noqa: E402
 from dalsegno.train.resuming import from_memory  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
 from tests.jobs.torchrun.launcher import Launcher  # noqa: E402
+from tests.train.keeper.nodes import Node  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 
@@ -364,3 +368,44 @@ def is_let_in(address: tuple[str, int], run: str, secret: bytes) -> bool:
     except (OSError, Stranger, BadFrame, ValueError):
         return False
     return True
+
+
+def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: Path) -> None:
+    """Each would take a thread and a file until the agent has spoken, and without a file the keeper would end."""
+    (tmp_path / "shm").mkdir(mode=0o700)
+    node = Node(tmp_path / "shm")
+    node.start()
+    callers: list[socket.socket] = []
+    try:
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (100, 100))
+        callers = [socket.create_connection(node.address, 60) for _ in range(200)]
+        node.listen(1.0)  # time to take them in, for a keeper that does
+        held = len(os.listdir(f"/proc/{node.pid}/fd"))
+        threads = len(os.listdir(f"/proc/{node.pid}/task"))
+        assert held < 50 and threads < 50, (held, threads)
+        node.keep()
+        node.ready()
+        with socket.create_connection(node.address, 60) as late:
+            assert b"nonce" in late.recv(4096)
+        node.listen()  # it has not ended
+    finally:
+        for caller in callers:
+            caller.close()
+        node.close()
+
+
+def test_a_user_with_many_files_keeps_no_other_users_memory_from_being_swept(tmp_path: Path, run: str) -> None:
+    """The node agent gives this so much time, and then leaves it out for a quarter of an hour."""
+    for uid, names in ((VICTIM, [f"{run}.safe"]), (ATTACKER, [f"r{number}.0.0" for number in range(5000)])):
+        folder = tmp_path / f"dalsegno.{uid}"
+        folder.mkdir(mode=0o700)
+        for name in names:
+            (folder / name).touch()
+            os.utime(folder / name, (1e9, 1e9))
+        os.chown(folder, uid, uid)
+    memory = MemoryOfRuns(tmp_path, uid=0)
+    memory.tidy(0.0)
+    began = time.process_time()
+    gone = memory.tidy(UNUSED_S)
+    assert time.process_time() - began < CHECK_S / 4
+    assert len(gone) == 5001 and os.listdir(tmp_path) == []

@@ -1,5 +1,8 @@
 """What a run left in this node's shared memory when it had lost the node: swept once nobody is left who could use it.
 
+The names of the files are the users'. All that is done here takes time in proportion to files and processes, never to
+one times the other: a user with many of both must not keep the memory of the others from being swept.
+
 A run sweeps the nodes that it has when it ends. One that it was cut off from, and gave back, it cannot reach any more;
 Slurm has ended its agent there without a word. Snapshots outlive their agent on purpose, so there is a time of grace.
 """
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from dalsegno.system import procfs
 from dalsegno.train.contract import RUN
-from dalsegno.train.memory.names import ALONE, last_written, sweep
+from dalsegno.train.memory.names import ALONE, last_written, run_of, sweep_all
 from dalsegno.train.memory.owned import SHM, every_folder
 
 EVERY_S = 10.0
@@ -22,6 +25,7 @@ FRESH_S = 10.0  # what was written a moment ago is in use: then no process is lo
 UNUSED_S = 30.0  # longer than a run needs to start another agent
 
 Run = tuple[int, str]  # whose, and its id
+_FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
 
 
 class MemoryOfRuns:
@@ -42,27 +46,31 @@ class MemoryOfRuns:
         old = [run for run, at in written if at < fresh and not run[1].startswith(ALONE)]
         unused = set(old) - running(old)
         self._unused = {run: self._unused.get(run, now) for run in unused}
-        gone = sorted(run for run, since in self._unused.items() if now - since >= UNUSED_S and not is_mapped(run))
+        due = {run for run, since in self._unused.items() if now - since >= UNUSED_S}
+        gone = due - mapped(due)
         for owner, path in folders:
-            for uid, run in gone:
-                if uid == owner:
-                    sweep(run, path, uid)
-        return gone
+            if own := {run for uid, run in gone if uid == owner}:
+                sweep_all(own, path, owner)
+        return sorted(gone)
 
 
 def running(runs: Collection[Run]) -> set[Run]:
     """Those of which a process of their user's lives here: an agent, or something that was started by one."""
+    marks = {(uid, word.encode()): (uid, run) for uid, run in runs for word in (run, f"{RUN}={run}")}
     found = set[Run]()
     for uid, pid in _processes({uid for uid, _ in runs}):
-        words = {*procfs.environment(pid), *(word.encode() for word in procfs.arguments(pid))}
-        found |= {run for run in runs if run[0] == uid and words & {run[1].encode(), f"{RUN}={run[1]}".encode()}}
+        words = [*procfs.environment(pid), *(word.encode() for word in procfs.arguments(pid))]
+        found |= {marks[uid, word] for word in words if (uid, word) in marks}
     return found
 
 
-def is_mapped(run: Run) -> bool:
-    """Whether somebody has a file of it open all the same, who bears no mark of the run. Asked before the last step."""
-    files = re.compile(rb"/dalsegno\.[0-9.]+/" + re.escape(run[1].encode()) + rb"\.")
-    return any(files.search(procfs.mapped(pid)) for _, pid in _processes({run[0]}))
+def mapped(runs: Collection[Run]) -> set[Run]:
+    """Those of which a process has a file open that bears no mark of the run. Asked before the last step."""
+    found = set[Run]()
+    for uid, pid in _processes({uid for uid, _ in runs}):
+        names = {name.decode(errors="replace") for name in _FILES.findall(procfs.mapped(pid))}
+        found |= {(uid, run) for name in names if (run := run_of(name.removesuffix(" (deleted)")))}
+    return found & set(runs)
 
 
 def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:

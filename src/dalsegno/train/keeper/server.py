@@ -18,6 +18,8 @@ from dalsegno.wire.bounds import Waiting
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32
+_MOST_HEARD = 2 * _MOST_UNPROVEN  # those who were sent away, and whose threads have not ended yet, included
+_FULL_PAUSE_S = 0.1  # no file descriptor or thread is left
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,18 +40,34 @@ class Server:
         self._lock = threading.Lock()
         self._unproven: Waiting[_Stranger] = Waiting(_MOST_UNPROVEN)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
+        self._heard = threading.BoundedSemaphore(_MOST_HEARD)
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
     def accept_for_ever(self) -> None:
+        """Begins when the agent has told the secret: until then callers wait in the kernel's queue, at no cost."""
+        while self._books.wait_for_orders(PROOF_S) is None:
+            pass
         while True:
-            with contextlib.suppress(ConnectionAbortedError):
-                sock, address = self._listener.accept()
-                stranger = _Stranger(sock, str(address[0]), time.monotonic() + PROOF_S)
-                self._welcome(stranger)
-                threading.Thread(target=self._hear, args=(stranger,), daemon=True, name="call").start()
+            self._heard.acquire()
+            try:
+                self._accept()
+            except (OSError, RuntimeError):  # gone before we looked, or there is nothing left to hear it with
+                self._heard.release()
+                time.sleep(_FULL_PAUSE_S)
+
+    def _accept(self) -> None:
+        sock, address = self._listener.accept()
+        stranger = _Stranger(sock, str(address[0]), time.monotonic() + PROOF_S)
+        self._welcome(stranger)
+        try:
+            threading.Thread(target=self._hear, args=(stranger,), daemon=True, name="call").start()
+        except RuntimeError:
+            self._forget(stranger)
+            sock.close()
+            raise
 
     def _welcome(self, stranger: _Stranger) -> None:
         with self._lock:
@@ -59,11 +77,17 @@ class Server:
                 with contextlib.suppress(OSError):
                     excess.sock.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
+    def _forget(self, stranger: _Stranger) -> None:
+        with self._lock:
+            self._unproven.remove(stranger)
+
     def _hear(self, stranger: _Stranger) -> None:
         with stranger.sock as sock:
-            channel = self._proved(sock)
-            with self._lock:
-                self._unproven.remove(stranger)
+            try:
+                channel = self._proved(sock)
+            finally:
+                self._forget(stranger)
+                self._heard.release()
             if channel is not None and self._calls.acquire(blocking=False):
                 try:
                     self._serve(channel)
@@ -71,7 +95,7 @@ class Server:
                     self._calls.release()
 
     def _proved(self, sock: socket.socket) -> Channel | None:
-        keep = self._books.wait_for_orders(PROOF_S)
+        keep = self._books.keep
         try:
             if keep is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,15 +80,20 @@ def slots_of(run: str, folder: Path | None = None) -> list[SlotName]:
 
 def left_by(run: str, folder: Path | None = None, uid: int | None = None) -> list[str]:
     """The names of all files of the run in the user's folder."""
-    return sorted(name for name in _listed(folder, os.getuid() if uid is None else uid) if _run_of(name) == run)
+    return sorted(name for name in _listed(folder, os.getuid() if uid is None else uid) if run_of(name) == run)
 
 
 def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
     """Remove what the run left in the user's folder; how many files went. What is gone already is fine."""
     uid = os.getuid() if uid is None else uid
     folder = folder or owned.find_folder(uid=uid)
-    gone = owned.remove_from(folder, left_by(run, folder, uid), uid) if folder else 0
-    if folder and gone:
+    return sweep_all({run}, folder, uid) if folder else 0
+
+
+def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
+    """The same for many runs, at the price of one."""
+    gone = owned.remove_from(folder, [name for name in _listed(folder, uid) if run_of(name) in runs], uid)
+    if gone:
         owned.remove_folder(folder)
     return gone
 
@@ -112,13 +118,14 @@ def last_written(folder: Path | None, uid: int) -> dict[str, float]:
     """Of every run in the user's folder: when one of its files was written last (seconds since 1970)."""
     newest: dict[str, float] = {}
     for name, at in _listed(folder, uid).items():
-        run = _run_of(name)
+        run = run_of(name)
         if run is not None:
             newest[run] = max(newest.get(run, 0.0), at)
     return newest
 
 
-def _run_of(name: str) -> str | None:
+def run_of(name: str) -> str | None:
+    """The run that a file of that name belongs to; None if it is none of ours."""
     found = _SLOT.fullmatch(name) or _ALIVE.fullmatch(name) or _SAFE.fullmatch(name)
     return found[1] if found and _RUN.fullmatch(found[1]) else None
 

@@ -10,6 +10,7 @@ descriptor, never of the name.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from dalsegno.train.errors import NoRoom
 
 SHM = Path("/dev/shm")
 _NAMES = 64  # for one user, should others have taken the first ones
+_MOST_FILES = 1 << 16  # of one folder that are looked at: root looks too, and a user must not keep it busy
 _FOLDER = re.compile(r"dalsegno\.[0-9]+(\.[0-9]+)?", re.ASCII)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO of somebody else's must not make us wait
 
@@ -84,9 +86,10 @@ def list_folder(path: Path, uid: int) -> dict[str, float]:
     found: dict[str, float] = {}
     with contextlib.suppress(OSError), _opened(path) as folder:
         if os.fstat(folder).st_uid == uid:
-            for name in os.listdir(folder):
-                with contextlib.suppress(FileNotFoundError):
-                    found[name] = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+            with os.scandir(folder) as entries:
+                for entry in itertools.islice(entries, _MOST_FILES):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
     return found
 
 
