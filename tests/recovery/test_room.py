@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.keeper import Keeper
+from dalsegno.jobs.keeping import MOST_SHORT_LIVES
+from dalsegno.recovery.keeper import MOST_GIVEN_UP, Keeper
 from dalsegno.recovery.person import MOST_RUNS, MOST_RUNS_OF_A_USER, check_room
-from dalsegno.recovery.records import Records
+from dalsegno.recovery.records import Record, Records
+from dalsegno.recovery.restarts import after_end
 from dalsegno.system.procfs import end, marked
 
 OWN, ADA, NOBODY = os.geteuid(), 4711, 65534
@@ -52,6 +54,17 @@ def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_o
         for key, events in keeper.selector.select(1):
             key.data(events)
     keeper.ask("/home/one-more", NOBODY)
+
+
+def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(tmp_path: Path, keeper: Keeper):
+    """A user could have one after the other given up, and each would take a file and memory for ever."""
+    keeper.known["before"] = Record("/home/before", ADA, given_up=True)
+    for number in range(MOST_GIVEN_UP + 5):
+        record = Record(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
+        keeper.records.write(record)
+        keeper._do(after_end(record, 1, 0.0))
+    assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MOST_GIVEN_UP + 5))]
+    assert len(list(tmp_path.glob("*.json"))) == MOST_GIVEN_UP
 
 
 def test_the_controllers_own_user_may_fill_it():

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dalsegno.recovery.complaints import Complaints
 from dalsegno.system.sockets import listen_at, peer_uid
 from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.wire.bounds import Allowances, Waiting
@@ -60,7 +61,7 @@ class Door:
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, answer: Answer, say: Callable[[str], None]
     ) -> None:
-        self.selector, self.answer, self.say = selector, answer, say
+        self.selector, self.answer, self.complaints = selector, answer, Complaints(say)
         self.callers: Waiting[Caller] = Waiting(MOST_CALLERS, MOST_PER_USER)
         self._allowances = Allowances(BURST_S, SHARE)
         self._served_at: dict[int, float] = {}  # by uid, of those who wait
@@ -170,7 +171,7 @@ class Door:
         try:
             return pack(self.answer(caller.uid, message))
         except Exception:  # whatever a stranger's words do to us, the others' runs must go on being kept
-            self.say(f"a call of uid {caller.uid} went wrong\n{traceback.format_exc()}")
+            self.complaints.about(f"a call of uid {caller.uid} that went wrong", traceback.format_exc())
             return pack({"error": "the controller cannot answer this", "hint": "its log says why"})
 
     def _speak(self, caller: Caller) -> None:

@@ -22,6 +22,7 @@ from dalsegno.system.procfs import Process, arguments, find, owner
 
 Say = Callable[[str], None]
 PROGRAM = "run-coordinator"
+MOST_GIVEN_UP = 64  # of one user that are remembered
 
 
 @dataclass
@@ -97,9 +98,15 @@ class Keeper:
         elif step.do is Do.GIVE_UP:
             self.say(f"{run}: its coordinator has ended {step.record.short_lives} times in a row; given up")
             self._save(step.record)
+            given_up = [each for each in self.known.values() if each.given_up and each.uid == step.record.uid]
+            for old in given_up[:-MOST_GIVEN_UP]:
+                self._forget(old)
         elif step.do is Do.FORGET:
-            del self.known[run]
-            self.records.remove(step.record)
+            self._forget(step.record)
+
+    def _forget(self, record: Record) -> None:
+        del self.known[record.run]
+        self.records.remove(record)
 
     def _start(self, record: Record) -> None:
         """Written down before, so that a death in between is found out, and after, with the PID."""
