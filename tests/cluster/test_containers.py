@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -335,6 +336,34 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
         assert answer.code == NO_CONTAINER and why in answer.err
     if someone.user:  # root has no container of that name
         assert f"there is no container {own}" in Contained(someone.cli, someone.image).sh(f"{line} true").err
+
+
+def test_a_container_has_the_namespaces_that_it_asks_for(someone: Contained):
+    """For all of its tasks, and for the steps that join it; a step that joins gets no others."""
+    name = f"apart-{someone.uid}"
+    line = f"srun -w train-1 --container-name={name}"
+    see = "for kind in net ipc uts user; do ls -l /proc/self/ns/$kind; done | grep -o '[a-z]*:\\[.*\\]'"
+    wait = "until test -e /seen; do sleep 0.05; done; "
+    script = f"""srun -w train-1 sh -c {shlex.quote(see)}
+        {line} $I --container-unshare=net,ipc -n 2 sh -c {shlex.quote(wait + see)} &
+        until told=$({line}:exec --container-unshare=uts true 2>&1) || echo "$told" | grep -q separate
+        do sleep 0.1; done
+        {line}:exec --container-unshare=net sh -c {shlex.quote(see)}
+        {line}:no_exec --container-unshare=uts sh -c {shlex.quote(see + "; touch /seen")}
+        wait; echo "$told" >&2
+        srun --container-unshare=net,pid $I true"""
+    answer = someone.sh(script)
+    ids = [line.strip() for line in answer.out.splitlines()]
+    assert len(ids) == 20, answer
+    host, joined, beside = (dict(zip(("net", "ipc", "uts", "user"), ids[at:], strict=False)) for at in (0, 4, 8))
+    for kind in ("net", "ipc"):
+        assert joined[kind] != host[kind] and ids.count(joined[kind]) == 3, "both tasks and the step that joined"
+        assert beside[kind] == host[kind]
+    assert joined["uts"] == host["uts"] and ids.count(beside["uts"]) == 1
+    root = not someone.user and someone.uid == "0"
+    assert (joined["user"] == host["user"]) == root, "a user's namespaces belong to a user namespace of theirs"
+    assert "--container-unshare=uts requested but the container is not in a separate UTS namespace" in answer.err
+    assert answer.code != 0 and "--container-unshare: unknown namespace 'pid'" in answer.err
 
 
 def test_named_containers_are_listed_and_removed(someone: Contained):

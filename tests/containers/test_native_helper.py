@@ -175,6 +175,19 @@ def test_what_the_node_hides_by_a_mount_stays_hidden(helper: Path, image: Path, 
         assert ok or "cannot unmount /x/hidden in the container: nothing is mounted there" in done.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("as_user=1",), ("remap_root=1",)])
+def test_new_namespaces_show_a_user_nothing_that_the_node_hides(
+    helper: Path, image: Path, tmp_path: Path, more: tuple[str, ...]
+):
+    """A new /sys would show what is below a mount on the node's: the kernel refuses it, and the node's stays."""
+    tmp_path.chmod(0o755)
+    hide = "mount -t tmpfs none /sys/kernel; mount -t tmpfs none /dev/shm; echo 1 >/dev/shm/nodes"
+    words = for_user(SOMEONE, f"image={image}", f"cache={tmp_path}", "unshare=net,ipc", *more)
+    done = on_a_node(helper, words, "ls /sys/kernel /dev/shm; ls -d /sys/class", hide)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["/dev/shm:", "/sys/kernel:", "/sys/class"]
+
+
 def test_a_folder_image_shows_nothing_that_a_mount_hides(helper: Path, image: Path, tmp_path: Path):
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b/secret").touch()

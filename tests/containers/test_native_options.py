@@ -28,7 +28,15 @@ from dalsegno.system.processes import Completed, FakeRunner, LocalRunner
 FUZZ_S = int(os.environ.get("DALSEGNO_FUZZ_S", "2"))
 WHY_LENGTH = 512
 SANITIZED = ("-g", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
-SEEDS = ("/fsx:/fsx:ro+noexec,./a:/b", "PATH,LANG,_X1", "mine-2.0:no_exec", 'cd "/w \\"" && unset OLDPWD', "A=b c", "1")
+SEEDS = (
+    "/fsx:/fsx:ro+noexec,./a:/b",
+    "PATH,LANG,_X1",
+    "mine-2.0:no_exec",
+    "net,ipc,uts",
+    'cd "/w \\"" && unset OLDPWD',
+    "A=b c",
+    "1",
+)
 Check = Callable[[str, str], str]
 
 
@@ -77,6 +85,8 @@ def refusal(library: ctypes.CDLL) -> Check:
         ("WORKDIR", "/workspace"),
         ("WORKDIR", "../relative"),
         ("SAVE", "after.sqsh"),
+        ("UNSHARE", "net"),
+        ("UNSHARE", "uts,ipc,net,net"),
         ("AUTO_RESUME", "1"),
     ],
 )
@@ -112,6 +122,11 @@ def test_what_pyxis_takes_is_taken(refusal: Check, option: str, value: str):
         ("NAME", "mine:later", "auto, create, exec or no_exec"),
         ("WORKDIR", "", "empty"),
         ("SAVE", "", "empty"),
+        ("UNSHARE", "", "argument required"),
+        ("UNSHARE", "net,", "empty namespace argument"),
+        ("UNSHARE", "foo", "unknown namespace 'foo': use net, ipc or uts"),
+        ("UNSHARE", "net,pid", "unknown namespace 'pid'"),
+        ("UNSHARE", "NET", "unknown namespace 'NET'"),
         ("AUTO_RESUME", "yes", "0 or 1"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,11 +34,16 @@ def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder that every user may enter. Every pytest that starts closes pytest's own folder to other users."""
+    with TemporaryDirectory(prefix="ds-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A folder as image."""
-    for path in (tmp_path, *tmp_path.parents):
-        if path.is_relative_to("/tmp/") and path.owner() == "root":
-            path.chmod(path.stat().st_mode | 0o055)
     busybox = shutil.which("busybox")
     assert busybox, "busybox-static is not installed"
     for name in ("bin", "etc", "work"):
@@ -132,6 +138,8 @@ def test_variables_stand_for_the_other_switches_too(stepd: Path, tree: Path):
         ([], {"READONLY": "perhaps"}, "PYXIS_CONTAINER_READONLY: `perhaps` is neither 1 nor 0"),
         ([], {"MOUNTS": "/usr:/x," * 9000}, "PYXIS_CONTAINER_MOUNTS is too long"),
         ([], {"MOUNTS": "/usr:x"}, "--container-mounts: `x` is no absolute path"),
+        ([], {"UNSHARE": "net,pid"}, "--container-unshare: unknown namespace 'pid'"),
+        (["unshare=foo"], {}, "--container-unshare: unknown namespace 'foo'"),
     ],
 )
 def test_what_contradicts_itself_starts_nothing(
@@ -162,6 +170,69 @@ def test_mounts_of_all_kinds(stepd: Path, tree: Path, uid: int):
     assert said("/usr/share:./x/../y", "ls -d /y/doc") == ["/y/doc"]
     assert said("umount:/usr/share", mounted.format("/usr/share"), "--container-mount-home") == ["nothing"]
     assert said("/usr:/x,umount:/x,/usr/share:/x", "ls -d /x/doc") == ["/x/doc"]
+
+
+NAMESPACES = ("net", "ipc", "uts")
+HOST = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
+SPACES = "for kind in net ipc uts; do readlink /proc/self/ns/$kind; done"
+NOTHING_AS_ROOT = {"PLUGSTACK": "squashfs=user"}
+
+
+def spaces_seen(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Return the kinds of namespaces that are not the node's."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if ":[" in line]
+    assert lines[:3] == lines[3:], "tasks of one container share its namespaces"
+    return {kind for kind, line in zip(NAMESPACES, lines[:3], strict=True) if line != HOST[kind]}
+
+
+@pytest.mark.parametrize("remap", [(), ("--container-remap-root",)])
+@pytest.mark.parametrize(("uid", "site"), [(0, {}), (SOMEONE, {}), (SOMEONE, NOTHING_AS_ROOT)])
+def test_namespaces_are_new_where_they_are_asked_for(
+    stepd: Path, tree: Path, uid: int, site: dict[str, str], remap: tuple[str, ...]
+):
+    def run(script: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        command = ("--", "/bin/busybox", "sh", "-c", script)
+        return step(stepd, f"--container-image={tree}", *remap, *words, *command, uid=uid, **site, **env)
+
+    (tree / "bin/readlink").symlink_to("busybox")
+    assert spaces_seen(run(SPACES)) == set()
+    for kind in NAMESPACES:
+        assert spaces_seen(run(SPACES, f"--container-unshare={kind}")) == {kind}
+    assert spaces_seen(run(SPACES, "--container-unshare=uts,net,ipc")) == set(NAMESPACES)
+    assert spaces_seen(run(SPACES, PYXIS_CONTAINER_UNSHARE="net")) == {"net"}
+    assert spaces_seen(run(SPACES, "--container-unshare=uts", PYXIS_CONTAINER_UNSHARE="net")) == {"uts"}
+
+
+@pytest.mark.parametrize(("uid", "site"), [(0, {}), (SOMEONE, {}), (SOMEONE, NOTHING_AS_ROOT)])
+def test_a_new_namespace_shows_nothing_of_the_nodes(stepd: Path, tree: Path, uid: int, site: dict[str, str]):
+    def run(kind: str, script: str, *words: str) -> str:
+        command = ("--", "/bin/busybox", "sh", "-c", script)
+        image = f"--container-image={tree}"
+        done = step(stepd, image, f"--container-unshare={kind}", *words, *command, uid=uid, **site)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("net", "busybox ls /sys/class/net; busybox wc -l </proc/net/route") == "lo\n1\n" * 2
+    assert run("net", "busybox ping -c 1 127.0.0.1 >/dev/null && echo up", "--container-remap-root") == "up\n" * 2
+    devices = [os.stat(path).st_dev for path in ("/dev", "/dev/shm")]
+    seen = run("ipc", "busybox stat -c %d /dev /dev/shm; touch /dev/shm/mine; echo x >/dev/null; ls /dev/pts")
+    own = [line for line in seen.splitlines() if line != "ptmx"]
+    assert own[:2] == own[2:] and not set(map(str, devices)) & set(own)
+    assert not Path("/dev/shm/mine").exists()
+    name = os.uname().nodename
+    assert run("uts", "busybox hostname") == f"{name}\n" * 2
+    renamed = run("uts", "busybox hostname inside; busybox hostname", "--container-remap-root")
+    assert renamed == "inside\n" * 2 and os.uname().nodename == name
+
+
+def test_a_task_has_no_rights_over_the_nodes_namespaces(stepd: Path, tree: Path):
+    """Root inside owns the new namespaces, and those that were not asked for are the node's as before."""
+    script = "busybox hostname $(busybox hostname) 2>&1; busybox ip addr add 127.77.77.77/32 dev lo 2>&1; true"
+    for kind, refused in {"net": "sethostname", "uts": "ip:", "ipc": "sethostname"}.items():
+        words = (f"--container-image={tree}", "--container-remap-root", f"--container-unshare={kind}")
+        done = step(stepd, *words, "--", "/bin/busybox", "sh", "-c", script)
+        assert refused in done.stdout and "not permitted" in done.stdout, done
 
 
 def test_only_a_mount_of_the_containers_can_be_taken_off(stepd: Path, tree: Path):

@@ -155,7 +155,11 @@ static void read_word(const char *word) {
         read_groups(value);
     else if (is(word, "site", &value) && request.site_count < SITE_MAX)
         request.site[request.site_count++] = value;
-    else if (is(word, "readonly", &value))
+    else if (is(word, "unshare", &value)) {
+        char why[WHY_LENGTH];
+        if (parse_unshare(value, request.unshare, why) != 0)
+            fail("--container-unshare: %s", why);
+    } else if (is(word, "readonly", &value))
         request.readonly = *value == '1';
     else if (is(word, "remap_root", &value))
         request.remap_root = *value == '1';
@@ -342,7 +346,8 @@ static void mount_root_of_running(struct kept *kept) {
     attach_at(tree_in(kept->bare), SCRATCH "/root");
 }
 
-static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, int fds[2], bool *folder) {
+static void build(char *argv[], int old_mounts, int old_folder, struct kept *kept, struct spaces *spaces,
+                  bool *folder) {
     struct image image = {0};
     if (kept->running)
         mount_root_of_running(kept);
@@ -351,26 +356,27 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
     fill_root(SCRATCH "/root", SCRATCH);
     change_root();
     *folder = image.folder;
-    fds[1] = -1;
     bool wrapped = privileged ? request.uid != 0 : !request.remap_root;
     if (!wrapped && !set_propagation())
         fail("the propagation of mounts cannot be set: %s", strerror(errno));
-    if (privileged && request.uid == 0)
-        fds[0] = namespace_fd(0, "mnt");
-    else if (privileged)
-        wrap(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid, request.gid, fds);
-    else if (request.remap_root)
-        fds[0] = namespace_fd(0, "mnt"), fds[1] = namespace_fd(0, "user");
+    if (wrapped && privileged)
+        wrap(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid, request.gid, spaces);
+    else if (wrapped)
+        wrap(request.uid, request.gid, 0, 0, spaces);
+    else if (!leave_namespaces())
+        fail(NO_NAMESPACES, strerror(errno));
     else
-        wrap(request.uid, request.gid, 0, 0, fds);
+        hold_namespaces(0, spaces);
+    if (privileged && request.uid == 0)
+        close(spaces->user), spaces->user = -1;
 }
 
-static void answer(const struct kept *kept, const int fds[2], bool folder) {
+static void answer(const struct kept *kept, const struct spaces *spaces, bool folder) {
     char text[WHY_LENGTH] = "mnt";
     int all[DESCRIPTORS_MAX], count = 0;
-    all[count++] = fds[0];
-    if (fds[1] >= 0)
-        all[count++] = fds[1], strcat(text, " user");
+    all[count++] = spaces->mounts;
+    if (spaces->user >= 0)
+        all[count++] = spaces->user, strcat(text, " user");
     if (kept->lock >= 0)
         all[count++] = kept->lock, strcat(text, " lock");
     if (request.in_use >= 0)
@@ -379,6 +385,9 @@ static void answer(const struct kept *kept, const int fds[2], bool folder) {
         all[count++] = kept->bare, strcat(text, " bare");
     if (kept->owner >= 0)
         all[count++] = kept->owner, strcat(text, " owner");
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        if (spaces->own[i] >= 0)
+            all[count++] = spaces->own[i], strcat(strcat(text, " "), namespace_words[i]);
     if (folder)
         strcat(text, " folder");
     if (request.note) /* last of all, in a line of its own */
@@ -406,7 +415,7 @@ static _Noreturn void manage(void) {
 
 int main(int argc, char *argv[]) {
     struct kept kept;
-    int fds[2];
+    struct spaces spaces = no_spaces;
     bool folder = false;
     /* Asked before anything is opened, which would take its number: root's containers have no user namespace. */
     int user = fcntl(USER_FD, F_GETFD) < 0 ? -1 : USER_FD;
@@ -439,15 +448,15 @@ int main(int argc, char *argv[]) {
         become_user();
     request.image = absolute(request.image);
     open_kept(&kept);
-    if (kept.mounts >= 0) {
-        fds[0] = kept.mounts, fds[1] = kept.user;
+    if (kept.spaces.mounts >= 0) {
+        spaces = kept.spaces;
         join_unpacked();
     } else {
         if (!request.image)
             fail("no image is named");
-        build(argv, mounts, here, &kept, fds, &folder);
+        build(argv, mounts, here, &kept, &spaces, &folder);
     }
-    note_kept(&kept, fds[0], fds[1]);
-    answer(&kept, fds, folder);
+    note_kept(&kept, &spaces);
+    answer(&kept, &spaces, folder);
     return 0;
 }

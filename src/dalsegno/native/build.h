@@ -13,6 +13,7 @@ enum { GROUPS_MAX = 4096, SITE_MAX = 16, VARIABLES_MAX = 32 };
 
 /* What the plugin asks for: the words of the command line, NAME=VALUE each. */
 struct request {
+    bool unshare[NAMESPACE_KINDS]; /* namespaces of its own */
     const char *image, *mounts, *name, *home, *home_at, *pmix, *script, *user, *data, *cache, *save;
     const char *remove;                   /* names of containers; `list`: which there are, and nothing is built */
     bool list;
@@ -77,18 +78,25 @@ bool set_propagation(void);
 /* gpu.c: the driver's libraries and programs */
 int gpu_tree(const char *scratch);
 
+/* A container's namespaces; -1: the node's. */
+struct spaces {
+    int mounts, user, own[NAMESPACE_KINDS]; /* own: those of --container-unshare */
+};
+
+static const struct spaces no_spaces = {-1, -1, {-1, -1, -1}};
+
 /* kept.c: containers with a name */
 struct kept {
     char path[PATH_MAX], image[2 * PATH_MAX];
     const char *asked; /* what the image was called by */
     int folder, door, lock, tree;
-    int mounts, user; /* of a container that runs and is joined, or -1 */
+    struct spaces spaces; /* of a container that runs and is joined */
     int bare, owner;  /* where its file system is mounted, and nothing else; the user namespace of that, if it has one */
     bool running;     /* it is that file system that is built on, beside a container that runs */
 };
 void open_kept(struct kept *kept);
 void hold_kept(struct kept *kept);
-void note_kept(struct kept *kept, int mounts, int user);
+void note_kept(struct kept *kept, const struct spaces *spaces);
 void read_image(struct kept *kept);
 
 /* manage.c: which there are, and removing them */
@@ -101,7 +109,11 @@ int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gi
 int bare_namespace(const char *root);
 int tree_in(int mounts);
 void join_user_namespace(int user);
-void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid, int fds[2]);
+#define NO_NAMESPACES "--container-unshare: the kernel refused: %s; see user.max_net_namespaces and its kin"
+void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
+          struct spaces *spaces);
+bool leave_namespaces(void);
+void hold_namespaces(pid_t pid, struct spaces *spaces);
 extern int proc_fd;
 
 void save_root(int user, int mounts);

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernel.h"
 #include "owners.h"
 
 enum { TEXT_MAX = 1 << 18 };
@@ -171,6 +172,9 @@ void enter_container(spank_t spank, char *const given[], const struct container 
     prctl(PR_SET_DUMPABLE, 0); /* until the program runs: who is inside already must not reach what slurmstepd had open */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
         give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        if (container->own[i] >= 0 && setns(container->own[i], namespace_flag((enum namespace_kind)i)) != 0)
+            give_up(spank, "its %s namespace cannot be entered: %s", namespace_words[i], strerror(errno));
     if (setns(container->mounts, CLONE_NEWNS) != 0)
         give_up(spank, "its mount namespace cannot be entered: %s", strerror(errno));
     set_environment(spank, given[OPTION_ENV], container->user >= 0 && given[OPTION_REMAP_ROOT]);

@@ -36,6 +36,13 @@ static void try_names(const char *text) {
         assert(*name.name && strlen(name.name) <= NAME_LENGTH_MAX && !strchr(name.name, '/') && name.name[0] != '.');
 }
 
+static void try_unshare(const char *text) {
+    bool wanted[NAMESPACE_KINDS];
+    char why[WHY_LENGTH] = "";
+    bool some = parse_unshare(text, wanted, why) == 0;
+    assert(some ? wanted[NAMESPACE_NET] || wanted[NAMESPACE_IPC] || wanted[NAMESPACE_UTS] : *why);
+}
+
 static void try_image_files(const char *text) {
     char *copy = strdup(text), *value = NULL;
     size_t length = parse_environment(copy, &value);
@@ -55,6 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         assert(check_option((enum option)option, text, why) == 0 || memchr(why, 0, sizeof why));
     try_mounts(text);
     try_names(text);
+    try_unshare(text);
     try_image_files(text);
     free(text);
     return 0;
@@ -62,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
 #ifndef WITHOUT_MAIN
 static size_t make_words(char *text, size_t size) {
-    static const char *const pieces[] = {"/",   ":",  ",",  "+",    "ro",   "/a",     "../", "NAME", "=", "tmpfs:", "umount:", "size=", "rslave",    "\"", "'",
+    static const char *const pieces[] = {"/",   ":",  ",",  "+",    "ro",   "/a",     "../", "NAME", "=", "tmpfs:", "umount:", "size=", "rslave", "net", "ipc,", "uts",    "\"", "'",
                                          "cd ", "\n", "&&", "auto", "exec", "create", "./x", "_",    "\xff", " ",  "#"};
     size_t used = 0, count = (size_t)rand() % (rand() % 50 ? 24 : 400);
     for (size_t i = 0; i < count && used + 8 < size; i++) {

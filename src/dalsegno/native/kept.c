@@ -27,18 +27,18 @@ static void make(const struct kept *kept, const char *name, mode_t mode) {
         fail("cannot keep the container: %s/%s: %s", kept->path, name, strerror(errno));
 }
 
-/* A namespace that a process holds open, found by its number. */
-static int find_namespace(const char *pid, unsigned long long number) {
-    char folder[NAME_MAX + 16];
+/* A namespace of one kind that a process holds open, found by its number. */
+static int find_namespace(const char *pid, const char *kind, unsigned long long number) {
+    char folder[NAME_MAX + 16], wanted[64];
     struct stat seen;
     snprintf(folder, sizeof folder, "/proc/%s/fd", pid);
+    snprintf(wanted, sizeof wanted, "%s:[%llu]", kind, number);
     DIR *list = opendir(folder);
     int found = -1;
     for (struct dirent *entry; list && found < 0 && (entry = readdir(list));)
         if (fstatat(dirfd(list), entry->d_name, &seen, 0) == 0 && seen.st_ino == number) {
             char target[64] = "";
-            if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) > 0 &&
-                (strncmp(target, "mnt:[", 5) == 0 || strncmp(target, "user:[", 6) == 0))
+            if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) > 0 && strcmp(target, wanted) == 0)
                 found = openat(dirfd(list), entry->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         }
     if (list)
@@ -46,12 +46,12 @@ static int find_namespace(const char *pid, unsigned long long number) {
     return found;
 }
 
-/* Whether a mount namespace belongs to that user namespace, or to ours (-1), and that one to this user. The process may
+/* Whether a namespace belongs to that user namespace, or to ours (-1), and that one to this user. The process may
  * have ended, and another have its number and a namespace with that number. */
-static bool is_users(int mounts, int user) {
+static bool is_users(int space, int user) {
     struct stat owning, named;
     uid_t owner;
-    int userns = ioctl(mounts, NS_GET_USERNS);
+    int userns = ioctl(space, NS_GET_USERNS);
     bool same = userns >= 0 && fstat(userns, &owning) == 0 &&
                 (user >= 0 ? fstat(user, &named) : fstatat(proc_fd, "self/ns/user", &named, 0)) == 0 &&
                 owning.st_ino == named.st_ino;
@@ -60,23 +60,32 @@ static bool is_users(int mounts, int user) {
     return same && (user < 0 || (ioctl(user, NS_GET_OWNER_UID, &owner) == 0 && owner == request.uid));
 }
 
+enum { NOTED = 4 + NAMESPACE_KINDS }; /* numbers of namespaces in a holder's note: 0 for one that it does not have */
+
 static bool join_holder(struct kept *kept, int folder, const char *pid) {
-    char text[128] = "";
-    unsigned long long numbers[4] = {0};
-    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), *fds[] = {&kept->mounts, &kept->user,
-                                                                                &kept->bare, &kept->owner};
+    static const char *const kinds[] = {"mnt", "user", "mnt", "user"};
+    char text[256] = "";
+    unsigned long long numbers[NOTED] = {0};
+    struct spaces *spaces = &kept->spaces;
+    int *const fds[] = {&spaces->mounts, &spaces->user, &kept->bare, &kept->owner};
+    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
     bool all = true;
     if (file >= 0)
         close(file);
-    if (got <= 0 || sscanf(text, "%llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3]) != 4)
+    if (got <= 0 || sscanf(text, "%llu %llu %llu %llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3],
+                           &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions noted four */
         return false;
     for (int i = 0; i < 4; i++) {
-        *fds[i] = numbers[i] ? find_namespace(pid, numbers[i]) : -1;
+        *fds[i] = numbers[i] ? find_namespace(pid, kinds[i], numbers[i]) : -1;
         all &= *fds[i] >= 0 || !numbers[i];
     }
+    for (int i = 0; i < NAMESPACE_KINDS; i++) {
+        spaces->own[i] = numbers[4 + i] ? find_namespace(pid, namespace_words[i], numbers[4 + i]) : -1;
+        all &= !numbers[4 + i] || (spaces->own[i] >= 0 && is_users(spaces->own[i], spaces->user));
+    }
     bool apart = numbers[1] || (privileged && request.uid == 0);
-    return all && apart && is_users(kept->mounts, kept->user) && is_users(kept->bare, kept->owner);
+    return all && apart && is_users(spaces->mounts, spaces->user) && is_users(kept->bare, kept->owner);
 }
 
 /* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
@@ -127,6 +136,15 @@ static void take_image(const struct kept *kept, const char *name) {
     request.image = kept->image;
 }
 
+/* As Pyxis does: a container that runs has the namespaces that it was started with. */
+static void check_namespaces(const struct spaces *running) {
+    static const char *const names[] = {[NAMESPACE_NET] = "network", [NAMESPACE_IPC] = "IPC", [NAMESPACE_UTS] = "UTS"};
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        if (request.unshare[i] && running->own[i] < 0)
+            fail("--container-unshare=%s requested but the container is not in a separate %s namespace", namespace_words[i],
+                 names[i]);
+}
+
 static void check_use(const struct container_name *name, bool known, bool busy) {
     if (name->use == NAME_CREATE && known)
         fail("there is a container %s already on this node", name->name);
@@ -140,8 +158,8 @@ static void check_use(const struct container_name *name, bool known, bool busy) 
 void open_kept(struct kept *kept) {
     struct container_name name;
     char why[WHY_LENGTH];
-    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .mounts = -1, .user = -1, .bare = -1,
-                           .owner = -1};
+    *kept = (struct kept){.folder = -1, .door = -1, .lock = -1, .tree = -1, .bare = -1, .owner = -1,
+                           .spaces = no_spaces};
     if (!request.name)
         return;
     if (parse_container_name(request.name, &name, why) != 0)
@@ -166,9 +184,11 @@ void open_kept(struct kept *kept) {
     if (kept->image[0])
         take_image(kept, name.name);
     kept->running = busy && name.use == NAME_NO_EXEC;
-    if (kept->running) /* beside it: its file system, and mounts of one's own */
-        kept->mounts = kept->user = -1;
-    else if (busy && request.mounts)
+    if (kept->running) /* beside it: its file system, and mounts and namespaces of one's own */
+        kept->spaces = no_spaces;
+    else if (busy)
+        check_namespaces(&kept->spaces);
+    if (busy && !kept->running && request.mounts)
         add_note("container %s runs already: ignoring --container-mounts", name.name);
     make(kept, "upper", 0755);
     make(kept, "work", 0700);
@@ -188,21 +208,21 @@ void hold_kept(struct kept *kept) {
 }
 
 /* From now on the step, which is our parent, is one of its users. */
-void note_kept(struct kept *kept, int mounts, int user) {
-    const int fds[] = {mounts, user, kept->bare, kept->owner};
-    struct stat seen[4] = {0};
+void note_kept(struct kept *kept, const struct spaces *spaces) {
+    int fds[NOTED] = {spaces->mounts, spaces->user, kept->bare, kept->owner};
+    struct stat seen;
     char name[64];
     if (kept->door < 0)
         return;
-    for (int i = 0; i < 4; i++)
-        if (fds[i] >= 0 && fstat(fds[i], &seen[i]) != 0)
-            fail("cannot keep the container: %s", strerror(errno));
+    memcpy(fds + 4, spaces->own, sizeof spaces->own);
     snprintf(name, sizeof name, "holders/%d", (int)getppid());
     int file = openat(kept->folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file < 0 || dprintf(file, "%llu %llu %llu %llu\n", (unsigned long long)seen[0].st_ino,
-                            (unsigned long long)seen[1].st_ino, (unsigned long long)seen[2].st_ino,
-                            (unsigned long long)seen[3].st_ino) < 0)
-        fail("cannot keep the container: %s", strerror(errno));
+    for (int i = 0; i < NOTED; i++) {
+        seen.st_ino = 0;
+        if (file < 0 || (fds[i] >= 0 && fstat(fds[i], &seen) != 0) ||
+            dprintf(file, "%llu%c", (unsigned long long)seen.st_ino, i + 1 < NOTED ? ' ' : '\n') < 0)
+            fail("cannot keep the container: %s", strerror(errno));
+    }
     close(file);
     file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {

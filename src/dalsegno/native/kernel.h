@@ -4,12 +4,15 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "options.h"
 
 #ifndef MOUNT_ATTR_RDONLY
 #define MOUNT_ATTR_RDONLY 0x01
@@ -86,6 +89,11 @@ static inline int set_effective(uint32_t mask) {
         return -1;
     data[0].effective = mask, data[1].effective = 0;
     return (int)syscall(SYS_capset, &header, data);
+}
+
+/* What setns and unshare call it. */
+static inline int namespace_flag(enum namespace_kind kind) {
+    return (const int[]){[NAMESPACE_NET] = CLONE_NEWNET, [NAMESPACE_IPC] = CLONE_NEWIPC, [NAMESPACE_UTS] = CLONE_NEWUTS}[kind];
 }
 
 static inline int change_root_here(void) { return (int)syscall(SYS_pivot_root, ".", "."); }

@@ -74,6 +74,8 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
         dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);
     int count = take_message(later.tasks[0], text, sizeof text, fds, HANDED_MAX);
     container->mounts = container->user = container->lock = container->said = -1;
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        container->own[i] = -1;
     container->folder = false;
     container->error[0] = container->note[0] = '\0';
     take_answer(text, fds, count, container);

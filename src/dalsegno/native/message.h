@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { DESCRIPTORS_MAX = 6 };
+enum { DESCRIPTORS_MAX = 9 };
 
 bool send_message(int to, const char *text, const int *fds, int count);
 int receive_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors; -1: nobody is there */

@@ -30,6 +30,8 @@ const struct option_word option_words[OPTION_COUNT] = {
                                "print what the entry point says (it always does here)"},
     [OPTION_WRITABLE] = {"container-writable", NULL, "the container may be written to (default)"},
     [OPTION_READONLY] = {"container-readonly", NULL, "the container may not be written to"},
+    [OPTION_UNSHARE] = {"container-unshare", "NS[,NS...]",
+                        "give the container namespaces of its own: net, ipc, uts; all of its tasks on a node share them"},
     [OPTION_LIST] = {"container-list", NULL, "print which named containers there are on the node; runs no command"},
     [OPTION_REMOVE] = {"container-remove", "NAME[,NAME...]",
                        "remove named containers from the node; runs no command"},
@@ -243,6 +245,36 @@ int parse_container_names(const char *text, struct names *names, char why[WHY_LE
     return 0;
 }
 
+const char *const namespace_words[NAMESPACE_KINDS] = {"net", "ipc", "uts"};
+
+static int find_namespace(const char *word) {
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        if (strcmp(word, namespace_words[i]) == 0)
+            return i;
+    return -1;
+}
+
+int parse_unshare(const char *text, bool wanted[NAMESPACE_KINDS], char why[WHY_LENGTH]) {
+    memset(wanted, 0, sizeof *wanted * NAMESPACE_KINDS);
+    if (!*text)
+        return refuse(why, "argument required: net, ipc or uts, joined by commas");
+    char *copy = strdup(text), *rest = copy, *word;
+    if (!copy)
+        return refuse(why, "out of memory");
+    int rc = 0;
+    while (rc == 0 && (word = strsep(&rest, ","))) {
+        int kind = find_namespace(word);
+        if (kind >= 0)
+            wanted[kind] = true;
+        else if (!*word)
+            rc = refuse(why, "empty namespace argument");
+        else
+            rc = refuse(why, "unknown namespace '%.100s': use net, ipc or uts", word);
+    }
+    free(copy);
+    return rc;
+}
+
 int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]) {
     static const char *const words[] = {"0", "no", "n", "false", "f", "1", "yes", "y", "true", "t"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -280,6 +312,7 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
     struct mounts mounts = {0};
     struct names names = {0};
     struct container_name name;
+    bool wanted[NAMESPACE_KINDS];
     int rc = 0;
     switch (option) {
     case OPTION_IMAGE:
@@ -300,6 +333,8 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
         rc = parse_container_names(value, &names, why);
         names_free(&names);
         return rc;
+    case OPTION_UNSHARE:
+        return parse_unshare(value, wanted, why);
     case OPTION_SAVE:
         return *value ? 0 : refuse(why, "the path to save to is empty");
     case OPTION_AUTO_RESUME:

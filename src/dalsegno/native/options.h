@@ -25,6 +25,7 @@ enum option {
     OPTION_ENTRYPOINT_LOG,
     OPTION_WRITABLE,
     OPTION_READONLY,
+    OPTION_UNSHARE,
     OPTION_LIST,
     OPTION_REMOVE,
     OPTION_AUTO_RESUME,
@@ -60,6 +61,11 @@ struct names {
     char *text;
 };
 
+/* Namespaces that --container-unshare gives a container; without it they are the node's. */
+enum namespace_kind { NAMESPACE_NET, NAMESPACE_IPC, NAMESPACE_UTS, NAMESPACE_KINDS };
+
+extern const char *const namespace_words[NAMESPACE_KINDS];
+
 enum name_use { NAME_AUTO, NAME_CREATE, NAME_EXEC, NAME_NO_EXEC };
 
 struct container_name {
@@ -75,6 +81,7 @@ void names_free(struct names *names);
 bool names_hold(const struct names *names, const char *name, size_t length);
 int parse_container_names(const char *text, struct names *names, char why[WHY_LENGTH]); /* with commas, and no uses */
 int parse_container_name(const char *text, struct container_name *name, char why[WHY_LENGTH]);
+int parse_unshare(const char *text, bool wanted[NAMESPACE_KINDS], char why[WHY_LENGTH]);
 int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]); /* the value of a variable such as PYXIS_CONTAINER_READONLY */
 enum option opposite(enum option option); /* OPTION_COUNT: it has none */
 bool image_is_path(const char *image);

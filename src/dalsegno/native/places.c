@@ -1,5 +1,6 @@
 /* What a container shows of its node: /proc, /sys, /dev, a few files of /etc, and the folders that were asked for. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -90,7 +91,10 @@ void open_places(void) {
     char why[WHY_LENGTH];
     add("/proc", "/proc", NODES, 0);
     add("/sys", "/sys", NODES, 0);
-    add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
+    if (request.unshare[NAMESPACE_IPC])
+        add_place((struct place){"/dev", "/dev", -1, true, false, NULL, 0}); /* made when its turn comes */
+    else
+        add("/dev", "/dev", NODES, MOUNT_ATTR_NOSUID); /* with /dev/shm and /dev/pts: all tasks of the node share them */
     add("/etc/resolv.conf", "/etc/resolv.conf", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     add("/etc/hosts", "/etc/hosts", NODES, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID);
     for (size_t i = 0; i < request.site_count; i++)
@@ -191,6 +195,78 @@ static int place_for(int root, const struct place *place) {
     return fd;
 }
 
+/* What is mounted at a path below our scratch folder, as a tree to attach; it is mounted there no more. */
+static int take_tree(const char *at) {
+    int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = folder < 0 ? -1 : clone_tree(folder);
+    if (folder >= 0)
+        close(folder);
+    return tree >= 0 && umount2(at, MNT_DETACH) == 0 && rmdir(at) == 0 ? tree : -1;
+}
+
+/* Devices that say nothing of other jobs, and those that work is done on; which of these a job may use, cgroups say. */
+static bool is_for_all(const char *name) {
+    static const char *const names[] = {"zero", "null",       "full",   "random", "urandom", "tty",      "log",
+                                        "fuse", "infiniband", "gdrdrv", "dri",    "kfd",     "hugepages"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return strncmp(name, "nvidia", 6) == 0;
+}
+
+static bool show_device(int from, const char *name, int to) {
+    struct stat seen;
+    int fd = openat(from, name, O_PATH | O_CLOEXEC);
+    if (fd < 0)
+        return true; /* a link to what does not run: /dev/log */
+    int tree = fstat(fd, &seen) == 0 ? clone_tree(fd) : -1;
+    int place = tree >= 0 && make_new(to, name, 0755, S_ISDIR(seen.st_mode)) ? openat(to, name, O_PATH | O_CLOEXEC) : -1;
+    bool shown = place >= 0 && change_tree(tree, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, -1, 1) == 0 &&
+                 attach_tree(tree, place) == 0;
+    for (int i = 0; i < 3; i++)
+        if ((const int[]){fd, tree, place}[i] >= 0)
+            close((const int[]){fd, tree, place}[i]);
+    return shown;
+}
+
+static bool fill_devices(int to) {
+    static const char *const links[][2] = {{"fd", "/proc/self/fd"},
+                                           {"stdin", "/proc/self/fd/0"},
+                                           {"stdout", "/proc/self/fd/1"},
+                                           {"stderr", "/proc/self/fd/2"},
+                                           {"ptmx", "pts/ptmx"}};
+    DIR *list = opendir("/dev");
+    bool filled = list != NULL;
+    for (struct dirent *entry; filled && (entry = readdir(list));)
+        filled = !is_for_all(entry->d_name) || show_device(dirfd(list), entry->d_name, to);
+    if (list)
+        closedir(list);
+    for (size_t i = 0; filled && i < sizeof links / sizeof *links; i++)
+        filled = symlinkat(links[i][1], to, links[i][0]) == 0;
+    return filled && mkdirat(to, "shm", 0755) == 0 && mkdirat(to, "pts", 0755) == 0 && mkdirat(to, "mqueue", 0755) == 0;
+}
+
+/* /dev of a container with an IPC namespace of its own, much as Enroot makes it: shared memory, message queues (see
+ * leave_namespaces) and terminals are its own. */
+static int make_devices(const char *scratch) {
+    char at[PATH_MAX], shm[PATH_MAX + 8], pts[PATH_MAX + 8];
+    const unsigned long flags = MS_NOSUID | MS_NOEXEC;
+    snprintf(at, sizeof at, "%s/dev", scratch);
+    snprintf(shm, sizeof shm, "%s/shm", at);
+    snprintf(pts, sizeof pts, "%s/pts", at);
+    int folder = mkdir(at, 0755) == 0 && mount("tmpfs", at, "tmpfs", flags | MS_NODEV, "mode=0755") == 0
+                     ? open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+                     : -1;
+    bool made = folder >= 0 && fill_devices(folder) &&
+                mount("tmpfs", shm, "tmpfs", flags | MS_NODEV, "mode=1777") == 0 &&
+                mount("devpts", pts, "devpts", flags, "newinstance,ptmxmode=0666,mode=0620") == 0;
+    if (folder >= 0)
+        close(folder);
+    int tree = made ? take_tree(at) : -1;
+    if (tree < 0)
+        fail("--container-unshare=ipc: no /dev of its own: %s", strerror(errno));
+    return tree;
+}
+
 /* A new, empty tmpfs of the user's. */
 static int make_tmpfs(const struct mount *wanted, const char *scratch) {
     char at[PATH_MAX], options[sizeof wanted->options + 64];
@@ -200,11 +276,8 @@ static int make_tmpfs(const struct mount *wanted, const char *scratch) {
              wanted->options);
     if (mkdir(at, 0700) != 0 || mount("tmpfs", at, "tmpfs", MS_NOSUID | MS_NODEV, options) != 0)
         fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
-    int folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC), tree = clone_tree(folder);
+    int tree = take_tree(at);
     if (tree < 0 || change_tree(tree, attributes_of(wanted) | MOUNT_ATTR_NODEV, -1, 0) != 0)
-        fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
-    close(folder);
-    if (umount2(at, MNT_DETACH) != 0 || rmdir(at) != 0)
         fail("cannot mount a tmpfs at %s: %s", wanted->to, strerror(errno));
     return tree;
 }
@@ -341,6 +414,8 @@ void fill_root(const char *path, const char *scratch) {
         }
         if (mount && mount->kind == MOUNT_TMPFS)
             places[i].tree = make_tmpfs(mount, scratch);
+        else if (places[i].tree < 0)
+            places[i].tree = make_devices(scratch);
         put(root, &places[i]);
     }
     close(root);

@@ -2,14 +2,18 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/securebits.h>
+#include <net/if.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +70,42 @@ static char hear(int from) {
     return poll(&end, 1, CHILD_MS) > 0 && read(from, &said, 1) == 1 ? said : '\0';
 }
 
+static bool start_loopback(void) {
+    struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool started = fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &loopback) == 0;
+    if (fd >= 0)
+        close(fd);
+    return started;
+}
+
+/* Makes the namespaces of --container-unshare, inside the container's root and user namespace: they belong to that one.
+ * What shows a namespace is mounted here too. Where the kernel refuses a new /sys (the node hides parts of its own), the
+ * node's stays. */
+bool leave_namespaces(void) {
+    const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    struct statfs seen;
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        if (request.unshare[i] && unshare(namespace_flag((enum namespace_kind)i)) != 0)
+            return false;
+    if (request.unshare[NAMESPACE_NET]) {
+        if (!start_loopback())
+            return false;
+        if (statfs("/sys", &seen) == 0 && seen.f_type == SYSFS_MAGIC)
+            mount("sysfs", "/sys", "sysfs", flags | MS_RDONLY, NULL);
+    }
+    if (request.unshare[NAMESPACE_IPC]) /* a kernel may have none */
+        mount("mqueue", "/dev/mqueue", "mqueue", flags, NULL);
+    return true;
+}
+
+void hold_namespaces(pid_t pid, struct spaces *spaces) {
+    spaces->mounts = namespace_fd(pid, "mnt");
+    spaces->user = namespace_fd(pid, "user");
+    for (int i = 0; i < NAMESPACE_KINDS; i++)
+        spaces->own[i] = request.unshare[i] ? namespace_fd(pid, namespace_words[i]) : -1;
+}
+
 /* A child that waits in a new user namespace until it is mapped; with `mounts`, it then leaves our mounts too. */
 static pid_t start_child(bool mounts, int *talk) {
     int pair[2];
@@ -95,7 +135,8 @@ static pid_t start_child(bool mounts, int *talk) {
     }
     if (unshare(CLONE_NEWUSER) != 0 || write(back[1], "r", 1) != 1 || read(pair[0], &go, 1) != 1)
         _exit(1);
-    if (mounts && (unshare(CLONE_NEWNS) != 0 || write(back[1], set_propagation() ? "m" : "p", 1) != 1 ||
+    if (mounts && (unshare(CLONE_NEWNS) != 0 ||
+                   write(back[1], !set_propagation() ? "p" : leave_namespaces() ? "m" : "n", 1) != 1 ||
                    read(pair[0], &go, 1) < 0))
         _exit(1);
     _exit(0);
@@ -174,16 +215,18 @@ int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gi
 }
 
 /* The mounts as they are now, in a namespace that belongs to the user: nothing in it can be taken apart. */
-void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid, int fds[2]) {
+void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
+          struct spaces *spaces) {
     int talk[2];
     pid_t child = start_child(true, talk);
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
     char said = write(talk[1], "g", 1) == 1 ? hear(talk[0]) : '\0';
     if (said == 'p')
         fail("the propagation of mounts cannot be set");
+    if (said == 'n')
+        fail(NO_NAMESPACES, "a limit is reached, or users may make none");
     if (said != 'm')
         fail("a mount namespace was refused: see user.max_mnt_namespaces");
-    fds[0] = namespace_fd(child, "mnt");
-    fds[1] = namespace_fd(child, "user");
+    hold_namespaces(child, spaces);
     end_child(child, talk);
 }

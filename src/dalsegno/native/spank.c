@@ -28,7 +28,8 @@ enum { VALUE_MAX = 1 << 16 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
-static struct container container = {.mounts = -1, .user = -1, .lock = -1, .unpacked = -1, .bare = -1, .owner = -1, .said = -1};
+static struct container container = {.mounts = -1, .user = -1, .own = {-1, -1, -1}, .lock = -1, .unpacked = -1, .bare = -1,
+                                     .owner = -1, .said = -1};
 
 /* ---- options */
 
@@ -55,8 +56,10 @@ static int take_option(int which, const char *value, int remote) {
             snprintf(container.error, sizeof container.error, "%s", why);
         return -1;
     }
-    if (which == OPTION_MOUNTS && !remote && given[which] && strcmp(given[which], value) != 0)
-        slurm_info("--container-mounts was given twice: only %s counts; commas join mounts", value);
+    bool list = which == OPTION_MOUNTS || which == OPTION_UNSHARE;
+    if (list && !remote && given[which] && strcmp(given[which], value) != 0)
+        slurm_info("--%s was given twice: only %s counts; commas join %s", option_words[which].name, value,
+                   which == OPTION_MOUNTS ? "mounts" : "namespaces");
     free(given[which]);
     return (given[which] = strdup(value)) ? 0 : -1;
 }

@@ -234,6 +234,12 @@ void take_answer(char *text, const int *fds, int count, struct container *contai
         container->bare = fds[next++];
     if (strstr(text, " owner") && next < count)
         container->owner = fds[next++];
+    for (int i = 0; i < NAMESPACE_KINDS; i++) {
+        char word[16];
+        snprintf(word, sizeof word, " %s", namespace_words[i]);
+        if (strstr(text, word) && next < count)
+            container->own[i] = fds[next++];
+    }
     container->folder = strstr(text, " folder") != NULL;
 }
 
@@ -265,6 +271,8 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
         add(&words, "mounts=%s", given[OPTION_MOUNTS]);
     if (given[OPTION_NAME])
         add(&words, "name=%s", given[OPTION_NAME]);
+    if (given[OPTION_UNSHARE])
+        add(&words, "unshare=%s", given[OPTION_UNSHARE]);
     if (container->script)
         add(&words, "script=%s", container->script);
     if (given[OPTION_MOUNT_HOME])

@@ -9,7 +9,7 @@
 
 #include "options.h"
 
-enum { SHOWN_MAX = 16, HANDED_MAX = 6, ANSWER_LENGTH = WHY_LENGTH * 2 };
+enum { SHOWN_MAX = 16, HANDED_MAX = 6 + NAMESPACE_KINDS, ANSWER_LENGTH = WHY_LENGTH * 2 };
 
 /* What the cluster's plugstack.conf says. %n in data stands for the node's name. */
 struct site {
@@ -23,6 +23,7 @@ struct container {
     bool wanted, folder;
     int said; /* a file with what a task prints instead of its command's output, or -1 */
     int mounts, user, lock, unpacked, bare, owner; /* kept open for as long as the step lives */
+    int own[NAMESPACE_KINDS]; /* those of --container-unshare; -1: the node's */
     char *script;
     char error[WHY_LENGTH * 2]; /* for the tasks to tell */
     char note[WHY_LENGTH];      /* for the first of them to tell */
