@@ -25,8 +25,10 @@ import pytest
 
 from dalsegno.health.wire import MOST_BYTES
 from dalsegno.health.words import MOST_PART, Reply, parts, reply_message
+from dalsegno.launch.agent.agent import Agent
 from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
 from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
+from dalsegno.launch.agent.snapshots import Snapshots
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
@@ -654,3 +656,37 @@ def test_root_starts_nothing_that_the_path_of_another_users_run_leads_to(tmp_pat
     assert not sprung.exists(), "a program of the user's ran as root"
     assert done.returncode == 1 and "belongs to nobody" in done.stderr and "sudo -u nobody" in done.stderr, done.stderr
     assert not run.cancel.exists()
+
+
+@contextlib.contextmanager
+def taken(names: Iterable[str]) -> Iterator[None]:
+    """Any user can bind any abstract name, and can read in /proc/net/unix which ones others have."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind("\0" + name)
+        yield
+
+
+def test_nobody_can_take_the_name_of_an_agents_socket_before_it():
+    with taken([f"dalsegno.{os.getuid()}.{RUN}.{os.getpid()}"]):
+        agent = Agent({"run": RUN, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
+        agent.door._listener.close()
+
+
+def test_nobody_can_end_an_agent_by_taking_the_names_of_its_savers():
+    door = f"dalsegno.{os.getpid()}.door"
+    snapshots = Snapshots(RUN, b"", door, lambda *task: True, lambda message: None)
+    answers: list[Message] = []
+    with taken(f"{door}.saver.0.{number}" for number in range(1, 50)):
+        for _ in range(3):
+            snapshots.hear({"saver": 0}, answers.append)
+    assert len({answer["saver"] for answer in answers}) == 3
+
+
+def test_the_longest_id_of_a_run_still_makes_a_name_for_a_socket():
+    agent = Agent({"run": "r" * 120, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
+    answers: list[Message] = []
+    agent.snapshots._fork = lambda *task: True
+    agent.snapshots.hear({"saver": 1023}, answers.append)
+    assert answers[0]["saver"]
+    agent.door._listener.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -49,7 +50,9 @@ class Agent:
         self.link.on_close = self._unwatch
         self.heart = Heart(secret, node)
         self.selector = selectors.DefaultSelector()
-        self.door = Door(f"dalsegno.{os.getuid()}.{self.run}.{os.getpid()}", self.selector, self._hear_worker)
+        # Not to be guessed: any user could bind the name before. Names of sockets are short.
+        name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
+        self.door = Door(name, self.selector, self._hear_worker)
         self.probe = self._open_probe()
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
         self.snapshots = Snapshots(self.run, secret, self.door.name, self.workers.fork_beside, self._tell)

@@ -117,7 +117,7 @@ class Snapshots:
     def _give_saver(self, rank: int, answer: Answer) -> None:
         """It listens before the worker hears of it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            name = f"{self._door}.saver.{rank}.{next(self._numbers)}"
+            name = f"{self._door}.saver.{secrets.token_hex(8)}"  # nor to be guessed from the door's
             sock.bind("\0" + name)
             sock.listen(1)
             task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._door}
