@@ -198,6 +198,19 @@ def test_a_folder_image_shows_nothing_that_a_mount_hides(helper: Path, image: Pa
     assert on_a_node(helper, words, "ls '/a b'").stdout == "secret\n"
 
 
+def test_what_runs_with_the_users_rights_is_not_spared_when_memory_runs_out(helper: Path, tmp_path: Path):
+    """slurmstepd may be, and what it starts would inherit it."""
+    program = tmp_path / "import"
+    program.write_text('#!/bin/sh\necho "error: $(id -u) has $(cat /proc/self/oom_score_adj)" >&2\nexit 1\n')
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    words = for_user(SOMEONE, "image=some:image", f"import={program}")
+    done = on_a_node(helper, words, "true", before="echo -500 > /proc/self/oom_score_adj || exit 99")
+    if done.returncode == 99:
+        pytest.skip("this machine spares nobody (no CAP_SYS_RESOURCE)")
+    assert f"{SOMEONE} has 0" in done.stderr, done
+
+
 def test_in_a_folder_of_somebody_elses_there_is_a_place_for_mounts_too(helper: Path, image: Path):
     """Made in the container's own layer: nothing is written to the folder, and what it keeps to itself stays so."""
     tree = image.parent / "tree"

@@ -228,6 +228,19 @@ def test_the_helpers_own_descriptors_cannot_be_named(eve: Contained):
             assert "Too many levels of symbolic links" in answer.err or "No such file" in answer.err, answer
 
 
+def test_no_link_of_the_users_leads_to_what_is_open(eve: Contained, work: Path):
+    """What is looked up once more when everything is mounted, and what a task looks up before its program runs: a link
+    in a folder of eve's would lead to descriptors of the helper, or of slurmstepd."""
+    eve.lines(f"cd {work}; mkdir evil; ln -s /proc/self/root evil/x")
+    mounts = f"--container-mounts=tmpfs:/d/x:rprivate,{work}/evil:/d"
+    answer = eve.sh(f"srun $I {mounts} true")
+    assert answer.code == NO_CONTAINER and "propagation" in answer.err, answer
+    for place in ("/proc/self/root", "/proc/self/cwd", "/d/x"):
+        answer = eve.sh(f"srun $I --container-mounts={work}/evil:/d --container-workdir={place} pwd")
+        assert (answer.code, answer.out) == (NO_CONTAINER, ""), answer
+        assert "Too many levels of symbolic links" in answer.err, answer
+
+
 # What does not come to an end ---------------------------------------------------------------------------------
 
 
@@ -247,3 +260,5 @@ def test_no_terminal_is_reached_by_what_an_error_repeats(eve: Contained):
     for option in ("--container-mounts='/no\x1b]0;x\x07:/b'", "--container-workdir='/no\x1b]0;x\x07'"):
         answer = eve.sh(f"srun $I {option} true")
         assert answer.code != 0 and "\x1b" not in answer.err and "/no?]0;x?" in answer.err, answer
+    answer = eve.sh("srun $I --container-workdir='/ä\x9b2J' true")
+    assert answer.code != 0 and "/ä??2J" in answer.err, answer

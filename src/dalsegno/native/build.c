@@ -237,6 +237,16 @@ int open_again(int first, const char *path) {
     return again;
 }
 
+/* slurmstepd may be spared when memory runs out. What we start with the user's rights must not be. */
+static void be_spared_no_more(void) {
+    int file = openat(proc_fd, "self/oom_score_adj", O_RDWR | O_CLOEXEC);
+    char now[16] = "";
+    if (file >= 0 && read(file, now, sizeof now - 1) > 0 && now[0] == '-' && pwrite(file, "0", 1, 0) != 1)
+        fail("/proc/self/oom_score_adj: %s", strerror(errno));
+    if (file >= 0)
+        close(file);
+}
+
 static const char *absolute(const char *path) {
     char here[PATH_MAX], *whole = NULL;
     if (!path || path[0] == '/')
@@ -428,6 +438,7 @@ int main(int argc, char *argv[]) {
         fail("nobody said whose container this is");
     read_variables();
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    be_spared_no_more();
     if (request.save)
         save_root(user, MOUNTS_FD);
     look_up_user();

@@ -35,10 +35,11 @@ static _Noreturn void give_up(spank_t spank, const char *format, ...) {
     _exit(NO_CONTAINER);
 }
 
-/* A small file of the image's, or NULL. As the user, inside: it may be anything, but no pipe and no device. */
+/* A small file of the image's, or NULL. As the user, inside: it may be anything, but no pipe, no device and no link to what
+ * slurmstepd has open. */
 static char *read_file(const char *path) {
     struct stat seen;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int fd = open_without_magic(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return NULL;
     char *text = fstat(fd, &seen) == 0 && S_ISREG(seen.st_mode) ? malloc(TEXT_MAX + 1) : NULL;
@@ -117,14 +118,26 @@ static void add_gpu_libraries(spank_t spank) {
     spank_setenv(spank, "PATH", path, 1);
 }
 
+/* Not by a link such as /proc/self/fd/5: it would lead to a folder outside that slurmstepd has open. */
+static bool go_to(const char *path) {
+    int folder = open_without_magic(path, O_PATH | O_DIRECTORY);
+    bool gone = folder >= 0 && fchdir(folder) == 0;
+    int error = errno;
+    if (folder >= 0)
+        close(folder);
+    errno = error;
+    return gone;
+}
+
 static void change_folder(spank_t spank, const char *wanted) {
     if (wanted) {
-        if (chdir("/") != 0 || chdir(wanted) != 0) /* a relative one is one below the container's root */
+        if (chdir("/") != 0 || !go_to(wanted)) /* a relative one is one below the container's root */
             give_up(spank, "--container-workdir=%s: %s", wanted, strerror(errno));
         return;
     }
     char *text = read_file("/etc/rc"), *folder = text ? parse_rc_workdir(text) : NULL;
-    if ((!folder || (chdir(folder) != 0 && (mkdir(folder, 0755) != 0 || chdir(folder) != 0))) && chdir("/") != 0)
+    bool there = folder && (go_to(folder) || (errno == ENOENT && mkdir(folder, 0755) == 0 && go_to(folder)));
+    if (!there && chdir("/") != 0)
         give_up(spank, "/: %s", strerror(errno));
     free(text);
 }

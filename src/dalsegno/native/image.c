@@ -156,25 +156,33 @@ static void unescape(char *text) {
 }
 
 /* An overlay shows what is below a mount, which the node may hide by it. Nobody but root may look there. */
-static void refuse_mounts_within(const struct image *image) {
-    char link[64], folder[PATH_MAX], *line = NULL, *point = NULL;
+static void refuse_mounts_within(const char *folder, size_t length) {
+    char *line = NULL, *point = NULL;
     size_t size = 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
-    ssize_t length = readlink(link, folder, sizeof folder - 1);
     FILE *list = fopen("/proc/self/mountinfo", "re");
-    if (length <= 0 || !list)
+    if (!list)
         fail("image %s: its mounts are not known: %s", request.image, strerror(errno));
-    folder[length] = '\0';
-    length -= folder[length - 1] == '/'; /* the root itself */
     for (; getline(&line, &size, list) > 0; free(point), point = NULL) {
         if (sscanf(line, "%*s %*s %*s %*s %ms", &point) != 1)
             continue;
         unescape(point);
-        if (strncmp(point, folder, (size_t)length) == 0 && point[length] == '/' && point[length + 1])
-            fail("image %s: %s is mounted within it; use a folder without mounts", request.image, point);
+        if (strncmp(point, folder, length) == 0 && point[length] == '/' && point[length + 1])
+            fail("image %s: %s%s is mounted within it; use a folder without mounts", request.image, request.image,
+                 point + length);
     }
     free(line);
     fclose(list);
+}
+
+/* Those that a copy would leave out (unbindable ones) are known by their paths. */
+static void refuse_mounts_of_nodes(const struct image *image) {
+    char link[64], folder[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
+    ssize_t length = readlink(link, folder, sizeof folder - 1);
+    if (length <= 0)
+        fail("image %s: its mounts are not known: %s", request.image, strerror(errno));
+    folder[length] = '\0';
+    refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* the root itself */
 }
 
 /* Once the namespaces are ours, and before our own folders hide anything: the image, if it is a folder, as a tree. */
@@ -185,7 +193,7 @@ void hold_image(struct image *image) {
     if (image->extracted[0])
         folder = open(image->extracted, O_PATH | O_DIRECTORY | O_CLOEXEC);
     else if (privileged && request.uid != 0)
-        refuse_mounts_within(image);
+        refuse_mounts_of_nodes(image);
     else if (!privileged) /* a descriptor from before belongs to mounts that we have left */
         folder = open_again(image->fd, request.image);
     image->tree = folder < 0 ? -1 : clone_tree(folder);
@@ -208,6 +216,8 @@ bool mount_image(struct image *image, const char *at) {
     int place = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (attach_tree(image->tree, place) != 0)
         fail("image %s: %s", request.image, strerror(errno));
+    if (privileged && request.uid != 0) /* again: its owner may have renamed the folder while the node's were looked at */
+        refuse_mounts_within(at, strlen(at));
     close(image->tree);
     close(place);
     return true;

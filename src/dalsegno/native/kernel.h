@@ -55,6 +55,13 @@ static inline int change_tree(int tree, uint64_t set, int userns, int recursive)
     return (int)syscall(SYS_mount_setattr, tree, "", flags, &attributes, sizeof attributes);
 }
 
+/* In the mount namespace that we are in, and in no other: the kernel looks. `propagation`: MS_PRIVATE and its like. */
+static inline int change_propagation(int fd, uint64_t propagation, bool recursive) {
+    struct kernel_attributes attributes = {.propagation = propagation};
+    int flags = AT_EMPTY_PATH | (recursive ? AT_RECURSIVE : 0);
+    return (int)syscall(SYS_mount_setattr, fd, "", flags, &attributes, sizeof attributes);
+}
+
 /* Opens a path as if root were /: links in it, also absolute ones, and `..` never lead out. */
 static inline int open_below(int root, const char *path, int flags, int mode) {
     struct kernel_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),

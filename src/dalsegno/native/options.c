@@ -48,9 +48,12 @@ static int refuse(char why[WHY_LENGTH], const char *format, ...) {
 }
 
 void make_printable(char *text) {
-    for (; *text; text++)
-        if (iscntrl((unsigned char)*text))
-            *text = '?';
+    for (unsigned char *at = (unsigned char *)text; *at; at++) {
+        if (iscntrl(*at))
+            *at = '?';
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0) /* in UTF-8: U+009B begins a sequence as ESC [ does */
+            at[0] = at[1] = '?';
+    }
 }
 
 /* ---- mounts */

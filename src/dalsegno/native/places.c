@@ -63,7 +63,9 @@ static uint64_t attributes_of(const struct mount *mount) {
            (mount->no_devices ? MOUNT_ATTR_NODEV : 0);
 }
 
-/* Inside, in the namespace that the tasks enter: a copy of a namespace does not keep it. */
+/* Inside, in the namespace that the tasks enter: a copy of a namespace does not keep it. What is at the path by now may be
+ * a link of the user's, in a folder that was mounted later: it must not lead to what the helper has open, such as its
+ * working folder, which is on a mount of the node's. */
 bool set_propagation(void) {
     static const unsigned long flags[] = {[PROPAGATION_PRIVATE] = MS_PRIVATE,
                                           [PROPAGATION_SLAVE] = MS_SLAVE,
@@ -71,8 +73,15 @@ bool set_propagation(void) {
                                           [PROPAGATION_UNBINDABLE] = MS_UNBINDABLE};
     for (size_t i = 0; i < mounts.count; i++) {
         const struct mount *each = &mounts.list[i];
-        if (each->propagation != PROPAGATION_DEFAULT &&
-            mount(NULL, each->to, NULL, flags[each->propagation] | (each->recursive ? MS_REC : 0), NULL) != 0)
+        if (each->propagation == PROPAGATION_DEFAULT)
+            continue;
+        int fd = open_without_magic(each->to, O_PATH);
+        bool set = fd >= 0 && change_propagation(fd, flags[each->propagation], each->recursive) == 0;
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        errno = error;
+        if (!set)
             return false;
     }
     return true;
@@ -299,9 +308,13 @@ static void take_off(int root, const struct place *place) {
     if (fd < 0)
         fail("cannot unmount %s in the container: %s", place->to, strerror(error));
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    if (!is_attached(mount_of(fd)) || umount2(path, MNT_DETACH) != 0)
+    uint64_t mount = mount_of(fd);
+    if (!is_attached(mount) || umount2(path, MNT_DETACH) != 0)
         fail("cannot unmount %s in the container: nothing is mounted there", place->to);
     close(fd);
+    for (size_t i = 0; i < place_count; i++) /* another mount may get the number */
+        if (places[i].attached == mount)
+            places[i].attached = 0;
 }
 
 static void put(int root, struct place *place) {

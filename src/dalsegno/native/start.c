@@ -152,6 +152,8 @@ static void run_helper(const char *path, char *const words[], char *const variab
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
     int high[3] = {fcntl(answer, F_DUPFD, 64), user < 0 ? -1 : fcntl(user, F_DUPFD, 64),
                    mounts < 0 ? -1 : fcntl(mounts, F_DUPFD, 64)};
+    if (high[0] < 0 || (user >= 0 && high[1] < 0) || (mounts >= 0 && high[2] < 0)) /* else it would take another for it */
+        _exit(126);
     dup2(high[0], ANSWER_FD);
     syscall(SYS_close_range, USER_FD, 63, 0);
     if (high[1] >= 0)

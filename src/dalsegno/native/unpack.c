@@ -87,7 +87,7 @@ void unpack(struct image *image) {
 /* A container that runs already: it may outlive the step that had its image unpacked. */
 void join_unpacked(void) {
     struct image image = {0};
-    if (!request.cache || access(request.image, R_OK) != 0)
+    if (privileged || !request.cache || access(request.image, R_OK) != 0)
         return;
     open_image(&image);
     if (image.folder)
