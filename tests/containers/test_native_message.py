@@ -6,6 +6,7 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,25 @@ def test_descriptors_that_nobody_asked_for_are_closed(native: ctypes.CDLL, pair:
     os.close(fds[0])
     assert send(native, pair[0], b"none wanted", 0)
     assert receive(native, pair[1], 0)[0] == 0 and open_files() == before
+
+
+FORGED = """
+import ctypes, os, socket, sys
+native, (ours, theirs) = ctypes.CDLL(sys.argv[1]), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+before, text, fds = len(os.listdir("/proc/self/fd")), ctypes.create_string_buffer(64), (ctypes.c_int * 4)()
+for count in range(4, 40):
+    socket.send_fds(ours, [b"many"], [0] * count)
+    assert native.receive_message(theirs.fileno(), text, ctypes.c_size_t(64), fds, 4) == 4, count
+    for fd in fds:
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before, count
+"""
+
+
+def test_more_descriptors_than_there_is_room_for_do_no_harm(native: ctypes.CDLL):
+    """A helper that has the user's id may be made to send anything. slurmstepd is root, and must not end of it."""
+    done = subprocess.run([sys.executable, "-c", FORGED, native._name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_line_that_is_too_long_is_cut(native: ctypes.CDLL, pair: Pair):

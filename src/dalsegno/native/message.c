@@ -28,7 +28,7 @@ static int take_descriptors(struct msghdr *message, int *fds, int count) {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
     if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)
         return 0;
-    int came[DESCRIPTORS_MAX];
+    int came[CMSG_SPACE(sizeof(int) * DESCRIPTORS_MAX) / sizeof(int)]; /* the space is rounded up: one more may come */
     int sent = (int)((rights->cmsg_len - CMSG_LEN(0)) / sizeof(int));
     memcpy(came, CMSG_DATA(rights), sizeof(int) * (size_t)sent);
     for (int i = 0; i < sent; i++) {
