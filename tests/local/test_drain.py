@@ -15,13 +15,16 @@ NODE = (
 )
 BOOTING = NODE.format(state="DOWN", reason="Reason=dalsegno:boot [root@1794808453]")
 SILENT = NODE.format(state="DOWN+NOT_RESPONDING", reason="Reason=dalsegno:boot [root@1794808453]")
+ENDING = NODE.format(state="MIXED", reason="Reason=dalsegno:boot [root@1794808453]")
 IN_SERVICE = NODE.format(state="IDLE", reason="")
 
 
-def look(answer: str) -> tuple[set[str], bool]:
+def look(answer: str, set_down: set[str] | None = None) -> tuple[set[str], bool]:
     """Return the missing nodes, and whether the node was resumed."""
     runner = FakeRunner(lambda argv, _: answer if "show" in argv else "")
-    missing = resume_and_find_missing(SlurmClient(runner, {}), {"gpu-1"}, {"gpu-1"})
+    missing = resume_and_find_missing(
+        SlurmClient(runner, {}), {"gpu-1"}, {"gpu-1"}, set() if set_down is None else set_down
+    )
     return missing, any("State=RESUME" in argv for argv in runner.calls)
 
 
@@ -32,3 +35,9 @@ def test_node_that_is_resumed_counts_as_missing_until_it_is_in_service() -> None
 
 def test_node_that_does_not_answer_is_missing_and_not_resumed() -> None:
     assert look(SILENT) == ({"gpu-1"}, False)
+
+
+def test_node_that_was_set_down_is_resumed_once_though_slurm_shows_the_job_that_ends_there() -> None:
+    set_down = {"gpu-1"}
+    assert look(ENDING, set_down) == ({"gpu-1"}, True)
+    assert look(ENDING, set_down) == (set(), False)

@@ -31,7 +31,7 @@ from dalsegno.targets.local.daemons import (
     start_services,
 )
 from dalsegno.targets.local.database import fill_database
-from dalsegno.targets.local.drain import drain_and_wait, set_down_and_wait, wait_for_nodes
+from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
@@ -70,8 +70,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
     if plan.placement.hosts == VIRTUAL:
-        lost = [node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes]
-        set_down_and_wait(site.slurm, lost, site.folder)
+        set_down_and_wait(site.slurm, sorted(lost_nodes(plan)), site.folder)
     _put_files(site, plan)
     check_settings(site.runner, site.folder)
     _boot_hosts(site, plan)

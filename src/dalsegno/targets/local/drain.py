@@ -83,9 +83,10 @@ def wait_for_nodes(slurm: SlurmClient, plan: LocalPlan, folder: Folder, since: f
     """Until every node has registered; hosts that were booted again are taken back into service."""
     wanted = {node.name for node in plan.cluster.nodes}
     in_service = {node.name for node in plan.cluster.nodes if not node.spare}
+    set_down = lost_nodes(plan)
 
     def all_there() -> bool:
-        missing = resume_and_find_missing(slurm, wanted, in_service)
+        missing = resume_and_find_missing(slurm, wanted, in_service, set_down)
         _raise_for_dead_slurmd(plan, missing, since)
         return not missing
 
@@ -99,16 +100,24 @@ def _raise_for_dead_slurmd(plan: LocalPlan, missing: set[str], since: float) -> 
                 raise_if_dead(host, service, since)
 
 
-def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str]) -> set[str]:
+def lost_nodes(plan: LocalPlan) -> set[str]:
+    """Return the nodes that are set down before their hosts are booted again."""
+    return {node.name for node in plan.cluster.nodes if node.name in plan.boot and node.name not in plan.add_nodes}
+
+
+def resume_and_find_missing(slurm: SlurmClient, wanted: set[str], in_service: set[str], set_down: set[str]) -> set[str]:
     """Return the nodes that have not registered. Nodes with no reason left to be out of service are resumed on the way.
 
-    A node that was just resumed counts as missing until a later look finds it in service: Slurm may still hold a node
-    for responding that was set down before its host was booted again.
+    `set_down`: nodes that this `up` has set down; what is resumed is removed from it. Slurm 24.11 shows such a node as
+    MIXED while the job that it was taken from still ends there. A node that was just resumed counts as missing until a
+    later look finds it in service: Slurm may still hold it for responding from before its host was booted again.
     """
     nodes = [node for node in slurm.nodes() if node.name in wanted]
-    resumed = {node.name for node in nodes if _is_back(node) or (node.name in in_service and _is_spare(node))}
+    back = {node.name for node in nodes if _is_back(node) or (node.name in set_down and node.responding)}
+    resumed = back | {node.name for node in nodes if node.name in in_service and _is_spare(node)}
     for name in sorted(resumed):
         slurm.resume(name)
+    set_down -= resumed
     return wanted - {node.name for node in nodes if is_registered(node) and node.name not in resumed}
 
 
