@@ -198,6 +198,15 @@ def test_a_folder_image_shows_nothing_that_a_mount_hides(helper: Path, image: Pa
     assert on_a_node(helper, words, "ls '/a b'").stdout == "secret\n"
 
 
+def test_a_refused_propagation_leaves_no_process(helper: Path, image: Path, tmp_path: Path):
+    """One that waits for a helper that is gone would hold the answer's socket open, and be waited for here."""
+    (tmp_path / "x").symlink_to("/proc/self/root")
+    tmp_path.chmod(0o755)
+    words = for_user(SOMEONE, f"image={image}", f"mounts=tmpfs:/d/x:rprivate,{tmp_path}:/d")
+    done = on_a_node(helper, words, "true")
+    assert done.returncode == 1 and "propagation of mounts cannot be set" in done.stderr, done
+
+
 def test_what_runs_with_the_users_rights_is_not_spared_when_memory_runs_out(helper: Path, tmp_path: Path):
     """slurmstepd may be, and what it starts would inherit it."""
     program = tmp_path / "import"

@@ -125,7 +125,9 @@ static pid_t start_child(bool mounts, int *talk) {
         talk[0] = back[0], talk[1] = pair[1];
         return child;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with a change of user: then the end of the pipe ends us */
+    close(pair[1]);
+    close(back[0]);
     char go;
     if (mounts && privileged) {
         /* The namespace is the user's, so that the user's tasks may enter it. Root's rights stay until then: machines
