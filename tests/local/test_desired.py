@@ -710,7 +710,7 @@ def test_slurmrestd_gives_up_being_root():
         hosts = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts.values()
         return next(one.argv for host in hosts for one in host.services if one.name == "slurmrestd")
 
-    assert argv(ROOT)[1:3] == ("-u", "65534") and "-u" not in argv(USER)
+    assert argv(ROOT)[1:3] == ("-u", "nobody") and "-u" not in argv(USER)
 
 
 def test_the_same_cluster_gives_the_same_revisions_and_another_folder_others():

@@ -52,7 +52,8 @@ ENABLE_CONTROLLERS = _since(23, 2)
 # orderly end. `-i` starts slurmctld all the same.
 NEEDS_ASSOC_USAGE = _since(25, 5)
 
-# Since 25.11 the name `nobody` means that there is no user; the number is a user in all releases.
+# The name `nobody` means that there is no user. Before, slurmdbd compares names, so that the number does not serve.
+NOBODY_IS_NO_USER = _since(25, 11)
 NOBODY_UID = 65534
 
 # slurmrestd: the part of the API that needs no slurmdbd, the newest release first.
@@ -99,9 +100,9 @@ SETTINGS = {
 _SETTINGS = {name.lower(): difference for name, difference in SETTINGS.items()}
 
 
-def user_word(name: str) -> str:
+def user_word(name: str, slurm: Version) -> str:
     """Return what to call a user in Slurm's files and options."""
-    return str(NOBODY_UID) if name == "nobody" else name
+    return str(NOBODY_UID) if name == "nobody" and NOBODY_IS_NO_USER.holds(slurm) else name
 
 
 def rest_api(slurm: Version) -> str:

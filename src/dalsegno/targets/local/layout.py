@@ -7,6 +7,7 @@ from pathlib import Path
 from dalsegno.containers.native import PLUGIN, build_key
 from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
+from dalsegno.slurm.version import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.spec.sizes import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
@@ -24,6 +25,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
     heads = [machine.hostname] if loopback else head_hosts(cluster)
+    user = versions.user_word(machine.user, Version.parse(machine.slurm_version))
     controllers = tuple(Host(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
     return Layout(
         paths=slurm_paths(folder),
@@ -31,8 +33,8 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
         places={node.name: _node_place(node.name, placement, machine, loopback) for node in cluster.nodes},
         dbd=_dbd(controllers[0], folder, placement) if cluster.slurm.accounting else None,
         spec=f"{cluster.name}'s cluster file",
-        slurm_user=versions.user_word(machine.user),
-        slurmd_user=versions.user_word(machine.user),
+        slurm_user=user,
+        slurmd_user=user,
         slurmctld_port=placement.ports.get("slurmctld", 6817),
         proctrack="cgroup" if tracked else "linuxproc",
         task_plugin="task/cgroup" if held else "task/none",
