@@ -62,7 +62,7 @@ def verify(path: Path, json_: bool) -> None:
     "--step", type=click.IntRange(min=0), help="The step a file becomes. Default: the one it came from, or 0."
 )
 @click.option("--under", default="", metavar="NAME", help="Put what a file holds under this name, e.g. `model`.")
-@click.option("--trust", is_flag=True, help="Load what holds more than plain values; runs the code in it.")
+@click.option("--trust", is_flag=True, help="Also load what is not a plain value. This runs code from the file.")
 def convert(source: Path, target: Path, step: int | None, under: str, trust: bool) -> None:
     """Turn a checkpoint into one file (.pt for torch.load, .safetensors), or such a file into a checkpoint.
 

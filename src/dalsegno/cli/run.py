@@ -35,6 +35,6 @@ def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bo
     if late := misplaced(args):
         words = " and ".join(f"`{word}`" for word in late)
         out.warn(f"{words} after {script} goes to the script, not to `dalsegno run`")
-        out.advise(f"options of the run stand before the script: `dalsegno run {late[0]} … {script}`")
+        out.advise(f"put options for `dalsegno run` before the script: `dalsegno run {late[0]} … {script}`")
     request = make_request(script, args, options_from_env(os.environ), fields_given(given))
     raise SystemExit(hand_over(request, cluster, dry_run))

@@ -117,9 +117,9 @@ class Wallet:
         if found in self._static(realm, _docker_keys(realm)):
             return found
         raise UnknownRealm(
-            f"{registry.address} asks for its password to be sent to {realm.address}, which may be somebody else's",
-            hint=f"if {realm.address} does log users of {registry.address} in, write the same login and password for "
-            f"it: `machine {realm.address} login USER password WORD` in {self._enroot_file()}",
+            f"{registry.address} wants its password sent to {realm.address}, which may belong to somebody else",
+            hint=f"if {realm.address} is the token server of {registry.address}, store the same login and password "
+            f"for it: `machine {realm.address} login USER password WORD` in {self._enroot_file()}",
         )
 
     def _written_for(self, registry: Server, realm: Server | None = None) -> Iterator[Credential]:
@@ -153,7 +153,7 @@ class Wallet:
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise DalsegnoError(
-                f"{path} cannot be read: {error}", hint="it holds credentials; look at its rights"
+                f"{path} cannot be read: {error}", hint="it holds credentials; check its permissions"
             ) from error
 
     def _note(self, why: str) -> None:

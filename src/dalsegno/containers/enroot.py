@@ -12,7 +12,7 @@ from dalsegno.image_name import DOCKER_HUB, ImageName
 from dalsegno.system.files import explain, remove_tree
 from dalsegno.system.processes import Runner
 
-_HINT = "Enroot imported it, as it is installed here; `--own` does it without"
+_HINT = "this import used Enroot, which is installed here; `--own` imports without it"
 _NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol .http. (not supported|disabled)")
 
 

@@ -18,7 +18,7 @@ from dalsegno.printable import one_line
 _TIMEOUT_S = 30.0
 _AUTHORIZATION = "Authorization"
 PLAIN_HINT = (
-    "if the registry has no TLS, set ENROOT_ALLOW_HTTP=yes in the environment, of srun too, or give "
+    "if the registry has no TLS, set ENROOT_ALLOW_HTTP=yes in the environment (for srun too), or use "
     "`dalsegno image import --plain-http`"
 )
 
@@ -152,7 +152,7 @@ def _unreachable(url: str, error: Exception, proxy: str) -> Unreachable:
     host = address_of(url)
     if isinstance(reason, ssl.SSLCertVerificationError):
         why = f"the certificate of {host} is not trusted: {reason.verify_message}"
-        return Unreachable(why, hint="SSL_CERT_FILE names a file of certificates to trust", answered=True)
+        return Unreachable(why, hint="set SSL_CERT_FILE to a file with the certificates to trust", answered=True)
     if isinstance(reason, ssl.SSLError):
         return Unreachable(f"{host} does not speak TLS: {reason.reason}", hint=PLAIN_HINT, answered=True, plain=True)
     if isinstance(reason, _Unencrypted):
@@ -166,7 +166,7 @@ def _unreachable(url: str, error: Exception, proxy: str) -> Unreachable:
             hint="look at that variable; hosts in no_proxy are asked without a proxy",
         )
     broken_off = isinstance(reason, ConnectionError | http.client.HTTPException)
-    return Unreachable(f"no answer from {host}: {what}", hint="look at the name and the network", plain=broken_off)
+    return Unreachable(f"no answer from {host}: {what}", hint="check the name and the network", plain=broken_off)
 
 
 def _reason(status: int) -> str:

@@ -106,7 +106,7 @@ class Importer:
         if known is None:
             raise error
         if not self.or_kept:
-            hint = f"{error.hint}; `--or-kept` takes what it gave before: {known.path}"
+            hint = f"{error.hint}; `--or-kept` uses the image imported before: {known.path}"
             raise Unreachable(error.what, hint=hint, answered=error.answered)
         self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
         return known

@@ -47,7 +47,7 @@ def _text_in(path: Path, name: str, tool: str) -> str:
         if "FATAL ERROR" in error.stderr:
             why = next(line for line in error.stderr.splitlines() if line.strip())
             raise DalsegnoError(
-                f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` reads all"
+                f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` checks all of it"
             ) from error
     return data.decode("utf-8", "surrogateescape")
 

@@ -63,12 +63,12 @@ class Limits:
     def take_bytes(self, count: int) -> None:
         self.unpacked -= count
         if self.unpacked < 0:
-            raise DamagedImage("the image unpacks to more than a tebibyte", hint="it may be made to fill machines")
+            raise DamagedImage("the image unpacks to more than a tebibyte", hint="it may be built to fill disks")
 
     def take_entry(self, entry: Entry) -> Entry:
         self.headers -= _ENTRY_COST + len(entry.path) + len(entry.link) + sum(len(value) for _, value in entry.xattrs)
         if self.headers < 0:
-            raise DamagedImage("the image has more files than fit into memory", hint="it may be made to fill machines")
+            raise DamagedImage("the image has more files than fit into memory", hint="it may be built to fill memory")
         return entry
 
 

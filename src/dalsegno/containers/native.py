@@ -94,7 +94,7 @@ def why_none(runner: Runner, cache: Path, slurm_version: str, folder: str) -> st
     try:
         build_native(runner, cache, slurm_version)
     except DalsegnoError as error:
-        return f"{error.what}; `containers: {{enabled: false}}` in the cluster file leaves them out without a try"
+        return f"{error.what}; `containers: {{enabled: false}}` in the cluster file turns containers off"
     return ""
 
 

@@ -152,7 +152,7 @@ class Registry:
         if realm is None:
             raise DamagedImage(
                 f"{self._name.registry} names `{shown(challenge.realm)}` for tokens, which is not a plain URL",
-                hint="ask who keeps the registry",
+                hint="ask the operator of the registry",
             )
         if realm.scheme == "https":
             return realm

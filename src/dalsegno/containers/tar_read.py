@@ -120,7 +120,7 @@ def read_entries(stream: Stream) -> Iterator[Entry]:
         elif kind == b"g":
             everywhere.update(_pax(_content(stream, size)))
             if len(everywhere) > _MAX_EVERYWHERE:
-                raise DamagedImage("a layer has too many headers that hold for all files")
+                raise DamagedImage("a layer has too many global headers")
         elif kind == b"x":
             records.update(_pax(_content(stream, size)))
         elif kind in (b"L", b"K"):
@@ -150,7 +150,7 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[Entry, bytes, int]
     if records and kind in _TYPES:
         entry = _with_records(entry, records)
     if len(entry.path) > _MAX_NAME or len(entry.link) > _MAX_NAME:
-        raise DamagedImage(f"a layer has a name of more than {_MAX_NAME} letters: `{entry.path[:60]}…`")
+        raise DamagedImage(f"a layer has a name of more than {_MAX_NAME} characters: `{entry.path[:60]}…`")
     if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
         raise DamagedImage(f"the owner of `{entry.path}` in a layer is no user's number")
     return entry, kind, entry.size

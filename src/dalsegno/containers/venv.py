@@ -79,7 +79,7 @@ def check_trusted(*folders: Path) -> None:
         if part := part_of_others(folder, trusted_owners()):
             raise DalsegnoError(
                 f"root does not run programs from {folder}: other users can change {part}",
-                hint="make the image as the user whose it is: `sudo -u USER dalsegno image from-venv …`",
+                hint="create the image as the owner of the environment: `sudo -u USER dalsegno image from-venv …`",
             )
 
 

@@ -115,7 +115,7 @@ class Coordinator:
             try:
                 return await self.agents.open(port)
             except OSError as error:
-                self.note(f"cannot listen on port {port}: {error.strerror or error}; another one is tried")
+                self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
         return await self.agents.open(0)  # agents that are started from now on find us there
 
     # Agents

@@ -95,7 +95,7 @@ class Containers(Section):
     """Container jobs: `srun --container-image=…`."""
 
     enabled: bool | None = Field(
-        default=None, description="Offer Pyxis's options; if not given, where the tools for it are installed."
+        default=None, description="Offer Pyxis's options. If not given: only if the required tools are installed."
     )
     folder: AbsolutePath | None = Field(default=None, description="Where imported images (.sqsh) are kept.")
     images: list[ImageName] = Field(

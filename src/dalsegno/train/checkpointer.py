@@ -215,7 +215,7 @@ class Checkpointer:
             missing = self._own.load_per_rank(found.own, rank)
             if missing:
                 names = ", ".join(f"`{name}`" for name in missing)
-                self._warn(f"nothing was saved of {names} for this rank: it starts as the script made it")
+                self._warn(f"nothing was saved of {names} for this rank: it starts as the script created it")
             self._say(f"going on from step {found.step} ({found.source})")
         return found
 

@@ -99,7 +99,7 @@ class _Launch:
                 raise _cannot_listen(self.meeting.port, error) from error
             return None, self.meeting.port
         if not self.keys.private:
-            who = f"whoever reaches {self.keys.endpoint} can join, as with torchrun"
+            who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
             self.world.talk(f"no munge here: {who}. Snapshots in memory stay on their node")
         return hosted, port
 

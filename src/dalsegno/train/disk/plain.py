@@ -62,7 +62,7 @@ class _Unpickler(pickle.Unpickler):
             return _load_storage
         if (module, name) == ("builtins", "getattr"):
             return _get_member
-        raise NotPlain(f"{module}.{name} is no plain value")
+        raise NotPlain(f"{module}.{name} is not a plain value")
 
 
 def _load_storage(raw: bytes) -> Any:
@@ -75,5 +75,5 @@ def _get_member(of: Any, name: str) -> Any:
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     if of is not _MEM_FORMAT_ENCODING:
-        raise NotPlain(f"the attribute {name} of {of!r} is no plain value")
+        raise NotPlain(f"the attribute {name} of {of!r} is not a plain value")
     return _MEM_FORMAT_ENCODING[name]

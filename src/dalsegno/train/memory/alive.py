@@ -25,7 +25,7 @@ def hold(run: str, rank: int, folder: Path | None = None) -> int:
         except FileExistsError:  # somebody sweeps, or a namesake starts
             continue
         except PermissionError as error:
-            raise NoRoom(str(error), "see who made it, and have it removed") from error
+            raise NoRoom(str(error), "find out who created it, and have it removed") from error
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:

@@ -21,7 +21,7 @@ def create(path: Path, size: int) -> int:
     try:
         fd = create_own(path)
     except PermissionError as error:
-        raise NoRoom(str(error), "see who made it, and have it removed") from error
+        raise NoRoom(str(error), "find out who created it, and have it removed") from error
     try:
         _allocate(fd, size)
     except OSError as error:
