@@ -345,12 +345,13 @@ def test_a_container_has_the_namespaces_that_it_asks_for(someone: Contained):
     see = "for kind in net ipc uts user; do ls -l /proc/self/ns/$kind; done | grep -o '[a-z]*:\\[.*\\]'"
     wait = "until test -e /seen; do sleep 0.05; done; "
     script = f"""srun -w train-1 sh -c {shlex.quote(see)}
-        {line} $I --container-unshare=net,ipc -n 2 sh -c {shlex.quote(wait + see)} &
+        tasks=$(mktemp)
+        {line} $I --container-unshare=net,ipc -n 2 sh -c {shlex.quote(wait + see)} >$tasks &
         until told=$({line}:exec --container-unshare=uts true 2>&1) || echo "$told" | grep -q separate
         do sleep 0.1; done
         {line}:exec --container-unshare=net sh -c {shlex.quote(see)}
         {line}:no_exec --container-unshare=uts sh -c {shlex.quote(see + "; touch /seen")}
-        wait; echo "$told" >&2
+        wait; cat $tasks; rm $tasks; echo "$told" >&2
         srun --container-unshare=net,pid $I true"""
     answer = someone.sh(script)
     ids = [line.strip() for line in answer.out.splitlines()]

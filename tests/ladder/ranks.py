@@ -148,3 +148,5 @@ def main(folder: Path, rank: int, port: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.stdout.flush()
+    os._exit(0)  # torch's gloo threads sometimes abort a process that tears the interpreter down

@@ -119,7 +119,7 @@ class Services:
         """It refuses to run as root or as SlurmUser: as root it becomes `nobody`, and asks Slurm with nobody's rights,
         which see all and change nothing. Its socket (rest_auth/local) takes callers that are root or itself."""
         nobody = versions.user_word("nobody", self._slurm)
-        as_root = ["-u", nobody, "-g", nobody] if self.machine.is_root else []
+        as_root = ["-u", nobody, "-g", str(versions.NOBODY_UID)] if self.machine.is_root else []
         # Without accounting the part of the API that needs slurmdbd ends slurmrestd.
         api = [] if self.cluster.slurm.accounting else ["-s", versions.rest_api(self._slurm)]
         socket = f"unix:{self.folder.run / 'rest/slurmrestd.sock'}"
