@@ -20,18 +20,9 @@ from dalsegno.train.checkpointer import Checkpointer  # noqa: E402
 from dalsegno.train.disk.convert import _save  # noqa: E402
 from dalsegno.train.disk.plain import NotPlain, load_plain  # noqa: E402
 from dalsegno.train.errors import CheckpointError  # noqa: E402
+from tests.security.poison import Poison  # noqa: E402
 
 STRANGER = 64203
-
-
-class Poison:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.target,)
 
 
 @pytest.fixture

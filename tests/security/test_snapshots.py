@@ -46,22 +46,13 @@ from dalsegno.train.objects import Objects  # noqa: E402
 from dalsegno.train.resuming import from_memory  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
 from tests.jobs.torchrun.launcher import Launcher  # noqa: E402
+from tests.security.poison import Poison  # noqa: E402
 from tests.train.keeper.nodes import Node  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 
 VICTIM, ATTACKER = 64201, 64202
 Found = TypeVar("Found")
-
-
-class Poison:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.target,)
 
 
 @pytest.fixture

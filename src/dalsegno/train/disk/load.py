@@ -46,7 +46,7 @@ class Found:
         except NotPlain as error:
             raise CheckpointError(
                 f"{self.path} holds more than tensors and plain values ({error})",
-                hint=f"`--trust` or {TRUST}=1 loads it anyway, and runs the code in it",
+                hint=f"`ckpt convert --trust`, or {TRUST}=1 for training, loads it anyway and runs the code in it",
             ) from error
 
     @property

@@ -1,0 +1,16 @@
+"""What an attacker leaves for others to unpickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Poison:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
