@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.errors import Problem
-from dalsegno.spec.tree import Node, read_tree
+from dalsegno.spec.tree import Node, YamlKind, read_tree
 
 Path = tuple[str | int, ...]
 
@@ -60,9 +60,9 @@ class _Reader:
         self.document = document
 
     def value(self, node: Node, path: Path) -> Any:
-        if node.kind == "mapping":
+        if node.kind is YamlKind.MAPPING:
             return self._mapping(node, path)
-        if node.kind == "list":
+        if node.kind is YamlKind.LIST:
             return [self._item(item, (*path, at)) for at, item in enumerate(node.items)]
         return self._scalar(node)
 
@@ -84,7 +84,7 @@ class _Reader:
         return table
 
     def _is_name(self, key: Node, path: Path) -> bool:
-        if key.kind == "scalar" and (key.text.strip() or not key.plain):
+        if key.kind is YamlKind.SCALAR and (key.text.strip() or not key.plain):
             return True
         self._note("a key must be a name, not a list, a mapping or nothing", key.line)
         return False
@@ -99,8 +99,8 @@ class _Reader:
 
     def _merge(self, table: Table, node: Node, path: Path) -> None:
         """`<<: *defaults`: what is not given here is taken from there."""
-        for source in node.items if node.kind == "list" else [node]:
-            if source.kind != "mapping":
+        for source in node.items if node.kind is YamlKind.LIST else [node]:
+            if source.kind is not YamlKind.MAPPING:
                 self._note("`<<` must name a mapping, or a list of them", source.line)
                 continue
             for key, value in zip(source.items[::2], source.items[1::2], strict=True):

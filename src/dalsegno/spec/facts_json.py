@@ -1,7 +1,7 @@
 """Facts to JSON and back, for state folders. Works for any frozen dataclass of plain values; no pydantic.
 
 Reading is lenient: a key that is not known is passed over and one that is missing takes its default, so that state
-written by an older or newer version still reads.
+written by an older or newer version still reads. An enum may say in `_missing_` how it reads other values.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ def _read(hint: Any, value: Any, kind: type) -> Any:
 
 
 def _scalar(hint: Any, value: Any, kind: type) -> Any:
-    if isinstance(hint, type) and issubclass(hint, Enum) and value in [each.value for each in hint]:
-        return hint(value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise _broken(kind, f"{value!r:.40} is not of type {hint.__name__}") from None
     if hint is float and isinstance(value, int):
         return float(value)
     if hint is Any or (isinstance(hint, type) and type(value) is hint):

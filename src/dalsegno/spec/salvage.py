@@ -6,7 +6,6 @@ have looked at it stays silent rather than complain about what the user did in f
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -18,10 +17,10 @@ from dalsegno.errors import Problem
 from dalsegno.spec.document import Document, Path, Table
 from dalsegno.spec.faults import word_fault
 from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.unknown_keys import meant_key
 
 _ROUNDS = 20  # each round cuts at least one thing; nesting is shallow
 _STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
-_MEANT = re.compile(r"did you mean `(\w+)`\?")
 _Loc = tuple[int | str, ...]
 
 
@@ -70,9 +69,9 @@ def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[Path]) ->
     cut.add(path)
     if missing:
         cut.add(_place_of(loc[:-1], document.data))
-    meant = _MEANT.fullmatch(hint) if error["type"] == "extra_forbidden" else None
-    if meant and meant[1] not in _value_at(loc[:-1], document.data):
-        cut.add((*path[:-1], meant[1]))
+    meant = meant_key(ClusterSpec, loc[:-1], str(loc[-1])) if error["type"] == "extra_forbidden" else ""
+    if meant and meant not in _value_at(loc[:-1], document.data):
+        cut.add((*path[:-1], meant))
 
 
 def _clean(loc: _Loc) -> _Loc:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
 import yaml
 
@@ -19,11 +20,19 @@ MAX_VALUES = 100_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+class YamlKind(Enum):
+    """The kinds of YAML nodes."""
+
+    SCALAR = "scalar"
+    LIST = "list"
+    MAPPING = "mapping"
+
+
 @dataclass
 class Node:
     """A place in the file: a scalar, a list (`items`) or a mapping (`items` are key, value, key, value …)."""
 
-    kind: str  # "scalar", "list", "mapping"
+    kind: YamlKind
     line: int
     text: str = ""
     plain: bool = True  # written without quotes
@@ -51,7 +60,7 @@ class _Builder:
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None or event.style == ""
-            self._place(Node("scalar", line, event.value, plain, event.tag or ""), event.anchor)
+            self._place(Node(YamlKind.SCALAR, line, event.value, plain, event.tag or ""), event.anchor)
         elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
             self._open(event, line)
         elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
@@ -64,7 +73,7 @@ class _Builder:
     def _open(self, event: yaml.CollectionStartEvent, line: int) -> None:
         if len(self.open) >= MAX_DEPTH:
             raise self._refuse(f"the file is nested more than {MAX_DEPTH} levels deep", line)
-        kind = "list" if isinstance(event, yaml.SequenceStartEvent) else "mapping"
+        kind = YamlKind.LIST if isinstance(event, yaml.SequenceStartEvent) else YamlKind.MAPPING
         node = Node(kind, line, tag=event.tag or "")
         if event.anchor:
             self.anchors[event.anchor] = node
@@ -104,7 +113,7 @@ def read_tree(text: str, filename: str) -> Node | None:
     for event in _events(text, filename):
         builder.take(event)
     root = builder.root
-    empty = root is None or (root.kind == "scalar" and not root.text.strip() and root.plain)
+    empty = root is None or (root.kind is YamlKind.SCALAR and not root.text.strip() and root.plain)
     return None if empty else root
 
 

@@ -52,17 +52,26 @@ _ALIASES = {
 _LISTED = 14
 
 
-def hint_unknown(root: type[Section], path: Path, key: str) -> str:
-    """A hint for the unknown `key` in the section at `path`."""
+def meant_key(root: type[Section], path: Path, key: str) -> str:
+    """Return the known key that the unknown `key` in the section at `path` stands for, or "" if none is near."""
     model = _model_at(root, path)
     if model is None:
         return ""
-    known = model.model_fields
-    wanted = key.lower().replace("-", "_")
-    for name in (wanted, _ALIASES.get(wanted, ""), closest(key, known)):
-        if name in known:
-            return f"did you mean `{name}`?"
-    return _elsewhere(root, model, wanted) or _listing(list(known))
+    wanted = _normalized(key)
+    candidates = (wanted, _ALIASES.get(wanted, ""), closest(key, model.model_fields))
+    return next((name for name in candidates if name in model.model_fields), "")
+
+
+def hint_unknown(root: type[Section], path: Path, key: str) -> str:
+    """Return a hint for the unknown `key` in the section at `path`."""
+    if meant := meant_key(root, path, key):
+        return f"did you mean `{meant}`?"
+    model = _model_at(root, path)
+    return "" if model is None else _elsewhere(root, model, _normalized(key)) or _listing(list(model.model_fields))
+
+
+def _normalized(key: str) -> str:
+    return key.lower().replace("-", "_")
 
 
 def required_keys(root: type[Section], block: str) -> list[str]:

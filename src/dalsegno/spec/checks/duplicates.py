@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dalsegno.spec.checks.report import Report
@@ -15,6 +16,14 @@ from dalsegno.spec.section import Section
 class _Named(Protocol):
     @property
     def name(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The machine or partition that a node name belongs to. `partition` is "" for the head and login nodes."""
+
+    text: str
+    partition: str = ""
 
 
 def check_duplicates(spec: ClusterSpec, report: Report) -> None:
@@ -51,28 +60,27 @@ def _user_ids(spec: ClusterSpec, report: Report) -> None:
 
 
 def _nodes(spec: ClusterSpec, report: Report) -> None:
-    owner = {spec.head.name: "the head node"} | dict.fromkeys(login_nodes(spec), "a login node")
+    owner = {spec.head.name: _Owner("the head node")} | dict.fromkeys(login_nodes(spec), _Owner("a login node"))
     if spec.head.name in login_nodes(spec):
         report.add(spec.login, "names", f"the head node and a login node are both called `{spec.head.name}`")
     for partition in spec.partitions:
         taken = _first_taken(partition, owner)
-        if taken and owner[taken] != f"partition `{partition.name}`":
-            what = f"node `{taken}` of partition `{partition.name}` is also in {owner[taken]}"
-            if not owner[taken].startswith("partition"):
-                what = f"node `{taken}` of partition `{partition.name}` has the name of {owner[taken]}"
+        if taken and owner[taken].partition != partition.name:
+            also = "is also in" if owner[taken].partition else "has the name of"
+            what = f"node `{taken}` of partition `{partition.name}` {also} {owner[taken].text}"
             report.add(partition, "nodes", what, _hint(owner[taken]), reads=("name", "spares"))
         for name in (*own_nodes(partition), *own_spares(partition)):
-            owner.setdefault(name, f"partition `{partition.name}`")
+            owner.setdefault(name, _Owner(f"partition `{partition.name}`", partition.name))
         _within(partition, report)
 
 
-def _first_taken(partition: Partition, owner: dict[str, str]) -> str | None:
+def _first_taken(partition: Partition, owner: Mapping[str, _Owner]) -> str | None:
     return next((name for name in (*own_nodes(partition), *own_spares(partition)) if name in owner), None)
 
 
-def _hint(owner: str) -> str:
-    if owner.startswith("partition"):
-        return f"to share machines write `nodes_from: {owner.split('`')[1]}` instead of `nodes`"
+def _hint(owner: _Owner) -> str:
+    if owner.partition:
+        return f"to share machines write `nodes_from: {owner.partition}` instead of `nodes`"
     return "give the partition or the machine another name"
 
 
