@@ -19,7 +19,7 @@ from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import Hello, hello_message
 from dalsegno.health.words import MOST_PART, Reply, Told, reply_message, told_message
 from dalsegno.recovery.agent_door import STRANGERS
-from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer
+from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.agents import RESTART_S, Agents, merge
 from dalsegno.recovery.presence import LOOK_S
@@ -348,7 +348,7 @@ def test_an_order_is_answered_in_parts(scene: Scene):
     ):
         agent.say(reply_message(reply))
     scene.until(lambda: answers)
-    assert answers == [Answer("gpu-1", "", REPORT, {"ps.txt": "a\nb\n"})]
+    assert answers == [Answer("gpu-1", report=REPORT, files={"ps.txt": "a\nb\n"})]
     agent.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: scene.log)
     assert len(answers) == 1 and scene.log == ["refused: an answer of gpu-1 that is not waited for"]
@@ -363,20 +363,20 @@ def test_an_answer_that_is_too_long_is_kept_in_part(scene: Scene):
         agent.say(reply_message(Reply(number, file="ps.txt", part="x" * MOST_PART)))
     agent.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: answers)
-    assert len(answers[0].files["ps.txt"]) == MOST_BYTES and "left out" in answers[0].error
+    assert len(answers[0].files["ps.txt"]) == MOST_BYTES and answers[0].end is OrderEnd.TRUNCATED
 
 
 def test_orders_that_cannot_be_answered_say_so(scene: Scene):
-    assert ordered(scene)[0].error == "its agent is not connected"
+    assert ordered(scene)[0].end is OrderEnd.NOT_CONNECTED
     agent = scene.agent()
     late = ordered(scene, timeout_s=0.05)
     scene.until(lambda: late)
-    assert late[0].error == "it took too long"
+    assert late[0].end is OrderEnd.LATE and not late[0].end.undecided
     lost = [ordered(scene) for _ in range(MOST_ORDERS)]
-    assert ordered(scene)[0].error == "its agent has too much to do"
+    assert ordered(scene)[0].end is OrderEnd.OVERLOADED
     agent.sock.close()
     scene.until(lambda: all(lost))
-    assert {each[0].error for each in lost} == {"its connection broke"}
+    assert {each[0].end for each in lost} == {OrderEnd.DISCONNECTED} and OrderEnd.DISCONNECTED.undecided
 
 
 def test_one_node_cannot_answer_for_another(scene: Scene):

@@ -19,7 +19,7 @@ from dalsegno.health.result import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.settings import settings_text
 from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.health.words import Reply, reply_message
-from dalsegno.recovery.agent_orders import Answer, Orders, Pending
+from dalsegno.recovery.agent_orders import Answer, OrderEnd, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.node_link import NodeLink
@@ -232,15 +232,15 @@ def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: L
 
 def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_alone_and_says_so(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
-    ends: list[tuple[str, tuple[Finding, ...]]] = []
-    prove(linked.agents, "gpu-1", "gpu-2", lambda error, findings: ends.append((error, findings)), port_s=0.1)
+    ends: list[tuple[Answer, tuple[Finding, ...]]] = []
+    prove(linked.agents, "gpu-1", "gpu-2", lambda end, findings: ends.append((end, findings)), port_s=0.1)
     listens, _, _ = whole_order(partner)
     number, do, told = whole_order(agent)
     assert (do, told) == ("validate", {})
     partner.say(reply_message(Reply(listens, port=4000)))  # too late: it is not told anybody any more
     answer(agent, number, GOOD)
     linked.until(lambda: ends)
-    assert ends[0][0] == "" and ends[0][1][0] == GOOD
+    assert ends[0][0].end is OrderEnd.ANSWERED and ends[0][1][0] == GOOD
     assert ends[0][1][1].result.verdict is Verdict.UNKNOWN
     assert ends[0][1][1].result.text == (
         "gpu-2, with which it was to be tried: it did not say in time where it listens"
@@ -254,7 +254,7 @@ def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_n
     assert orders.wake(0.0) == PORT_S
     orders.take("gpu-2", Reply(number, port=4000))
     assert orders.wake(PORT_S) == PARTNER_S and not ends
-    assert orders.wake(PARTNER_S) is None and ends[0].error == "it took too long"
+    assert orders.wake(PARTNER_S) is None and ends[0].end is OrderEnd.LATE
 
 
 def test_whoever_waits_in_a_validation_waits_longer_than_whom_it_waits_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from dalsegno.health.report import Report
 from dalsegno.health.words import Reply
@@ -13,14 +14,45 @@ MOST_FILES = 32
 MOST_ORDERS = 8  # at a time, to one agent
 
 
+class OrderEnd(Enum):
+    """How an order to an agent ended; the values are what people are told."""
+
+    ANSWERED = ""
+    FAILED = "its agent could not do it"  # the agent says why
+    TRUNCATED = "it said more than fits; the rest was left out"
+    LATE = "it took too long"
+    NO_PORT = "it did not say in time where it listens"
+    OVERLOADED = "its agent has too much to do"
+    CONTROLLER_BUSY = "the controller is busy"
+    NOT_CONNECTED = "its agent is not connected"
+    DISCONNECTED = "its connection broke"
+    AGENT_RESTARTED = "its agent was restarted"
+    NODE_GONE = "it is gone"
+    NODE_REMOVED = "it is no node of the cluster any more"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the order got lost on the way, which says nothing about the node: it may be given again."""
+        return self in _LOST
+
+
+_LOST = (OrderEnd.NOT_CONNECTED, OrderEnd.DISCONNECTED, OrderEnd.AGENT_RESTARTED, OrderEnd.NODE_GONE)
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What came of an order. `error`: why it came to nothing, or only to a part."""
+    """What came of an order. `detail` is the agent's own account of a failure."""
 
     node: str
-    error: str = ""
+    end: OrderEnd = OrderEnd.ANSWERED
+    detail: str = ""
     report: Report | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str:
+        """Return why it came to nothing, or only to a part; "" if it was done."""
+        return self.detail or self.end.value
 
 
 @dataclass
@@ -35,21 +67,23 @@ class Pending:
     report: Report | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
-    error: str = ""
+    end: OrderEnd = OrderEnd.ANSWERED
+    detail: str = ""
 
     @property
     def due(self) -> float:
         return self.until if self.port_until is None else min(self.port_until, self.until)
 
     @property
-    def late(self) -> str:
-        """Why it is given up when it is due."""
-        return "it took too long" if self.port_until is None else "it did not say in time where it listens"
+    def late(self) -> OrderEnd:
+        """Return how it ends when it is due and no answer has come."""
+        return OrderEnd.LATE if self.port_until is None else OrderEnd.NO_PORT
 
     def take(self, reply: Reply) -> None:
         """One more part; what is too much is left out, and the answer says so."""
         self.report = reply.report or self.report
-        self.error = self.error or reply.error
+        if reply.error and self.end is OrderEnd.ANSWERED:
+            self.end, self.detail = OrderEnd.FAILED, reply.error
         if reply.file:
             self._keep(reply.file, reply.part)
         if reply.port and not reply.done:
@@ -59,13 +93,16 @@ class Pending:
     def _keep(self, file: str, part: str) -> None:
         self.size += len(part)
         if self.size > MOST_BYTES or (file not in self.files and len(self.files) >= MOST_FILES):
-            self.error = self.error or "it said more than fits; the rest was left out"
+            self.end = OrderEnd.TRUNCATED if self.end is OrderEnd.ANSWERED else self.end
             return
         self.files.setdefault(file, []).append(part)
 
-    def answer(self, error: str = "") -> Answer:
+    def answer(self, end: OrderEnd = OrderEnd.ANSWERED) -> Answer:
+        """Return what has come so far; `end` says why no more will come."""
         files = {name: "".join(parts) for name, parts in self.files.items()}
-        return Answer(self.node, error or self.error, self.report, files)
+        if end is not OrderEnd.ANSWERED:
+            return Answer(self.node, end, "", self.report, files)
+        return Answer(self.node, self.end, self.detail, self.report, files)
 
 
 class Orders:
@@ -93,8 +130,8 @@ class Orders:
             pending.done(pending.answer())
         return True
 
-    def lost(self, node: str, why: str) -> None:
-        """No answer can come from this node any more."""
+    def lost(self, node: str, why: OrderEnd) -> None:
+        """End all orders of a node from which no answer can come any more."""
         for number in [number for number, one in self._pending.items() if one.node == node]:
             self._fail(number, why)
 
@@ -104,6 +141,6 @@ class Orders:
             self._fail(number, late)
         return min((one.due for one in self._pending.values()), default=None)
 
-    def _fail(self, number: int, why: str) -> None:
+    def _fail(self, number: int, why: OrderEnd) -> None:
         if pending := self._pending.pop(number, None):
             pending.done(pending.answer(why))

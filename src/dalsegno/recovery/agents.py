@@ -16,7 +16,7 @@ from dalsegno.health.report import MOST_FINDINGS, BadReport, Report
 from dalsegno.health.wire import Hello
 from dalsegno.health.words import Order, Reply, Told, order_message, read_word
 from dalsegno.recovery.agent_door import STRANGER_S, AgentDoor, Call
-from dalsegno.recovery.agent_orders import MOST_ORDERS, Answer, Orders, Pending
+from dalsegno.recovery.agent_orders import MOST_ORDERS, Answer, OrderEnd, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.presence import LOOK_S, Attendance
@@ -136,9 +136,9 @@ class Agents:
         `listens_s`: how much of its time may pass before it must have said where it listens."""
         known = self._known.get(node)
         if known is None or known.call is None:
-            done(Answer(node, "its agent is not connected"))
+            done(Answer(node, OrderEnd.NOT_CONNECTED))
         elif self._orders.under_way(node) >= MOST_ORDERS:
-            done(Answer(node, "its agent has too much to do"))
+            done(Answer(node, OrderEnd.OVERLOADED))
         else:
             now = time.monotonic()
             port_until = None if listens_s is None else now + listens_s
@@ -187,10 +187,10 @@ class Agents:
             return
         known.presence, known.since = sign.presence, time.time()
         if sign.presence is Presence.GONE and known.call:
-            self._let_go(node, known, "it is gone")
+            self._let_go(node, known, OrderEnd.NODE_GONE)
         self._changed(node)
 
-    def _let_go(self, node: str, known: _Known, why: str) -> None:
+    def _let_go(self, node: str, known: _Known, why: OrderEnd) -> None:
         if known.call:
             self._door.drop(known.call)
             known.call = None
@@ -198,7 +198,7 @@ class Agents:
 
     def _forget(self, node: str) -> None:
         self._attendance.forget(node)
-        self._let_go(node, self._known.pop(node), "it is no node of the cluster any more")
+        self._let_go(node, self._known.pop(node), OrderEnd.NODE_REMOVED)
 
     # For the door
 
@@ -217,7 +217,7 @@ class Agents:
         hello = call.who
         assert hello is not None
         known = self._known[hello.node]
-        self._let_go(hello.node, known, "its agent started anew")
+        self._let_go(hello.node, known, OrderEnd.AGENT_RESTARTED)
         if known.boot not in ("", hello.boot):
             known.old_boots.append(known.boot)
         if known.boot != hello.boot:
@@ -245,7 +245,7 @@ class Agents:
         known.call = None
         self._attendance.broke(node, time.monotonic())
         self._note(node)
-        self._orders.lost(node, "its connection broke")
+        self._orders.lost(node, OrderEnd.DISCONNECTED)
 
     def _beat(self, node: str, known: _Known) -> None:
         known.heard = time.time()

@@ -18,7 +18,7 @@ from typing import TypeVar
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.report import Finding
 from dalsegno.health.result import Result, unknown
-from dalsegno.recovery.agent_orders import Answer
+from dalsegno.recovery.agent_orders import Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import Agents, Say
 from dalsegno.recovery.evidence import INCOMPLETE
@@ -28,7 +28,6 @@ from dalsegno.recovery.roster import Roster
 
 ROSTER_S = 2.0  # how often the roster is looked at
 EVIDENCE_S, REST_S = 30.0, 5.0
-BROKEN = ("its connection broke", "its agent is not connected", "its agent started anew", "it is gone")
 
 _T = TypeVar("_T")
 
@@ -138,7 +137,7 @@ class NodeLink:
         try:
             return answers.get(timeout=timeout_s + 5)
         except queue.Empty:
-            return Answer(node, "the controller is busy")
+            return Answer(node, OrderEnd.CONTROLLER_BUSY)
 
     # Validation
 
@@ -147,13 +146,13 @@ class NodeLink:
         if self._validating.get(node) == ask or (done and done.ask == ask):
             return
         self._validating[node] = ask
-        prove(self._agents, node, partner, lambda error, findings: self._validated(node, ask, error, findings))
+        prove(self._agents, node, partner, lambda answer, findings: self._validated(node, ask, answer, findings))
 
-    def _validated(self, node: str, ask: str, error: str, findings: tuple[Finding, ...]) -> None:
-        if error in BROKEN:
+    def _validated(self, node: str, ask: str, answer: Answer, findings: tuple[Finding, ...]) -> None:
+        if answer.end.undecided:
             self._forget(node, ask)
             return
-        self._settle(node, ask, (*findings, _now("validation", unknown(error))) if error else findings)
+        self._settle(node, ask, (*findings, _now("validation", unknown(answer.error))) if answer.error else findings)
 
     def _settle(self, node: str, ask: str, findings: tuple[Finding, ...]) -> None:
         self._forget(node, ask)

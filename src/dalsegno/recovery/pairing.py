@@ -17,7 +17,7 @@ from dalsegno.recovery.agents import Agents
 
 PAIR = ("pair", "pair-collective")
 
-Done = Callable[[str, tuple[Finding, ...]], None]  # why it came to nothing, if it did; what was found
+Done = Callable[[Answer, tuple[Finding, ...]], None]  # how the order ended; what was found
 
 
 def prove(agents: Agents, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
@@ -66,7 +66,7 @@ class _Proof:
         if self._answer is None or (self._partners is None and _failed_together(_findings(self._answer))):
             return
         answer, self._answer = self._answer, None
-        self._done(answer.error, fair(_findings(answer), self._partner, self._partners))
+        self._done(answer, fair(_findings(answer), self._partner, self._partners))
 
 
 def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -> tuple[Finding, ...]:

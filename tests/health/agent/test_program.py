@@ -17,6 +17,7 @@ from dalsegno.health.report import Finding
 from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.programs import launcher
+from dalsegno.recovery.agent_orders import Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.pairing import prove
 from dalsegno.recovery.probes import Place
@@ -131,10 +132,10 @@ def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes)
     nodes.only_gpu_checks()
     agents = [nodes.start("gpu-1").pid, nodes.start("gpu-2").pid]
     nodes.until(lambda: all(nodes.verdicts(node) for node in ("gpu-1", "gpu-2")))
-    proofs: list[tuple[str, tuple[Finding, ...]]] = []
-    prove(nodes.agents, "gpu-1", "gpu-2", lambda error, findings: proofs.append((error, findings)))
+    proofs: list[tuple[Answer, tuple[Finding, ...]]] = []
+    prove(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
     nodes.until(lambda: proofs, 170)
-    assert proofs[0][0] == ""
+    assert proofs[0][0].end is OrderEnd.ANSWERED
     found = {each.check: each.result for each in proofs[0][1]}
     own = ["load-product", "load-memory", "load-loopback", "load-collective", "pair", "pair-collective"]
     assert {name: found[name].text for name in own if found[name].verdict is not Verdict.PASSED} == {}
@@ -142,7 +143,7 @@ def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes)
     assert "all-reduce of 16 MiB by 2 ranks with gloo: right, " in found["pair-collective"].text
     nodes.until(lambda: all(len(descendants(pid)) == 1 for pid in agents))  # the one with the checks
     assert all(memory_kib(pid, "VmRSS:", "status") <= 30 << 10 for pid in agents)
-    prove(nodes.agents, "gpu-1", "gpu-2", lambda error, findings: proofs.append((error, findings)))
+    prove(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
     nodes.until(lambda: all(len(descendants(pid)) >= 3 for pid in agents))  # also those of an order, and of torch
     nodes.processes["gpu-1"].kill()
     nodes.processes["gpu-1"].wait()
