@@ -9,9 +9,10 @@ from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.judge import find_fault, find_suspicion, is_told
+from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_told
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.topic import Subject, Topic
 from dalsegno.slurm import NodeInfo, NodeState
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 
@@ -76,11 +77,18 @@ def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeCl
 
 
 def test_how_many_packets_were_lost_this_time_is_no_news():
-    told = NodeBook("n2", said="its agent is silent; before that, 16 of 47 sent again")
-    assert is_told("its agent is silent; before that, 20 of 50 sent again", told)
-    assert is_told("its agent is silent", told)
-    assert not is_told("its agent is dead; before that, 20 of 50 sent again", told)
-    assert not is_told("its agent is silent; before that, x", NodeBook("n2", said="its agent is silent")), "it is why"
+    told = NodeBook("n2", about=Subject(Topic.AGENT_SILENT, network=True))
+    assert is_told(Subject(Topic.AGENT_SILENT, network=True), told)
+    assert is_told(Subject(Topic.AGENT_SILENT), told)
+    assert not is_told(Subject(Topic.AGENT_DEAD, network=True), told)
+    without = NodeBook("n2", about=Subject(Topic.AGENT_SILENT))
+    assert not is_told(Subject(Topic.AGENT_SILENT, network=True), without), "it is why"
+
+
+def test_one_more_job_that_failed_at_once_is_news():
+    told = NodeBook("n2", about=Subject(Topic.QUICK_FAILURES, count=3))
+    assert is_told(Subject(Topic.QUICK_FAILURES, count=3), told)
+    assert not is_told(Subject(Topic.QUICK_FAILURES, count=4), told)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,8 @@ def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said
     report = Report("n2", "boot-1", (Finding("network", said, 1.0),), ())
     slurm = NodeInfo("n2", NodeState.IDLE)
     silent = NodeFacts(slurm, agent=AgentView("n2", Presence.SILENT, report=report))
-    assert find_suspicion(silent, SEEN, Policy()) == f"its agent is silent{more}"
+    about = Subject(Topic.AGENT_SILENT, network=bool(more))
+    assert find_suspicion(silent, SEEN, Policy()) == Suspicion(about, f"its agent is silent{more}")
     gone = NodeFacts(slurm, agent=AgentView("n2", Presence.GONE, report=report))
     fault = find_fault(gone, SEEN, Policy())
     assert fault is not None and fault.text == f"neither its agent nor slurmd answers{more}"

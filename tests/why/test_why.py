@@ -8,8 +8,8 @@ from dalsegno.health import Remedy
 from dalsegno.launch.status import Status
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
-from dalsegno.recovery.judge import AGENT_DEAD
 from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.topic import Topic
 from dalsegno.slurm.job_info import JobInfo
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.events import NodeEvent
@@ -194,7 +194,7 @@ def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )
     assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.OUT)).next == "dalsegno health --node gpu-3"
-    blind = Care(Phase.SUSPECTED, f"{AGENT_DEAD}, the node itself answers: its health is not known")
+    blind = Care(Phase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
     assert explain_node(node(), blind).next == "dalsegno up", "which starts it again; it cannot be asked"
     given_up = explain_node(node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(Phase.GIVEN_UP, "3 times"))
     assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
@@ -367,7 +367,9 @@ def test_a_node_that_slurm_drained_and_we_may_not_take_over_says_why():
     found = explain_node(drained, Care(Phase.IN_SERVICE, stays, Held.HOUR))
     assert found.sentence.endswith(f"; {stays}") and found.next == "dalsegno automation resume"
     person = "Slurm has taken it out of service again, 3 times today (Prolog error): a person is needed"
-    assert explain_node(drained, Care(Phase.IN_SERVICE, person)).sentence.endswith(f"; {person}")
+    assert explain_node(drained, Care(Phase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)).sentence.endswith(
+        f"; {person}"
+    )
 
 
 def test_the_nodes_of_a_run_are_those_it_trained_on_the_last_first():

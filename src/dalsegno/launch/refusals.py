@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+
 AGAIN_S, LONGEST_S = 5.0, 60.0
 # No node there is could be given: every further question would only be one more failed job in Slurm's books.
-_IN_VAIN = "node configuration is not available"
 AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S = 60.0, 900.0
 
 
@@ -24,7 +25,8 @@ class Refusals:
         """Whether that is news."""
         news = why != self.why
         self.count, self.why, self._without = self.count + 1, why, frozenset(without)
-        first_s, longest_s = (AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S) if _IN_VAIN in why else (AGAIN_S, LONGEST_S)
+        in_vain = parse_refusal(why) is SlurmRefusal.NO_SUCH_NODES
+        first_s, longest_s = (AGAIN_IN_VAIN_S, LONGEST_IN_VAIN_S) if in_vain else (AGAIN_S, LONGEST_S)
         self._not_before = now + min(first_s * 2 ** min(self.count - 1, 20), longest_s)
         return news
 

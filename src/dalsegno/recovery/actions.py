@@ -9,8 +9,8 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
-
-MAY_NOT = "Requested operation is presently disabled"  # Slurm's word for a job that was submitted with --no-requeue
+from dalsegno.recovery.topic import ANYTHING, Subject
+from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Requeue(Action):
     job: int
 
     def failure(self, error: str) -> str:
-        if MAY_NOT in error:
+        if parse_refusal(error) is SlurmRefusal.REQUEUE_DISABLED:
             return f"job {self.job} cannot go on here, and may not be requeued: it is left alone, and waited for"
         return super().failure(error)
 
@@ -185,6 +185,7 @@ class Turn(Action):
     boot: str = ""  # a later one may have mended it
     held_back: Held = Held.NO
     relapses: int = 0  # how often it was suspected in a row
+    about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
     @property
@@ -200,6 +201,7 @@ class Note(Action):
     settles: tuple[int, ...] = ()  # jobs of which all is said now
     held_back: Held = Held.NO  # what it tells of is not done
     excuses: tuple[str, ...] | None = None  # faults that are left to someone else from now on; None: as before
+    about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
     @property

@@ -135,6 +135,7 @@ def tell_node(own: NodeBook) -> Message:
         "reason": write_reason(own.fault) if own.fault else "",
         "tried": [step.value for step in own.steps],
         "note": own.said,
+        "about": own.about.topic.value,
         "held_back": own.held_back.value,
         "excused": list(own.excuses),
         "validated_at": own.validated_at or None,

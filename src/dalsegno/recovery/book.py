@@ -9,6 +9,7 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.topic import ANYTHING, Subject
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 # Kinds of marks.
@@ -57,6 +58,7 @@ class NodeBook:
     asks: int = 0  # how often, since it was last mended
     pending: Pending | None = None
     said: str = ""  # so that it is said once
+    about: Subject = ANYTHING  # of what was said
     held_back: Held = Held.NO  # why that is all
     excuses: tuple[str, ...] = ()  # keys of faults that someone has decided to live with, until all of it is over
     relapses: int = 0  # suspicions in a row, without a long time in service in between

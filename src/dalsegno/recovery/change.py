@@ -36,6 +36,7 @@ from dalsegno.recovery.facts import Facts
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.topic import ANYTHING
 
 MOST_RETRY_S = 60.0
 WORN = 5  # failures in a row after which a mend counts as tried
@@ -65,7 +66,7 @@ def ended(
     if error:
         return _failed(book, old, action, now, policy, partitions)
     return book.with_node(
-        _done(replace(old, failures=0, retry_at=0.0, said="", held_back=Held.NO), action, id, now),
+        _done(replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=Held.NO), action, id, now),
         *_won(old, action, now, partitions),
     )
 
@@ -151,7 +152,7 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
     if isinstance(action, Note):
         left = tuple(job for job in old.victims if job not in action.settles)
         excuses = old.excuses if action.excuses is None else action.excuses
-        told = replace(old, said=action.text, held_back=action.held_back, excuses=excuses)
+        told = replace(old, said=action.text, about=action.about, held_back=action.held_back, excuses=excuses)
         return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
@@ -161,7 +162,7 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
         return book.with_node(well, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)
     boot, relapses = action.boot or old.boot, action.relapses or old.relapses
-    told = replace(new, said=action.why, held_back=action.held_back, boot=boot, relapses=relapses)
+    told = replace(new, said=action.why, about=action.about, held_back=action.held_back, boot=boot, relapses=relapses)
     return book.with_node(told, *marks)
 
 

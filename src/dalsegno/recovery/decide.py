@@ -29,8 +29,9 @@ from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.reason import Owner, owner, read_reason
 from dalsegno.recovery.repair import repair
 from dalsegno.recovery.sight import change_of_sight, is_blind, is_doubtful
-from dalsegno.recovery.slurms_own import CHECK, TAKEN_OUT, fault_of_drain, rule_of
+from dalsegno.recovery.slurms_own import CHECK, fault_of_drain, rule_of
 from dalsegno.recovery.spares import keep_spare, lend
+from dalsegno.recovery.topic import ANYTHING, SLURM_DRAIN, Subject
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,12 @@ def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
     return _say(book.of(action.node), f"{held.why}; would {action.words}", getattr(action, "fault", None), held.held)
 
 
-def _say(own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO) -> Action | None:
+def _say(
+    own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO, about: Subject = ANYTHING
+) -> Action | None:
     if own.phase is Phase.IN_SERVICE and fault:
-        return Turn(own.node, Phase.SUSPECTED, text, fault, held_back=held)
-    return Note(own.node, text, held_back=held) if own.said != text else None
+        return Turn(own.node, Phase.SUSPECTED, text, fault, held_back=held, about=about)
+    return Note(own.node, text, held_back=held, about=about) if own.said != text else None
 
 
 def _for_node(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
@@ -136,11 +139,12 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if whose is Owner.SLURM and node.connected:
         return _take_over(this, node, own)
     if suspicion := find_suspicion(node, own, this.policy, quick):
-        if is_told(suspicion, own):
+        if is_told(suspicion.about, own):
             return None
         if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
-            return _say(own, suspicion)
-        return Turn(node.name, Phase.SUSPECTED, suspicion, relapses=count_relapse(own, this.policy, this.now))
+            return _say(own, suspicion.text, about=suspicion.about)
+        relapses = count_relapse(own, this.policy, this.now)
+        return Turn(node.name, Phase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
     if own.phase is Phase.SUSPECTED and is_steady(node, own, this.policy, this.now):
         why = "nothing is wrong with it any more"
         why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
@@ -189,13 +193,11 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     times = this.book.count(TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)
     if fault is None:
-        return _say(
-            own,
-            f"{TAKEN_OUT} again, {times + 1} times today ({node.slurm.reason}): a person is needed",
-        )
+        again = f"Slurm has taken it out of service again, {times + 1} times today"
+        return _say(own, f"{again} ({node.slurm.reason}): a person is needed", about=SLURM_DRAIN)
     if refusal := this.outs.refusal(node):
-        said = f"{TAKEN_OUT} ({node.slurm.reason}); stays so: {refusal.why}"
-        return _say(own, said, held=refusal.held)
+        said = f"Slurm has taken it out of service ({node.slurm.reason}); stays so: {refusal.why}"
+        return _say(own, said, held=refusal.held, about=SLURM_DRAIN)
     this.outs.take(node)
     return Drain(node.name, fault, node.held, this.facts.runs_on(node))
 

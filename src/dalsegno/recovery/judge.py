@@ -13,11 +13,10 @@ from dalsegno.recovery.facts import NodeFacts, is_plain
 from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of, heaviest
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.topic import Subject, Topic
 from dalsegno.slurm import JobInfo, JobState
 
 NETWORK = "network"  # the check of that name
-BEFORE = "; before that, "
-AGENT_DEAD = "its agent is dead"
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)
 
 
@@ -75,19 +74,30 @@ def found(node: NodeFacts, policy: Policy) -> list[Fault]:
     return [replace(fault, remedy=policy.remedy(fault)) for fault in faults]
 
 
-def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> str:
-    """What is odd, and no reason to do anything: one witness is none."""
+@dataclass(frozen=True)
+class Suspicion:
+    """Something odd about a node that is no reason to act yet."""
+
+    about: Subject
+    text: str
+
+
+def find_suspicion(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> Suspicion | None:
+    """Return what is odd about a node; one witness is not enough to act."""
+    line = _line(node)
     if node.agent.presence is Presence.SILENT and own.seen:
-        return f"its agent is silent{_line(node)}"
+        return Suspicion(Subject(Topic.AGENT_SILENT, bool(line)), f"its agent is silent{line}")
     if node.agent.presence is Presence.AGENT_DEAD:
-        return f"{AGENT_DEAD}, the node itself answers: its health is not known{_line(node)}"
-    return f"{quick.words}, all of one user's" if quick.count >= policy.quick_failures else ""
+        text = f"its agent is dead, the node itself answers: its health is not known{line}"
+        return Suspicion(Subject(Topic.AGENT_DEAD, bool(line)), text)
+    if quick.count >= policy.quick_failures:
+        return Suspicion(Subject(Topic.QUICK_FAILURES, count=quick.count), f"{quick.words}, all of one user's")
+    return None
 
 
-def is_told(suspicion: str, own: NodeBook) -> bool:
-    """How many packets were lost this time is no news."""
-    kind, known = suspicion.partition(BEFORE), own.said.partition(BEFORE)
-    return suspicion == own.said or (kind[0] == known[0] and bool(known[1]))
+def is_told(about: Subject, own: NodeBook) -> bool:
+    """Whether it was said already. How many packets were lost this time is no news."""
+    return about == own.about or (about.topic is own.about.topic and own.about.network)
 
 
 def count_relapse(own: NodeBook, policy: Policy, now: float) -> int:
@@ -108,7 +118,7 @@ def _line(node: NodeFacts) -> str:
     """What its last report said of the network: that, and not why, which may be the other end's doing."""
     findings = node.agent.report.findings if node.agent.report else ()
     bad = [each.result for each in findings if each.check == NETWORK and each.result.verdict is Verdict.WARNED]
-    return "".join(f"{BEFORE}{result.text}" for result in bad)
+    return "".join(f"; before that, {result.text}" for result in bad)
 
 
 Kind = tuple[int | None, str]  # jobs of one user and one name

@@ -11,11 +11,10 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo
+from dalsegno.slurm.parse.reasons import is_absence
 
 LONGEST = 200  # more makes `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
-# What stands there of a node that was away. Nobody means anything by it.
-_NOBODYS = ("not responding", "node unexpectedly rebooted", "none")
 # Under whom slurmctld, slurmd and slurmstepd write reasons.
 SLURM_USERS = frozenset({"root", "slurm"})
 
@@ -55,7 +54,7 @@ def owner(node: NodeInfo, slurm_users: Collection[str]) -> Owner:
         return Owner.SPARE if node.draining else Owner.NOBODY
     if rule_of(node, slurm_users):
         return Owner.SLURM
-    if node.down and not node.draining and (not node.reason or node.reason.lower().startswith(_NOBODYS)):
+    if node.down and not node.draining and is_absence(node.reason):
         return Owner.NOBODY
     return Owner.SOMEONE if node.draining or node.down or node.flags & _TAKEN else Owner.NOBODY
 

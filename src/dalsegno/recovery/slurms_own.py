@@ -6,16 +6,15 @@ whom its daemons write. What a person writes, in whatever words, is never touche
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.slurm import NodeFlag, NodeInfo
+from dalsegno.slurm.parse.reasons import SlurmReason, parse_reason
 
 CHECK = "slurm"
-TAKEN_OUT = "Slurm has taken it out of service"  # how what is said of such a node begins
 DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 
 
@@ -23,37 +22,34 @@ DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
 class Rule:
     """`remedies`: what is done the first time in a day, the second, and so on; after the last, a person is needed."""
 
-    code: str
-    words: re.Pattern[str]
+    reason: SlurmReason
     remedies: tuple[Remedy, ...]
 
+    @property
+    def code(self) -> str:
+        return self.reason.value
 
-def _rule(code: str, words: str, *remedies: Remedy) -> Rule:
-    return Rule(code, re.compile(words, re.IGNORECASE), remedies)
 
-
-# As slurmctld and slurmstepd write them, 20.11 to 25.05. A prolog that fails again although all checks pass is broken
-# itself; processes that cannot be killed, and hardware that has gone missing, may be there again after a boot.
-RULES = (
-    _rule("prolog", r"prolog error", DRAIN, DRAIN),
-    _rule("epilog", r"epilog error", DRAIN, DRAIN),
-    _rule("kill-task", r"kill task failed", DRAIN, REBOOT),
-    _rule("batch", r"batch job complete failure", DRAIN, REBOOT),
-    _rule("rebooted", r"node unexpectedly rebooted", DRAIN, DRAIN),
-    _rule("not-responding", r"not responding", DRAIN, REBOOT),
-    _rule("hardware", r"low (?:realmemory|tmpdisk|cpus|socket\*core\*thread count|socket\*core count)(?: \(.*\))?",
-          DRAIN, REBOOT),
-    _rule("hardware", r"gres/\S+ count (?:reported lower than configured|too low) \(\d+ < \d+\)", DRAIN, REBOOT),
-)  # fmt: skip
+# A prolog that fails again although all checks pass is broken itself; processes that cannot be killed, and hardware
+# that has gone missing, may be there again after a boot.
+RULES = {
+    reason: Rule(reason, remedies)
+    for reason, remedies in {
+        SlurmReason.PROLOG: (DRAIN, DRAIN),
+        SlurmReason.EPILOG: (DRAIN, DRAIN),
+        SlurmReason.KILL_TASK: (DRAIN, REBOOT),
+        SlurmReason.BATCH: (DRAIN, REBOOT),
+        SlurmReason.REBOOTED: (DRAIN, DRAIN),
+        SlurmReason.NOT_RESPONDING: (DRAIN, REBOOT),
+        SlurmReason.HARDWARE: (DRAIN, REBOOT),
+    }.items()
+}
 
 
 def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
-    """The rule for a node that Slurm took out of service; None for one that is in service, or a person's."""
+    """Return the rule for a node that Slurm took out of service; None for one that is in service, or a person's."""
     out = node.draining or node.down or NodeFlag.INVALID_REG in node.flags
-    if not out or node.reason_user not in slurm_users:
-        return None
-    found = [next((rule for rule in RULES if rule.words.fullmatch(part)), None) for part in node.reason.split(", ")]
-    return found[0] if all(found) else None
+    return RULES.get(parse_reason(node.reason)) if out and node.reason_user in slurm_users else None
 
 
 def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> Fault | None:

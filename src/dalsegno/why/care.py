@@ -13,6 +13,7 @@ from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import SLURM_USERS, read_reason, slurm_users_of
+from dalsegno.recovery.topic import Topic
 from dalsegno.why.answer import Moment
 
 
@@ -30,6 +31,7 @@ class Care:
     slurm_users: frozenset[str] = SLURM_USERS
     excused: tuple[str, ...] = ()  # what is wrong with it and left to whoever has returned it
     fault: Fault | None = None  # for which it is out now; Slurm's reason tells what it was taken out for
+    about: Topic = Topic.OTHER  # what the note is about
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
@@ -47,6 +49,7 @@ def read_care(told: Mapping[str, Any]) -> Care:
         slurm_users_of(told),
         tuple(map(str, own.get("excused", ()))),
         read_reason(str(own.get("reason", ""))),
+        Topic(own.get("about")),
     )
 
 

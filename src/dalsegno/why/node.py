@@ -8,10 +8,10 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
-from dalsegno.recovery.judge import AGENT_DEAD
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import read_reason
-from dalsegno.recovery.slurms_own import TAKEN_OUT, rule_of
+from dalsegno.recovery.slurms_own import rule_of
+from dalsegno.recovery.topic import Topic
 from dalsegno.slurm import SPARE_REASON
 from dalsegno.slurm.node_info import NodeInfo
 from dalsegno.slurm.parse.events import NodeEvent
@@ -42,7 +42,7 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
         return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
     if care.phase is Phase.SUSPECTED and node.in_service:
         # Only its agent could tell more, and `up` starts it again.
-        look = "dalsegno up" if care.note.startswith(AGENT_DEAD) else f"dalsegno health --node {node.name}"
+        look = "dalsegno up" if care.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
         command = _next(care, look)
         return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
@@ -53,7 +53,7 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
             _next(care, _look(node.name, care)),
         )
     if rule_of(node, care.slurm_users):
-        tells = care.held is not Held.NO or care.note.startswith(TAKEN_OUT)
+        tells = care.held is not Held.NO or care.about is Topic.SLURM_DRAIN
         does = care.note if tells else "a controller of ours validates and returns it, unless it happens too often"
         return Verdict(
             f"{node.name} was taken out of service by Slurm itself: {node.reason}; {does}",

@@ -9,6 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.parse.reasons import is_absence
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.slurm.states import NodeState
 from dalsegno.system.apart import slowness
@@ -22,8 +23,6 @@ from dalsegno.targets.local.plan import LocalPlan
 REGISTER_S = 120.0
 REMOVAL_REASON = "dalsegno:remove"
 BOOT_REASON = "dalsegno:boot"
-# Reasons that Slurm itself, or an `up`, gives to a node that was away: it is meant to be back. Others are not ours.
-AWAY = ("not responding", "node unexpectedly rebooted", "none", BOOT_REASON)
 
 
 def drain_and_wait(slurm: SlurmClient, plan: LocalPlan, folder: Folder, say: Say) -> None:
@@ -127,7 +126,7 @@ def is_registered(node: NodeInfo) -> bool:
 
 def _is_back(node: NodeInfo) -> bool:
     """Out of service only because it was away or because an `up` was about to remove it, and answering."""
-    away = node.down and (not node.reason or node.reason.lower().startswith(AWAY))
+    away = node.down and (is_absence(node.reason) or node.reason.startswith(BOOT_REASON))
     return node.responding and (away or (node.draining and node.reason.startswith(REMOVAL_REASON)))
 
 

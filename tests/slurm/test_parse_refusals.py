@@ -1,0 +1,45 @@
+"""What Slurm refuses and why it drains nodes, read from its own words."""
+
+import pytest
+
+from dalsegno.slurm.parse.reasons import SlurmReason, is_absence, parse_reason
+from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+
+NO_NODES = "salloc: error: Job submit/allocate failed: Requested node configuration is not available\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (NO_NODES, SlurmRefusal.NO_SUCH_NODES),
+        (f"salloc: error: Memory specification can not be satisfied\n{NO_NODES}", SlurmRefusal.MEMORY),
+        ("salloc: error: Job submit/allocate failed: Invalid qos specification", SlurmRefusal.QOS),
+        ("Requested operation is presently disabled for job 7", SlurmRefusal.REQUEUE_DISABLED),
+        ("a message of a later Slurm", SlurmRefusal.UNKNOWN),
+        ("", SlurmRefusal.UNKNOWN),
+    ],
+)
+def test_refusal_is_the_most_telling_one_that_slurm_prints(text: str, refusal: SlurmRefusal):
+    assert parse_refusal(text) is refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Prolog error", SlurmReason.PROLOG),
+        ("Kill task failed, Not responding", SlurmReason.KILL_TASK),
+        ("Low RealMemory (reported:1 < 100.00% of configured:2)", SlurmReason.HARDWARE),
+        ("gres/gpu count reported lower than configured (7 < 8)", SlurmReason.HARDWARE),
+        ("Prolog error: see ticket 7", SlurmReason.UNKNOWN),
+        ("Kill task failed, waiting for a part", SlurmReason.UNKNOWN),
+        ("", SlurmReason.UNKNOWN),
+    ],
+)
+def test_reason_is_slurms_own_only_to_the_letter(text: str, reason: SlurmReason):
+    assert parse_reason(text) is reason
+
+
+def test_node_that_was_away_has_no_reason_or_one_that_says_only_that():
+    away = ["", "Not responding", "Node unexpectedly rebooted", "none"]
+    assert [is_absence(text) for text in away] == [True] * 4
+    assert not is_absence("new RAM, not responding")
