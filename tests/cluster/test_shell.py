@@ -54,7 +54,8 @@ def test_hosts_know_each_other_s_names_also_where_an_address_comes_in_the_longer
     """torch's store listens on both protocols, asks so, and warns of every caller without a name."""
     words = shared.ok("shell", "--", "getent", "hosts", "train-2").split()
     assert words[1:] == ["train-2"] and words[0].count(".") == 3
-    assert shared.ok("shell", "--", "getent", "hosts", f"::ffff:{words[0]}").split()[1] == "train-2.ipv4"
+    named = shared.ok("shell", "--", "getent", "hosts", f"::ffff:{words[0]}").split()[1:]
+    assert named in (["train-2.ipv4"], ["train-2"])  # newer glibc finds the line of the shorter form
 
 
 def test_gpus_are_dealt_out_as_slurm_does(shared: Cli):
