@@ -205,7 +205,7 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
     (home / "tmp/cut.sqsh").write_bytes(someone.image.read_bytes()[:9000])
     for name, why in {
         "missing.sqsh": "No such file or directory",
-        "text.sqsh": "is no squashfs file",
+        "text.sqsh": "is not a squashfs file",
         "cut.sqsh": "cut.sqsh: ",
     }.items():
         answer = someone.sh(f"srun -n2 -N1 --container-image={home}/tmp/{name} true")
@@ -315,7 +315,7 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
     other = someone.image.with_name("tree")
     reused = someone.sh(f"{line} --container-image={other} ls /kept")
     assert reused.out == "/kept\n", reused
-    assert f"container {own} exists, made of {someone.image}: reused; --container-image={other} is not" in reused.err
+    assert f"created from {someone.image}, and --container-image={other} is ignored" in reused.err
     assert "dalsegno:" not in someone.sh(f"{line} $I ls /kept").err
     at_once = f"""{line} sh -c 'until test -e /second; do sleep 0.05; done; echo seen' &
         until {line}:exec touch /second 2>/dev/null; do sleep 0.1; done; wait"""
@@ -326,16 +326,16 @@ def test_a_named_container_is_kept_shared_while_it_runs_and_ones_own(someone: Co
         wait; echo "$told" >&2"""
     answer = someone.sh(beside)
     assert sorted(answer.out.splitlines()) == ["beside", "seen"], answer
-    assert f"container {own} runs already: ignoring --container-mounts" in answer.err
+    assert f"container {own} is already running: --container-mounts is ignored" in answer.err
     for name, why in {
         f"{own}:create": "already",
-        f"{own}:exec": f"no container {own} runs",
-        "other": "there is no container",
+        f"{own}:exec": f"container {own} is not running",
+        "other": "container other does not exist",
     }.items():
         answer = someone.sh(f"srun -w train-1 --container-name={name} true")
         assert answer.code == NO_CONTAINER and why in answer.err
     if someone.user:  # root has no container of that name
-        assert f"there is no container {own}" in Contained(someone.cli, someone.image).sh(f"{line} true").err
+        assert f"container {own} does not exist" in Contained(someone.cli, someone.image).sh(f"{line} true").err
 
 
 def test_a_container_has_the_namespaces_that_it_asks_for(someone: Contained):
@@ -468,7 +468,7 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     )
     assert folder.out == "as it says 1\n" and "not on clusters with Pyxis" in folder.err
     twice = someone.sh("srun $I --container-mounts=/tmp:/a --container-mounts=/tmp:/b:nodev sh -c 'cd /b && ! cd /a'")
-    assert twice.code == 0 and "was given twice: only /tmp:/b:nodev counts" in twice.err
+    assert twice.code == 0 and "was given twice: only /tmp:/b:nodev is used" in twice.err
     refused = someone.sh("srun $I --container-mounts=a:b true")
     assert refused.code != 0 and "write /PATH, ./PATH or tmpfs" in refused.err
     eventually(lambda: text_of(out) == "as it says word /mnt\n")

@@ -18,8 +18,8 @@ from dalsegno.containers.native import (
     build_native,
     header_version,
     missing_packages,
+    prepare_native,
     source_folder,
-    why_none,
 )
 from dalsegno.containers.native import check_compiler as check
 from dalsegno.errors import DalsegnoError
@@ -98,23 +98,23 @@ def test_what_pyxis_takes_is_taken(refusal: Check, option: str, value: str):
     ("option", "value", "why"),
     [
         ("IMAGE", "", "empty"),
-        ("IMAGE", "nvcr.io#a b", "blank"),
-        ("MOUNTS", "", "one side is empty"),
-        ("MOUNTS", "/a:", "one side is empty"),
-        ("MOUNTS", "fsx:/fsx", "write /PATH, ./PATH or tmpfs"),
-        ("MOUNTS", "/a:b", "no absolute path"),
-        ("MOUNTS", "/a:../b", "leads out of the container (Invalid cross-device link)"),
-        ("MOUNTS", "/a:./b/../../c", "leads out of the container"),
-        ("MOUNTS", "devpts:/x", "write /PATH, ./PATH or tmpfs"),
-        ("MOUNTS", "tmpfs:/x:uid=0", "knows no flag `uid=0`"),
-        ("MOUNTS", "tmpfs:/x:size=1G,uid=0", "write /PATH"),
-        ("MOUNTS", "/a:/b:size=1G", "knows no flag `size=1G`"),
-        ("MOUNTS", "umount:/x:ro", "knows no flag `ro`"),
-        ("MOUNTS", "/a:/b:ro:more", "at most two colons"),
-        ("MOUNTS", "/a:/b:wild", "knows no flag `wild`"),
+        ("IMAGE", "nvcr.io#a b", "space"),
+        ("MOUNTS", "", "of a mount is empty"),
+        ("MOUNTS", "/a:", "of a mount is empty"),
+        ("MOUNTS", "fsx:/fsx", "the source must be /PATH, ./PATH or tmpfs"),
+        ("MOUNTS", "/a:b", "the target must be an absolute path"),
+        ("MOUNTS", "/a:../b", "is outside the container (Invalid cross-device link)"),
+        ("MOUNTS", "/a:./b/../../c", "is outside the container"),
+        ("MOUNTS", "devpts:/x", "the source must be /PATH, ./PATH or tmpfs"),
+        ("MOUNTS", "tmpfs:/x:uid=0", "unknown mount flag `uid=0`"),
+        ("MOUNTS", "tmpfs:/x:size=1G,uid=0", "the source must be /PATH"),
+        ("MOUNTS", "/a:/b:size=1G", "unknown mount flag `size=1G`"),
+        ("MOUNTS", "umount:/x:ro", "unknown mount flag `ro`"),
+        ("MOUNTS", "/a:/b:ro:more", "more than two colons"),
+        ("MOUNTS", "/a:/b:wild", "unknown mount flag `wild`"),
         ("MOUNTS", ",".join(["/a"] * 65), "more than 64"),
-        ("ENV", "A=1", "no name of an environment variable"),
-        ("ENV", "A,,B", "no name of an environment variable"),
+        ("ENV", "A=1", "not a valid name of an environment variable"),
+        ("ENV", "A,,B", "not a valid name of an environment variable"),
         ("ENV", ",".join(["A"] * 129), "more than 128"),
         ("NAME", "", "1 to 64"),
         ("NAME", "x" * 65, "1 to 64"),
@@ -225,11 +225,11 @@ def test_packages_that_containers_lack_are_named_and_those_of_the_compiler_only_
 def test_where_the_plugin_cannot_be_the_machine_offers_no_containers_and_says_why(tmp_path: Path):
     version = f"slurm-wlm {header_version(HEADER.read_text())}"
     failing = FakeRunner(lambda argv, stdin: Completed(argv, 1, stderr="start.c:1:1: error: no such thing"))
-    assert "has a blank in it" in why_none(failing, tmp_path, version, "/a b/c")
-    assert "start.c:1:1: error: no such thing" in why_none(failing, tmp_path, version, "/c")
-    assert "headers are of" in why_none(failing, tmp_path, "slurm-wlm 1.02.3", "/c")
-    assert why_none(LocalRunner(), tmp_path, version, "/c") == ""
-    assert why_none(failing, tmp_path, version, "/c") == "", "it is compiled once for each version"
+    assert "has a blank in it" in prepare_native(failing, tmp_path, version, "/a b/c")
+    assert "start.c:1:1: error: no such thing" in prepare_native(failing, tmp_path, version, "/c")
+    assert "headers are of" in prepare_native(failing, tmp_path, "slurm-wlm 1.02.3", "/c")
+    assert prepare_native(LocalRunner(), tmp_path, version, "/c") == ""
+    assert prepare_native(failing, tmp_path, version, "/c") == "", "it is compiled once for each version"
 
 
 def test_headers_of_another_slurm_are_refused(tmp_path: Path):

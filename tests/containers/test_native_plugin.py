@@ -135,9 +135,9 @@ def test_variables_stand_for_the_other_switches_too(stepd: Path, tree: Path):
         (["writable", "readonly"], {}, "both --container-readonly and --container-writable were given"),
         (["readonly", "writable"], {}, "both --container-writable and --container-readonly were given"),
         ([], {"READONLY": "1", "WRITABLE": "1"}, "both --container-readonly and --container-writable were given"),
-        ([], {"READONLY": "perhaps"}, "PYXIS_CONTAINER_READONLY: `perhaps` is neither 1 nor 0"),
+        ([], {"READONLY": "perhaps"}, "PYXIS_CONTAINER_READONLY: `perhaps` is not 1 or 0"),
         ([], {"MOUNTS": "/usr:/x," * 9000}, "PYXIS_CONTAINER_MOUNTS is too long"),
-        ([], {"MOUNTS": "/usr:x"}, "--container-mounts: `x` is no absolute path"),
+        ([], {"MOUNTS": "/usr:x"}, "--container-mounts: cannot mount at `x`: the target must be an absolute path"),
         ([], {"UNSHARE": "net,pid"}, "--container-unshare: unknown namespace 'pid'"),
         (["unshare=foo"], {}, "--container-unshare: unknown namespace 'foo'"),
     ],
@@ -381,14 +381,14 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
         "/tmp/": "/tmp/: is a folder",
         "/usr/x.sqsh": "/usr: Permission denied",
         "/tmp/" + "x" * 250: "File name too long",
-        f"{tmp_path}/public/roots": "is another user's",
+        f"{tmp_path}/public/roots": "belongs to another user",
     }.items():
         done = step(
             stepd, f"--container-image={tree}", f"--container-save={target}", "--", "/bin/sh", "-c", "echo began"
         )
         assert (done.returncode, done.stdout, done.stderr.count(why)) == (NO_CONTAINER, "", 1), done.stderr
     done = step(stepd, f"--container-image={tree}", f"--container-save={tmp_path}/pipe", *SAY, uid=0)
-    assert done.returncode == NO_CONTAINER and "is no regular file" in done.stderr
+    assert done.returncode == NO_CONTAINER and "is not a regular file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,8 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
             NO_CONTAINER,
             "container: image /nowhere.sqsh: No such file or directory",
         ),
-        (["--container-image=ubuntu:24.04"], NO_CONTAINER, "is no path"),
-        (["--container-name=none"], NO_CONTAINER, "this cluster keeps no containers"),
+        (["--container-image=ubuntu:24.04"], NO_CONTAINER, "is not a path"),
+        (["--container-name=none"], NO_CONTAINER, "named containers are disabled"),
         (
             ["--container-image=TREE", "--container-workdir=/nowhere"],
             NO_CONTAINER,
@@ -408,9 +408,13 @@ def test_where_nothing_can_be_saved_no_step_begins(stepd: Path, tree: Path, tmp_
         ),
         (["--container-image=TREE", "--container-mounts=/nowhere:/x"], NO_CONTAINER, "cannot mount /nowhere"),
         (["--container-image=TREE", "--container-mounts=" + ",".join(["/usr"] * 65)], NO_CONTAINER, "more than 64"),
-        (["--container-image=TREE", "--container-env=" + "A" * 100_000 + "="], NO_CONTAINER, "no name of an env"),
-        (["--container-image="], NO_CONTAINER, "the image's name is empty"),
-        (["--container-image=/nowhere\x1b[2J.sqsh"], NO_CONTAINER, "a blank or a control character"),
+        (
+            ["--container-image=TREE", "--container-env=" + "A" * 100_000 + "="],
+            NO_CONTAINER,
+            "not a valid name",
+        ),
+        (["--container-image="], NO_CONTAINER, "the image name is empty"),
+        (["--container-image=/nowhere\x1b[2J.sqsh"], NO_CONTAINER, "a space or a control character"),
         (
             ["--container-image=TREE", "--container-mounts=/a\x1b[2J:/b"],
             NO_CONTAINER,

@@ -151,7 +151,7 @@ def test_a_link_where_containers_are_kept_is_not_followed(eve: Contained, roots:
             place.unlink()
             if moved.exists():
                 moved.rename(place)
-        assert answer.code == NO_CONTAINER and "cannot keep the container" in answer.err, answer
+        assert answer.code == NO_CONTAINER and "cannot store the container" in answer.err, answer
         assert sorted(path.name for path in roots.rglob("*")) == ["below"]
 
 
@@ -163,7 +163,7 @@ def test_a_folder_of_somebody_elses_is_not_used_to_keep_containers(eve: Containe
             answer = eve.sh("srun --container-name=first true")
         finally:
             os.chown(place, 0, -1)
-        assert answer.code == NO_CONTAINER and "not root's alone" in answer.err, answer
+        assert answer.code == NO_CONTAINER and "can be changed by users other than root" in answer.err, answer
 
 
 def test_only_ones_own_containers_are_listed_and_removed(eve: Contained, roots: Path, closed: Path):

@@ -81,9 +81,11 @@ def build_key(slurm_version: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def why_none(runner: Runner, cache: Path, slurm_version: str, folder: str) -> str:
-    """Why containers cannot be offered on this machine, and what to do about it; "" if they can. Compiles the plugin if
-    that was not done yet: only then it is known. `folder`: of the cluster, which plugstack.conf names."""
+def prepare_native(runner: Runner, cache: Path, slurm_version: str, folder: str) -> str:
+    """Compile the plugin, unless it is cached, and return why this machine cannot offer containers ("" if it can).
+
+    `folder` is the cluster's, which plugstack.conf names.
+    """
     built = (cache / "native" / build_key(slurm_version)).is_dir()
     if lacking := missing_packages(built):
         return f"this machine lacks {' and '.join(lacking)}; `./dalsegno setup` installs what is missing"

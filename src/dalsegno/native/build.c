@@ -77,7 +77,7 @@ void become_user(void) {
 void write_text(int folder, const char *path, const char *text) {
     int fd = openat(folder, path, O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
-        fail("/proc/%s is not written: %s", path, strerror(errno));
+        fail("cannot write /proc/%s: %s", path, strerror(errno));
     close(fd);
 }
 
@@ -103,7 +103,7 @@ const char *why_failed(int told, char why[WHY_LENGTH]) {
     static char text[8192];
     ssize_t got = told < 0 ? -1 : pread(told, text, sizeof text - 1, 0);
     text[got > 0 ? got : 0] = '\0';
-    snprintf(why, WHY_LENGTH, "it did not say why");
+    snprintf(why, WHY_LENGTH, "no error message");
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         const char *reason = strstr(line, "because ");
         if (reason)
@@ -122,7 +122,7 @@ static void read_groups(const char *text) {
             fail("the user is in more than %d groups", GROUPS_MAX);
         request.groups[request.group_count++] = (gid_t)strtoul(text, &end, 10);
         if (end == text)
-            fail("groups are not numbers");
+            fail("invalid list of groups");
     }
 }
 
@@ -168,7 +168,7 @@ static void read_word(const char *word) {
     else if (is(word, "as_user", &value))
         request.as_user = *value == '1';
     else
-        fail("the helper does not know `%.100s`: it and the plugin are of different versions", word);
+        fail("the helper does not know `%.100s`: plugin and helper have different versions", word);
 }
 
 /* Those that an import shall have are for no other program that we start. */
@@ -196,7 +196,7 @@ void check_owner(int folder, uid_t owner, const char *path) {
         fail("%s: %s", path, strerror(errno));
     bool groups = seen.st_mode & S_IWGRP && owner == 0 && seen.st_gid != 0;
     if (seen.st_uid != owner || groups || seen.st_mode & S_IWOTH)
-        fail("%s is not %s alone", path, owner == 0 ? "root's" : "its user's");
+        fail("%s can be changed by users other than %s", path, owner == 0 ? "root" : "its owner");
 }
 
 /* A folder in another, made if it is missing. A link is not followed. */
@@ -204,7 +204,7 @@ int open_own_folder(int parent, const char *name, uid_t owner, const char *path)
     bool made = mkdirat(parent, name, 0700) == 0;
     int folder = made || errno == EEXIST ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     if (folder < 0 || (made && owner != geteuid() && fchown(folder, request.uid, request.gid) != 0))
-        fail("cannot keep the container: %s: %s", path, strerror(errno));
+        fail("cannot store the container: %s: %s", path, strerror(errno));
     check_owner(folder, owner, path);
     return folder;
 }
@@ -233,7 +233,7 @@ int open_again(int first, const char *path) {
     int again = open(path, O_PATH | O_CLOEXEC);
     if (again >= 0 && (fstat(first, &before) != 0 || fstat(again, &now) != 0 || before.st_dev != now.st_dev ||
                        before.st_ino != now.st_ino))
-        fail("%s was replaced while it was looked at", path);
+        fail("%s was replaced while it was opened", path);
     return again;
 }
 
@@ -252,7 +252,7 @@ static const char *absolute(const char *path) {
     if (!path || path[0] == '/')
         return path;
     if (!getcwd(here, sizeof here) || asprintf(&whole, "%s/%s", here, path) < 0)
-        fail("the working folder is gone");
+        fail("the working folder does not exist any more");
     return whole;
 }
 
@@ -260,7 +260,7 @@ static const char *absolute(const char *path) {
 
 static void make_scratch(void) {
     if (mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") != 0)
-        fail("no tmpfs: %s", strerror(errno));
+        fail("cannot mount a tmpfs: %s", strerror(errno));
     mkdir(SCRATCH "/lower", 0755);
     mkdir(SCRATCH "/root", 0755);
     mkdir(SCRATCH "/rw", 0755);
@@ -269,7 +269,7 @@ static void make_scratch(void) {
 static void attach_at(int tree, const char *path) {
     int place = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (place < 0 || tree < 0 || attach_tree(tree, place) != 0)
-        fail("cannot keep the container: %s", strerror(errno));
+        fail("cannot store the container: %s", strerror(errno));
     close(place);
     close(tree);
 }
@@ -282,7 +282,7 @@ static void make_layer(const struct kept *kept) {
     mkdir(SCRATCH "/rw/upper", 0755);
     mkdir(SCRATCH "/rw/work", 0755);
     if (privileged && chown(SCRATCH "/rw/upper", request.uid, request.gid) != 0)
-        fail("no place to write: %s", strerror(errno));
+        fail("cannot create the writable layer: %s", strerror(errno));
 }
 
 static void mount_overlay(void) {
@@ -291,15 +291,15 @@ static void mount_overlay(void) {
     snprintf(options, sizeof options, "lowerdir=%s/lower,upperdir=%s/rw/upper,workdir=%s/rw/work,%s", SCRATCH, SCRATCH,
              SCRATCH, privileged ? "redirect_dir=nofollow,metacopy=off" : "userxattr");
     if (mount("overlay", SCRATCH "/root", "overlay", MS_NOSUID | MS_NODEV, options) != 0)
-        fail("the kernel refused an overlay: %s", strerror(errno));
+        fail("the kernel refused the overlay mount: %s", strerror(errno));
 }
 
 static void change_root(void) {
     unsigned long flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_RDONLY;
     if (request.readonly && mount(NULL, SCRATCH "/root", NULL, flags, NULL) != 0)
-        fail("the container cannot be made read-only: %s", strerror(errno));
+        fail("cannot make the container read-only: %s", strerror(errno));
     if (chdir(SCRATCH "/root") != 0 || change_root_here() != 0 || umount2(".", MNT_DETACH) != 0 || chdir("/") != 0)
-        fail("the container's root cannot be entered: %s", strerror(errno));
+        fail("cannot enter the container's root: %s", strerror(errno));
 }
 
 static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) {
@@ -308,20 +308,20 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
         count++;
     char **words = calloc(count + 2, sizeof *words);
     if (!words || setns(mounts, CLONE_NEWNS) != 0 || fchdir(folder) != 0)
-        fail("cannot start again: %s", strerror(errno));
+        fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
     fcntl(ANSWER_FD, F_SETFD, 0);
     execve("/proc/self/exe", words, started_with);
-    fail("cannot start again: %s", strerror(errno));
+    fail("cannot restart the helper: %s", strerror(errno));
 }
 
 /* As root, before anything is opened that is mounted later: what is mounted is then what was opened. */
 static void leave_mounts(void) {
     if (unshare(CLONE_NEWNS) != 0)
-        fail("no mount namespace: %s", strerror(errno));
+        fail("cannot create a mount namespace: %s", strerror(errno));
     if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
-        fail("mounts cannot be separated: %s", strerror(errno));
+        fail("cannot separate the mounts from the node's: %s", strerror(errno));
 }
 
 /* False if the image must be mounted with the user's rights. */
@@ -368,7 +368,7 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
     *folder = image.folder;
     bool wrapped = privileged ? request.uid != 0 : !request.remap_root;
     if (!wrapped && !set_propagation())
-        fail("the propagation of mounts cannot be set: %s", strerror(errno));
+        fail("cannot set the propagation of mounts: %s", strerror(errno));
     if (wrapped && privileged)
         wrap(request.remap_root ? 0 : request.uid, request.remap_root ? 0 : request.gid, request.uid, request.gid, spaces);
     else if (wrapped)
@@ -410,7 +410,7 @@ static _Noreturn void manage(void) {
     const char *below = request.data;
     char name[32];
     if (!request.data)
-        fail("this cluster keeps no containers");
+        fail("named containers are disabled: plugstack.conf has no data=");
     request.data_folder = open_users_folder(&request.data, privileged ? "" : ".own");
     int parent = open(below, O_PATH | O_DIRECTORY | O_CLOEXEC), own = -1;
     snprintf(name, sizeof name, "%u.own", request.uid);
@@ -435,7 +435,7 @@ int main(int argc, char *argv[]) {
     for (int i = 1; i < argc; i++)
         read_word(argv[i]);
     if (!request.uid_given || !request.gid_given)
-        fail("nobody said whose container this is");
+        fail("uid= and gid= are missing");
     read_variables();
     proc_fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     be_spared_no_more();
@@ -464,7 +464,7 @@ int main(int argc, char *argv[]) {
         join_unpacked();
     } else {
         if (!request.image)
-            fail("no image is named");
+            fail("no image: --container-image is missing");
         build(argv, mounts, here, &kept, &spaces, &folder);
     }
     note_kept(&kept, &spaces);

@@ -109,7 +109,9 @@ int user_namespace_of(unsigned inside, unsigned outside_uid, unsigned outside_gi
 int bare_namespace(const char *root);
 int tree_in(int mounts);
 void join_user_namespace(int user);
-#define NO_NAMESPACES "--container-unshare: the kernel refused: %s; see user.max_net_namespaces and its kin"
+#define NO_NAMESPACES                                                                                                   \
+    "--container-unshare: the kernel refused: %s; check user.max_net_namespaces, user.max_ipc_namespaces and "            \
+    "user.max_uts_namespaces"
 void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsigned outside_gid,
           struct spaces *spaces);
 bool leave_namespaces(void);

@@ -148,7 +148,7 @@ static _Noreturn void run_entrypoint(spank_t spank) {
     int argc = 0;
     if (spank_get_item(spank, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS ||
         spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
-        give_up(spank, "--container-entrypoint: the command is not known");
+        give_up(spank, "--container-entrypoint: Slurm does not report the command");
     char **words = calloc((size_t)argc + 3, sizeof *words);
     if (!words)
         give_up(spank, "out of memory");
@@ -184,19 +184,19 @@ void enter_container(spank_t spank, char *const given[], const struct container 
         print_said(spank, container->said);
     prctl(PR_SET_DUMPABLE, 0); /* until the program runs: who is inside already must not reach what slurmstepd had open */
     if (container->user >= 0 && setns(container->user, CLONE_NEWUSER) != 0)
-        give_up(spank, "its user namespace cannot be entered: %s", strerror(errno));
+        give_up(spank, "cannot enter its user namespace: %s", strerror(errno));
     for (int i = 0; i < NAMESPACE_KINDS; i++)
         if (container->own[i] >= 0 && setns(container->own[i], namespace_flag((enum namespace_kind)i)) != 0)
-            give_up(spank, "its %s namespace cannot be entered: %s", namespace_words[i], strerror(errno));
+            give_up(spank, "cannot enter its %s namespace: %s", namespace_words[i], strerror(errno));
     if (setns(container->mounts, CLONE_NEWNS) != 0)
-        give_up(spank, "its mount namespace cannot be entered: %s", strerror(errno));
+        give_up(spank, "cannot enter its mount namespace: %s", strerror(errno));
     set_environment(spank, given[OPTION_ENV], container->user >= 0 && given[OPTION_REMAP_ROOT]);
     add_gpu_libraries(spank);
     change_folder(spank, given[OPTION_WORKDIR]);
     if (container->note[0])
         tell_note(spank, container->note);
     if (container->folder)
-        tell_note(spank, "a folder as image works here, and not on clusters with Pyxis");
+        tell_note(spank, "Pyxis does not accept a folder as image; on clusters with Pyxis, use a .sqsh file");
     if (container->user >= 0 && given[OPTION_REMAP_ROOT])
         accept_all_owners();
     if (given[OPTION_ENTRYPOINT] && access("/etc/rc", R_OK) == 0)

@@ -36,7 +36,7 @@ void open_image(struct image *image) {
     if (image->folder)
         return;
     if (fstat(image->fd, &seen) != 0 || !S_ISREG(seen.st_mode) || pread(image->fd, magic, 4, 0) != 4 || memcmp(magic, "hsqs", 4) != 0)
-        fail("image %s is no squashfs file (.sqsh)", request.image);
+        fail("image %s is not a squashfs file (.sqsh)", request.image);
 }
 
 /* ---- the kernel's squashfs, as root */
@@ -51,7 +51,7 @@ static int attach_loop(int file) {
         snprintf(path, sizeof path, "/dev/loop%d", number);
         int device = number < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
         if (device < 0)
-            fail("no loop device: %s", strerror(errno));
+            fail("no free loop device: %s", strerror(errno));
         struct loop_config config = {.fd = (unsigned)file,
                                      .info = {.lo_flags = LO_FLAGS_READ_ONLY | LO_FLAGS_AUTOCLEAR}};
         if (ioctl(device, LOOP_CONFIGURE, &config) == 0) {
@@ -62,7 +62,7 @@ static int attach_loop(int file) {
         if (errno != EBUSY)
             fail("loop device %s: %s", path, strerror(errno));
     }
-    fail("no loop device stays free");
+    fail("no free loop device: other processes took 256 in a row");
 }
 
 /* False where this kernel cannot show the files of a squashfs as another user's. */
@@ -72,7 +72,7 @@ static bool mount_squashfs(struct image *image, const char *at) {
     snprintf(device, sizeof device, "/proc/self/fd/%d", loop);
     if (mount(device, at, "squashfs", MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) != 0)
         fail("image %s: the kernel cannot mount it: %s", request.image,
-             errno == EINVAL ? "damaged, or its compression is not known to this kernel" : strerror(errno));
+             errno == EINVAL ? "it is damaged, or this kernel does not support its compression" : strerror(errno));
     close(loop);
     if (request.uid == 0)
         return true;
@@ -84,7 +84,7 @@ static bool mount_squashfs(struct image *image, const char *at) {
     close(owner);
     folder = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (mapped && attach_tree(tree, folder) != 0)
-        fail("image %s: not mounted: %s", request.image, strerror(errno));
+        fail("image %s: cannot mount it: %s", request.image, strerror(errno));
     close(tree);
     close(folder);
     return mapped;
@@ -136,7 +136,7 @@ static bool mount_fuse(struct image *image, const char *at) {
     int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fuse);
     if (fuse < 0 || mount("squashfuse", at, "fuse.squashfuse", MS_RDONLY | MS_NOSUID | MS_NODEV, options) != 0)
-        fail("image %s: FUSE refused the mount: %s", request.image, strerror(errno));
+        fail("image %s: cannot mount it with FUSE: %s", request.image, strerror(errno));
     send_answer(image->fuse_server, "fuse", &fuse, 1);
     close(fuse);
     close(image->fuse_server);
@@ -161,13 +161,13 @@ static void refuse_mounts_within(const char *folder, size_t length) {
     size_t size = 0;
     FILE *list = fopen("/proc/self/mountinfo", "re");
     if (!list)
-        fail("image %s: its mounts are not known: %s", request.image, strerror(errno));
+        fail("image %s: cannot read the list of mounts: %s", request.image, strerror(errno));
     for (; getline(&line, &size, list) > 0; free(point), point = NULL) {
         if (sscanf(line, "%*s %*s %*s %*s %ms", &point) != 1)
             continue;
         unescape(point);
         if (strncmp(point, folder, length) == 0 && point[length] == '/' && point[length + 1])
-            fail("image %s: %s%s is mounted within it; use a folder without mounts", request.image, request.image,
+            fail("image %s: %s%s is a mount point; use a folder without mounts inside", request.image, request.image,
                  point + length);
     }
     free(line);
@@ -180,7 +180,7 @@ static void refuse_mounts_of_nodes(const struct image *image) {
     snprintf(link, sizeof link, "/proc/self/fd/%d", image->fd);
     ssize_t length = readlink(link, folder, sizeof folder - 1);
     if (length <= 0)
-        fail("image %s: its mounts are not known: %s", request.image, strerror(errno));
+        fail("image %s: cannot read the list of mounts: %s", request.image, strerror(errno));
     folder[length] = '\0';
     refuse_mounts_within(folder, (size_t)length - (folder[length - 1] == '/')); /* the root itself */
 }

@@ -60,13 +60,13 @@ static int wait_for(pid_t child) {
 static char *said(int file) {
     char *text = calloc(SAID_MAX + 1, 1);
     if (!text || pread(file, text, SAID_MAX, 0) < 0)
-        fail("the import's answer cannot be read");
+        fail("cannot read the output of the import");
     return text;
 }
 
 /* The line that says what is wrong, with what to do about it; a program's own words are in lines below it. */
 static _Noreturn void tell(char *text) {
-    const char *error = "the import said nothing", *words = "", *hint = "";
+    const char *error = "the import failed without an error message", *words = "", *hint = "";
     for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
         if (strncmp(line, "error: ", 7) == 0)
             error = line + 7;
@@ -91,16 +91,17 @@ static const char *warning_in(char *text) {
 void import_image(void) {
     int out = memfd_create("path", MFD_CLOEXEC), err = memfd_create("errors", MFD_CLOEXEC);
     if (!request.import)
-        fail("image %s is no path, and this cluster imports none: `dalsegno image import` makes a .sqsh of it",
+        fail("image %s is not a path, and this cluster does not import images; create a .sqsh file with "
+             "`dalsegno image import`",
              request.image);
     if (out < 0 || err < 0)
-        fail("no place for the import's answer: %s", strerror(errno));
+        fail("cannot store the output of the import: %s", strerror(errno));
     leave_signals_to_tasks(true);
     pid_t parent = getpid(), child = fork();
     if (child == 0)
         become_program(out, err, parent);
     if (child < 0)
-        fail("the import cannot be started: %s", strerror(errno));
+        fail("cannot start the import: %s", strerror(errno));
     setpgid(child, child); /* here too: whoever is first, its group is there when we kill it */
     int status = wait_for(child);
     leave_signals_to_tasks(false);

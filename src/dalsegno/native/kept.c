@@ -24,7 +24,7 @@ static int open_lock(const struct kept *kept, const char *name) {
 
 static void make(const struct kept *kept, const char *name, mode_t mode) {
     if (mkdirat(kept->folder, name, mode) != 0 && errno != EEXIST)
-        fail("cannot keep the container: %s/%s: %s", kept->path, name, strerror(errno));
+        fail("cannot store the container: %s/%s: %s", kept->path, name, strerror(errno));
 }
 
 /* A namespace of one kind that a process holds open, found by its number. */
@@ -131,8 +131,8 @@ static void add_note(const char *format, ...) {
 /* As Pyxis does: a container that is there goes before the image named. But who named another is told. */
 static void take_image(const struct kept *kept, const char *name) {
     if (request.image && strcmp(request.image, kept->image) != 0)
-        add_note("container %s exists, made of %s: reused; --container-image=%s is not used", name, kept->asked,
-                 request.asked);
+        add_note("container %s exists and is reused; it was created from %s, and --container-image=%s is ignored", name,
+                 kept->asked, request.asked);
     request.image = kept->image;
 }
 
@@ -147,11 +147,11 @@ static void check_namespaces(const struct spaces *running) {
 
 static void check_use(const struct container_name *name, bool known, bool busy) {
     if (name->use == NAME_CREATE && known)
-        fail("there is a container %s already on this node", name->name);
+        fail("container %s already exists on this node", name->name);
     if (name->use == NAME_EXEC && !busy)
-        fail("no container %s runs on this node", name->name);
+        fail("container %s is not running on this node", name->name);
     if (!known && !request.image)
-        fail("there is no container %s on this node; --container-image says what to make it from", name->name);
+        fail("container %s does not exist on this node; create it with --container-image", name->name);
 }
 
 /* Where root makes the roots, root alone can reach what is kept: an overlay's folders decide where writes go. */
@@ -165,20 +165,20 @@ void open_kept(struct kept *kept) {
     if (parse_container_name(request.name, &name, why) != 0)
         fail("--container-name: %s", why);
     if (!request.data)
-        fail("this cluster keeps no containers");
+        fail("named containers are disabled: plugstack.conf has no data=");
     if ((size_t)snprintf(kept->path, sizeof kept->path, "%s/%s", request.data, name.name) >= sizeof kept->path)
-        fail("cannot keep the container: %s: %s", request.data, strerror(ENAMETOOLONG));
+        fail("cannot store the container: %s: %s", request.data, strerror(ENAMETOOLONG));
     kept->folder = open_own_folder(request.data_folder, name.name, geteuid(), kept->path);
     make(kept, "holders", 0700);
     kept->door = open_lock(kept, "door");
     kept->lock = open_lock(kept, "lock");
     if (kept->door < 0 || kept->lock < 0 || flock(kept->door, LOCK_EX) != 0)
-        fail("cannot keep the container: %s", strerror(errno));
+        fail("cannot store the container: %s", strerror(errno));
     read_image(kept);
     bool busy = flock(kept->lock, LOCK_EX | LOCK_NB) != 0;
     check_use(&name, kept->image[0], busy);
     if (busy && !join_any(kept, false))
-        fail("container %s is in use on this node, and cannot be entered", name.name);
+        fail("container %s is in use on this node and cannot be joined", name.name);
     if (!busy)
         join_any(kept, true);
     if (kept->image[0])
@@ -189,11 +189,11 @@ void open_kept(struct kept *kept) {
     else if (busy)
         check_namespaces(&kept->spaces);
     if (busy && !kept->running && request.mounts)
-        add_note("container %s runs already: ignoring --container-mounts", name.name);
+        add_note("container %s is already running: --container-mounts is ignored", name.name);
     make(kept, "upper", 0755);
     make(kept, "work", 0700);
     if (privileged && fchownat(kept->folder, "upper", request.uid, request.gid, AT_SYMLINK_NOFOLLOW) != 0)
-        fail("cannot keep the container: %s", strerror(errno));
+        fail("cannot store the container: %s", strerror(errno));
 }
 
 void hold_kept(struct kept *kept) {
@@ -202,7 +202,7 @@ void hold_kept(struct kept *kept) {
     int folder = privileged ? kept->folder : open_again(kept->folder, kept->path);
     kept->tree = folder < 0 ? -1 : clone_tree(folder);
     if (kept->tree < 0)
-        fail("cannot keep the container: %s: %s", kept->path, strerror(errno));
+        fail("cannot store the container: %s: %s", kept->path, strerror(errno));
     if (!privileged)
         close(folder);
 }
@@ -221,14 +221,14 @@ void note_kept(struct kept *kept, const struct spaces *spaces) {
         seen.st_ino = 0;
         if (file < 0 || (fds[i] >= 0 && fstat(fds[i], &seen) != 0) ||
             dprintf(file, "%llu%c", (unsigned long long)seen.st_ino, i + 1 < NOTED ? ' ' : '\n') < 0)
-            fail("cannot keep the container: %s", strerror(errno));
+            fail("cannot store the container: %s", strerror(errno));
     }
     close(file);
     file = openat(kept->folder, "image", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {
         size_t first = strlen(request.image) + 1;
         if (write(file, request.image, first) < 0 || write(file, request.asked, strlen(request.asked)) < 0)
-            fail("cannot keep the container: %s", strerror(errno));
+            fail("cannot store the container: %s", strerror(errno));
         close(file);
     }
     flock(kept->lock, LOCK_SH);

@@ -95,7 +95,7 @@ static void remove_going(int parent, const char *name) {
     if (folder < 0)
         return;
     if (!empty_folder(folder) || unlinkat(parent, name, AT_REMOVEDIR) != 0)
-        fail("%s/%s could not be removed", request.data, name);
+        fail("cannot remove %s/%s", request.data, name);
     close(folder);
 }
 
@@ -194,7 +194,7 @@ _Noreturn void manage_containers(int own) {
     int file = memfd_create("answer", MFD_CLOEXEC);
     FILE *to = file < 0 ? NULL : fdopen(dup(file), "w");
     if (!to)
-        fail("no place for the answer: %s", strerror(errno));
+        fail("cannot store the answer: %s", strerror(errno));
     if (request.remove && parse_container_names(request.remove, &wanted, why) != 0)
         fail("--container-remove: %s", why);
     const int folders[] = {request.data_folder, own};
@@ -207,7 +207,7 @@ _Noreturn void manage_containers(int own) {
             list_all(to, folders[i]);
     }
     if (fclose(to) != 0)
-        fail("the answer could not be written: %s", strerror(errno));
+        fail("cannot write the answer: %s", strerror(errno));
     send_answer(ANSWER_FD, "said", &file, 1);
     exit(0);
 }

@@ -12,30 +12,30 @@ const struct option_word option_words[OPTION_COUNT] = {
     [OPTION_IMAGE] = {"container-image", "[USER@][REGISTRY#]IMAGE[:TAG]|PATH",
                       "the image to run the tasks in: a path to a .sqsh, or a name in a registry"},
     [OPTION_MOUNTS] = {"container-mounts", "SRC:DST[:FLAGS][,SRC:DST...]",
-                       "mounts inside the container: a path of the node's, `tmpfs`, or `umount` to take one off; flags are "
+                       "mounts inside the container: a path on the node, `tmpfs`, or `umount` to remove one; flags are "
                        "joined by '+', for example ro"},
     [OPTION_WORKDIR] = {"container-workdir", "PATH", "the working folder inside the container"},
     [OPTION_NAME] = {"container-name", "NAME[:auto|create|exec|no_exec]",
-                     "keep the container under this name, or go on with it"},
+                     "keep the container under this name, or use the one that exists"},
     [OPTION_SAVE] = {"container-save", "PATH", "save the container as a .sqsh when the step ends"},
     [OPTION_ENV] = {"container-env", "NAME[,NAME...]",
-                    "environment variables for which the job's value wins over the image's"},
+                    "environment variables that keep the job's value instead of the image's"},
     [OPTION_MOUNT_HOME] = {"container-mount-home", NULL, "mount the user's home folder"},
     [OPTION_NO_MOUNT_HOME] = {"no-container-mount-home", NULL, "do not mount the user's home folder (default)"},
-    [OPTION_REMAP_ROOT] = {"container-remap-root", NULL, "be root inside the container, without root's rights outside"},
-    [OPTION_NO_REMAP_ROOT] = {"no-container-remap-root", NULL, "be oneself inside the container (default)"},
+    [OPTION_REMAP_ROOT] = {"container-remap-root", NULL, "run as root inside the container, without root's rights outside"},
+    [OPTION_NO_REMAP_ROOT] = {"no-container-remap-root", NULL, "run as yourself inside the container (default)"},
     [OPTION_ENTRYPOINT] = {"container-entrypoint", NULL, "run the image's entry point before the command"},
     [OPTION_NO_ENTRYPOINT] = {"no-container-entrypoint", NULL, "do not run the image's entry point (default)"},
     [OPTION_ENTRYPOINT_LOG] = {"container-entrypoint-log", NULL,
-                               "print what the entry point says (it always does here)"},
-    [OPTION_WRITABLE] = {"container-writable", NULL, "the container may be written to (default)"},
-    [OPTION_READONLY] = {"container-readonly", NULL, "the container may not be written to"},
+                               "print the output of the entry point (always on here)"},
+    [OPTION_WRITABLE] = {"container-writable", NULL, "make the container writable (default)"},
+    [OPTION_READONLY] = {"container-readonly", NULL, "make the container read-only"},
     [OPTION_UNSHARE] = {"container-unshare", "NS[,NS...]",
-                        "give the container namespaces of its own: net, ipc, uts; all of its tasks on a node share them"},
-    [OPTION_LIST] = {"container-list", NULL, "print which named containers there are on the node; runs no command"},
+                        "create new namespaces for the container: net, ipc, uts; its tasks on a node share them"},
+    [OPTION_LIST] = {"container-list", NULL, "list your named containers on the node; runs no command"},
     [OPTION_REMOVE] = {"container-remove", "NAME[,NAME...]",
                        "remove named containers from the node; runs no command"},
-    [OPTION_AUTO_RESUME] = {"auto-resume", "0|1", "go on on healthy nodes after a node has failed"},
+    [OPTION_AUTO_RESUME] = {"auto-resume", "0|1", "restart the step on healthy nodes after a node has failed"},
 };
 
 static int refuse(char why[WHY_LENGTH], const char *format, ...) {
@@ -128,22 +128,22 @@ static int parse_mount(char *entry, struct mount *mount, char why[WHY_LENGTH]) {
     char *to = strsep(&rest, ":"), *flags = rest;
     mount->to = to ? to : mount->from;
     if (!*mount->from || !*mount->to)
-        return refuse(why, "a mount needs SRC:DST, and one side is empty");
+        return refuse(why, "SRC or DST of a mount is empty");
     if (strcmp(mount->from, "tmpfs") == 0)
         mount->kind = MOUNT_TMPFS;
     else if (strcmp(mount->from, "umount") == 0)
         mount->kind = MOUNT_UMOUNT;
     else if (mount->from[0] != '/' && mount->from[0] != '.')
-        return refuse(why, "`%.200s` is no path to mount: write /PATH, ./PATH or tmpfs", mount->from);
+        return refuse(why, "cannot mount `%.200s`: the source must be /PATH, ./PATH or tmpfs", mount->from);
     if (mount->to[0] != '/' && mount->to[0] != '.')
-        return refuse(why, "`%.200s` is no absolute path to mount at", mount->to);
+        return refuse(why, "cannot mount at `%.200s`: the target must be an absolute path", mount->to);
     if (mount->to[0] == '.' && escapes(mount->to))
-        return refuse(why, "`%.200s` leads out of the container (%s)", mount->to, strerror(EXDEV));
+        return refuse(why, "`%.200s` is outside the container (%s)", mount->to, strerror(EXDEV));
     if (flags && strchr(flags, ':'))
-        return refuse(why, "a mount has at most two colons: SRC:DST:FLAGS");
+        return refuse(why, "a mount has more than two colons; the form is SRC:DST:FLAGS");
     for (char *flag; flags && *flags && (flag = strsep(&flags, "+"));)
         if (set_flag(flag, mount) != 0)
-            return refuse(why, "a mount knows no flag `%.100s`: try ro, rw, noexec, nodev, rprivate%s", flag,
+            return refuse(why, "unknown mount flag `%.100s`; use ro, rw, noexec, nodev, rprivate%s", flag,
                           mount->kind == MOUNT_TMPFS ? ", size=1G, mode=1777" : "");
     return 0;
 }
@@ -186,7 +186,7 @@ int parse_names(const char *text, struct names *names, char why[WHY_LENGTH]) {
         if (names->count == NAMES_MAX)
             return refuse(why, "more than %d names", NAMES_MAX);
         if (!is_variable(name))
-            return refuse(why, "`%.200s` is no name of an environment variable", name);
+            return refuse(why, "`%.200s` is not a valid name of an environment variable", name);
         names->list[names->count++] = name;
     }
     return 0;
@@ -220,13 +220,13 @@ int parse_container_name(const char *text, struct container_name *name, char why
     size_t length = strcspn(text, ":");
     memset(name, 0, sizeof *name);
     if (text[length] && parse_use(text + length + 1, &name->use) != 0)
-        return refuse(why, "after a container's name comes auto, create, exec or no_exec, not `%.100s`",
+        return refuse(why, "unknown mode `%.100s` after the container's name; use auto, create, exec or no_exec",
                       text + length + 1);
     if (length == 0 || length > NAME_LENGTH_MAX)
-        return refuse(why, "a container's name has 1 to %d letters", NAME_LENGTH_MAX);
+        return refuse(why, "a container name has 1 to %d characters", NAME_LENGTH_MAX);
     for (size_t i = 0; i < length; i++)
         if (!isalnum((unsigned char)text[i]) && (i == 0 || !strchr("._-", text[i])))
-            return refuse(why, "a container's name is made of letters, digits, '.', '_' and '-'");
+            return refuse(why, "a container name consists of letters, digits, '.', '_' and '-'");
     memcpy(name->name, text, length);
     return 0;
 }
@@ -235,7 +235,7 @@ int parse_container_names(const char *text, struct names *names, char why[WHY_LE
     struct container_name name;
     memset(names, 0, sizeof *names);
     if (strchr(text, ':'))
-        return refuse(why, "a container's name is made of letters, digits, '.', '_' and '-'");
+        return refuse(why, "a container name consists of letters, digits, '.', '_' and '-'");
     if (!(names->text = strdup(text)))
         return refuse(why, "out of memory");
     for (char *rest = names->text, *each; (each = strsep(&rest, ","));) {
@@ -285,7 +285,7 @@ int parse_switch(const char *text, bool *on, char why[WHY_LENGTH]) {
             *on = i >= 5;
             return 0;
         }
-    return refuse(why, "`%.100s` is neither 1 nor 0", text);
+    return refuse(why, "`%.100s` is not 1 or 0", text);
 }
 
 enum option opposite(enum option option) {
@@ -304,10 +304,10 @@ bool image_is_path(const char *image) { return image[0] == '/' || image[0] == '.
 
 static int check_image(const char *image, char why[WHY_LENGTH]) {
     if (!*image)
-        return refuse(why, "the image's name is empty");
+        return refuse(why, "the image name is empty");
     for (const char *letter = image; *letter; letter++)
         if (iscntrl((unsigned char)*letter) || (!image_is_path(image) && isspace((unsigned char)*letter)))
-            return refuse(why, "the image's name holds a blank or a control character");
+            return refuse(why, "the image name contains a space or a control character");
     return 0;
 }
 
@@ -341,7 +341,7 @@ int check_option(enum option option, const char *value, char why[WHY_LENGTH]) {
     case OPTION_SAVE:
         return *value ? 0 : refuse(why, "the path to save to is empty");
     case OPTION_AUTO_RESUME:
-        return strcmp(value, "0") == 0 || strcmp(value, "1") == 0 ? 0 : refuse(why, "it is 0 or 1");
+        return strcmp(value, "0") == 0 || strcmp(value, "1") == 0 ? 0 : refuse(why, "the value must be 0 or 1");
     default:
         return 0;
     }

@@ -141,7 +141,7 @@ static bool make_one(int root, int folder, const char *name, mode_t mode, bool i
                 make_new(folder, name, mode, is_folder);
     int error = errno;
     if (set_effective(0) != 0)
-        fail("cannot give root's rights back: %s", strerror(errno));
+        fail("cannot drop root's rights: %s", strerror(errno));
     errno = error;
     return made;
 }
@@ -272,7 +272,7 @@ static int make_devices(const char *scratch) {
         close(folder);
     int tree = made ? take_tree(at) : -1;
     if (tree < 0)
-        fail("--container-unshare=ipc: no /dev of its own: %s", strerror(errno));
+        fail("--container-unshare=ipc: cannot create a new /dev: %s", strerror(errno));
     return tree;
 }
 
@@ -326,7 +326,7 @@ static void put(int root, struct place *place) {
     if (fd < 0 && place->wanted)
         fail("cannot mount %s at %s in the container: %s", place->from, place->to, strerror(error));
     if (fd < 0 && strncmp(place->to, "/etc/", 5) != 0)
-        fail("the image has no place for %s: %s", place->to, strerror(error));
+        fail("cannot create the mount point %s in the image: %s", place->to, strerror(error));
     if (fd >= 0)
         close(fd), place->attached = mount_of(place->tree);
     close(place->tree);
@@ -339,7 +339,7 @@ static void put_text(int root, const char *scratch, const char *to, const char *
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     for (; *pieces; pieces++)
         if (file < 0 || dprintf(file, "%s", *pieces) < 0)
-            fail("%s is not written: %s", to, strerror(errno));
+            fail("cannot write %s: %s", to, strerror(errno));
     struct place place = {path, to, clone_tree(file), false, false, NULL, 0};
     close(file);
     if (place.tree >= 0)

@@ -80,5 +80,5 @@ void hand_over(const char *program) {
         execve(program, arguments, environment);
         sigprocmask(SIG_SETMASK, &before, NULL);
     }
-    slurm_error("--auto-resume: %s: %s; the step will not be started again", program, strerror(errno));
+    slurm_error("--auto-resume: %s: %s; the step will not be restarted", program, strerror(errno));
 }

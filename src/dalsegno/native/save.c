@@ -36,13 +36,13 @@ static int root_of(int user, int mounts, int list) {
     int pair[2], root = -1;
     char text[8];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-        fail("no socket: %s", strerror(errno));
+        fail("cannot create a socket: %s", strerror(errno));
     pid_t child = fork();
     if (child == 0)
         look_from_inside(user, mounts, list, pair[1]);
     close(pair[1]);
     if (receive_message(pair[0], text, sizeof text, &root, 1) != 1)
-        fail("--container-save: the container cannot be entered");
+        fail("--container-save: cannot enter the container");
     waitpid(child, NULL, 0);
     return root;
 }

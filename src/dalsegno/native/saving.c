@@ -61,10 +61,10 @@ bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
     if (there && S_ISDIR(seen.st_mode))
         return no(why, path, "is a folder; name a file in it");
     if (there && !S_ISREG(seen.st_mode))
-        return no(why, path, "is no regular file");
+        return no(why, path, "is not a regular file");
     if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) != 0)
         return no(why, folder, strerror(errno));
-    return !there || !is_anothers(folder, &seen) || no(why, path, "is another user's, and cannot be replaced");
+    return !there || !is_anothers(folder, &seen) || no(why, path, "belongs to another user and cannot be replaced");
 }
 
 /* ---- slurmstepd */

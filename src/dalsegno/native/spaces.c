@@ -33,7 +33,7 @@ int namespace_fd(pid_t pid, const char *kind) {
         snprintf(path, sizeof path, "%d/ns/%s", (int)pid, kind);
     int fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        fail("the container's namespaces cannot be opened: %s", strerror(errno));
+        fail("cannot open the container's namespaces: %s", strerror(errno));
     return fd;
 }
 
@@ -57,7 +57,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
 void enter_own_user_namespace(void) {
     prctl(PR_SET_DUMPABLE, 1); /* after a change of user our files in /proc would be root's */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
-        fail("this machine permits users no namespaces (%s): see kernel.unprivileged_userns_clone, "
+        fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "
              "kernel.apparmor_restrict_unprivileged_userns",
              strerror(errno));
     write_maps(0, 0, 0, request.uid, request.gid);
@@ -110,18 +110,18 @@ void hold_namespaces(pid_t pid, struct spaces *spaces) {
 static pid_t start_child(bool mounts, int *talk) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
-        fail("no pipe: %s", strerror(errno));
+        fail("cannot create a pipe: %s", strerror(errno));
     int back[2];
     if (pipe2(back, O_CLOEXEC) != 0)
-        fail("no pipe: %s", strerror(errno));
+        fail("cannot create a pipe: %s", strerror(errno));
     pid_t child = fork();
     if (child < 0)
-        fail("no process: %s", strerror(errno));
+        fail("cannot create a process: %s", strerror(errno));
     if (child > 0) {
         close(pair[0]);
         close(back[1]);
         if (!hear(back[0]))
-            fail("a user namespace was refused: see user.max_user_namespaces");
+            fail("the kernel refused a user namespace; check user.max_user_namespaces");
         talk[0] = back[0], talk[1] = pair[1];
         return child;
     }
@@ -155,10 +155,10 @@ static void end_child(pid_t child, int talk[2]) {
 int bare_namespace(const char *root) {
     int pair[2];
     if (pipe2(pair, O_CLOEXEC) != 0)
-        fail("no pipe: %s", strerror(errno));
+        fail("cannot create a pipe: %s", strerror(errno));
     pid_t child = fork();
     if (child < 0)
-        fail("no process: %s", strerror(errno));
+        fail("cannot create a process: %s", strerror(errno));
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (unshare(CLONE_NEWNS) != 0 || chdir(root) != 0 || change_root_here() != 0 || umount2(".", MNT_DETACH) != 0 ||
@@ -169,7 +169,7 @@ int bare_namespace(const char *root) {
     }
     close(pair[1]);
     if (!hear(pair[0]))
-        fail("the container's file system cannot be set apart");
+        fail("cannot create a mount namespace for the container's file system");
     close(pair[0]);
     int fd = namespace_fd(child, "mnt");
     kill(child, SIGKILL);
@@ -182,10 +182,10 @@ int tree_in(int mounts) {
     int pair[2], tree = -1;
     char text[8];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
-        fail("no socket: %s", strerror(errno));
+        fail("cannot create a socket: %s", strerror(errno));
     pid_t child = fork();
     if (child < 0)
-        fail("no process: %s", strerror(errno));
+        fail("cannot create a process: %s", strerror(errno));
     if (child == 0) {
         if (setns(mounts, CLONE_NEWNS) != 0)
             _exit(1);
@@ -202,7 +202,7 @@ int tree_in(int mounts) {
 /* That of a container that runs: its file system can be mounted there alone. */
 void join_user_namespace(int user) {
     if (setns(user, CLONE_NEWUSER) != 0 || unshare(CLONE_NEWNS) != 0)
-        fail("the container's user namespace cannot be entered: %s", strerror(errno));
+        fail("cannot enter the container's user namespace: %s", strerror(errno));
     prctl(PR_SET_DUMPABLE, 1);
 }
 
@@ -224,11 +224,11 @@ void wrap(unsigned inside_uid, unsigned inside_gid, unsigned outside_uid, unsign
     write_maps(child, inside_uid, inside_gid, outside_uid, outside_gid);
     char said = write(talk[1], "g", 1) == 1 ? hear(talk[0]) : '\0';
     if (said == 'p')
-        fail("the propagation of mounts cannot be set");
+        fail("cannot set the propagation of mounts");
     if (said == 'n')
-        fail(NO_NAMESPACES, "a limit is reached, or users may make none");
+        fail(NO_NAMESPACES, "a limit is reached, or users may not create them");
     if (said != 'm')
-        fail("a mount namespace was refused: see user.max_mnt_namespaces");
+        fail("the kernel refused a mount namespace; check user.max_mnt_namespaces");
     hold_namespaces(child, spaces);
     end_child(child, talk);
 }

@@ -58,7 +58,7 @@ static int take_option(int which, const char *value, int remote) {
     }
     bool list = which == OPTION_MOUNTS || which == OPTION_UNSHARE;
     if (list && !remote && given[which] && strcmp(given[which], value) != 0)
-        slurm_info("--%s was given twice: only %s counts; commas join %s", option_words[which].name, value,
+        slurm_info("--%s was given twice: only %s is used; separate several %s with commas", option_words[which].name, value,
                    which == OPTION_MOUNTS ? "mounts" : "namespaces");
     free(given[which]);
     return (given[which] = strdup(value)) ? 0 : -1;
@@ -81,7 +81,7 @@ static void read_site(int count, char *words[]) {
         else if (strcmp(words[i], "squashfs=user") == 0)
             site.as_user = true;
         else
-            slurm_error("plugstack.conf: dalsegno_container knows no `%s`", words[i]);
+            slurm_error("plugstack.conf: dalsegno_container does not know `%s`", words[i]);
     }
 }
 
@@ -100,7 +100,7 @@ int slurm_spank_init(spank_t spank, int count, char *words[]) {
         struct spank_option option = {(char *)word->name, (char *)word->argument, (char *)word->usage,
                                       word->argument != NULL, i, take_option};
         if (spank_option_register(spank, &option) != ESPANK_SUCCESS)
-            slurm_error("--%s is not registered", word->name);
+            slurm_error("cannot register --%s", word->name);
     }
     return ESPANK_SUCCESS;
 }
@@ -151,7 +151,7 @@ static void warn_of_comment(const char *image) {
     bool is_host = port ? is_port && (strchr(image, '.') < port || strncmp(image, "localhost:", 10) == 0)
                         : strchr(image, '.') != NULL;
     if (!image_is_path(image) && !strpbrk(image, "/#@") && is_host)
-        slurm_info("--container-image=%s names a registry and no image; in an #SBATCH line write \\# for #: "
+        slurm_info("--container-image=%s names a registry but no image; in an #SBATCH line, write \\# for #: "
                    "%s\\#IMAGE",
                    image, image);
 }
@@ -164,13 +164,13 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char *words[]) {
         if (site.resume)
             hand_over(site.resume);
         else
-            slurm_info("--auto-resume: on this cluster no step is started again");
+            slurm_info("--auto-resume is ignored: this cluster does not restart steps");
     }
     if (spank_context() == S_CTX_REMOTE || given[OPTION_IMAGE] || given[OPTION_NAME])
         return ESPANK_SUCCESS;
     for (int i = 0; i < OPTION_LIST; i++)
         if (given[i] && !getenv("PYXIS_CONTAINER_IMAGE") && !getenv("PYXIS_CONTAINER_NAME"))
-            slurm_error("--%s is ignored: there is no --container-image and no --container-name", option_words[i].name);
+            slurm_error("--%s is ignored without --container-image or --container-name", option_words[i].name);
     return ESPANK_SUCCESS;
 }
 

@@ -188,7 +188,7 @@ struct helper begin_helper(const char *path, char *const words[], char *const va
 int take_message(int from, char *text, size_t size, int *fds, int count) {
     int came = receive_message(from, text, size, fds, count);
     if (came < 0)
-        snprintf(text, size, "!the container's helper did not answer");
+        snprintf(text, size, "!the container helper ended without an answer");
     return came;
 }
 
@@ -253,7 +253,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     bool import = image && !image_is_path(image);
     add(&words, "dalsegno-container");
     if (!add_user(spank, &words)) {
-        snprintf(container->error, sizeof container->error, "Slurm does not say whose job this is");
+        snprintf(container->error, sizeof container->error, "Slurm does not report the job's user");
         free_words(&words);
         return;
     }

@@ -20,7 +20,7 @@
 static void name_folder(struct image *image) {
     struct stat seen;
     if (fstat(image->fd, &seen) != 0 || !request.cache)
-        fail("image %s: no place to unpack it", request.image);
+        fail("image %s: cannot unpack it: plugstack.conf has no cache=", request.image);
     int used = snprintf(image->extracted, sizeof image->extracted, "%s/%llx-%llx-%llx-%llx", request.cache,
                         (unsigned long long)seen.st_dev, (unsigned long long)seen.st_ino,
                         (unsigned long long)seen.st_size,

@@ -102,7 +102,7 @@ class LocalTarget:
                     f"sudo apt-get install --no-install-recommends {' '.join(lacking)}",
                 )
             return cluster, ""
-        why = native.why_none(self.runner, self.cache, self.machine.slurm_version, str(self.folder.root))
+        why = native.prepare_native(self.runner, self.cache, self.machine.slurm_version, str(self.folder.root))
         return replace(cluster, containers=replace(cluster.containers, enabled=not why)), why
 
     def _fall_back(self, cluster: Cluster, placement: Placement) -> list[str]:
