@@ -14,7 +14,7 @@ from dalsegno.launch.memory import Memory
 from dalsegno.launch.snapshots import Held
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import Held as OnNode
-from dalsegno.train.keeper.orders import Keep
+from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, key_of, slot_for, spent, to_send
 from dalsegno.train.memory.choice import free_slots
 from dalsegno.train.memory.names import SlotName
@@ -33,14 +33,14 @@ class Node:
     name: str
     memory: dict[Key, Record] = field(default_factory=dict)
     safe: Safe | None = None
-    keep: Keep = field(default_factory=lambda: Keep("a", b"", 0))
+    keep: Keep = field(default_factory=lambda: Keep("a", b"", "", 0))
     sent: dict[tuple[int, int], object] = field(default_factory=dict)
     inbox: list[Message] = field(default_factory=list)
     port: int = field(default_factory=lambda: next(_ports))
 
     @property
-    def address(self) -> tuple[str, int]:
-        return self.name, self.port
+    def address(self) -> KeeperAddress:
+        return KeeperAddress("10.0.0.1", self.port, self.name)
 
     def held(self) -> list[OnNode]:
         return [OnNode(SlotName("a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
@@ -180,14 +180,14 @@ class Cluster:
     # How it is said
 
     def say_hello(self, node: Node) -> None:
-        self.coordinator.heard(node.name, node.told(), node.address, node.safe)
+        self.coordinator.heard(node.name, node.told(), node.address[:2], node.safe)
 
     def start(self, group: Group) -> None:
         for rank, name in enumerate(group.agents):
             node, told = self.nodes[name], self.coordinator.start(group, name, self.now)
             resume = told["resume"]
             step = resume["step"] if resume else None
-            node.keep = Keep("a", b"", group.generation, tuple(told["buddy"]), step)
+            node.keep = Keep("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
             node.safe = parse_word(told["safe"])
             self.safe = node.safe.place
             self.steps[rank] = step or 0
@@ -233,8 +233,7 @@ class Cluster:
 
     def obey(self, node: Node, message: Message) -> None:
         if "buddy" in message:
-            host, port = message["buddy"]["address"]
-            node.keep = replace(node.keep, buddy=(host, port))
+            node.keep = replace(node.keep, buddy=KeeperAddress(*message["buddy"]["address"]))
         if "safe" in message:
             node.safe = parse_word(message["safe"])
 

@@ -49,7 +49,7 @@ def test_who_has_nothing_is_told_where_it_is() -> None:
     memory.heard("a", [held(0, 10, 2), held(1, 10, 2, shared=False)], A)
     memory.heard("b", [])
     told = resume(memory)
-    assert (told["own"]["1"], told["shared"]) == ([[*A]], [[*A]])
+    assert (told["own"]["1"], told["shared"]) == ([[*A, "a"]], [[*A, "a"]])
 
 
 def test_what_nobody_can_send_is_not_counted_on() -> None:
@@ -86,17 +86,17 @@ def test_a_run_that_grows_goes_on_from_any_ranks_state_where_no_rank_has_a_part_
     memory.heard("a", [held(0, 10, 2, sharded=False)], A)
     memory.heard("c", [])
     told = resume(memory, three)
-    assert (told["of"], told["own"]["2"]) == ({"1": 0, "2": 0}, [[*A]])
+    assert (told["of"], told["own"]["2"]) == ({"1": 0, "2": 0}, [[*A, "a"]])
 
 
 def test_each_node_hears_of_its_buddy_at_the_start_and_when_that_has_changed() -> None:
     memory = Memory()
     memory.heard("a", [], A)
     memory.heard("b", [], B)
-    assert [memory.start(TWO, node, 0.0)["buddy"] for node in "ab"] == [[*B], [*A]]
+    assert [memory.start(TWO, node, 0.0)["buddy"] for node in "ab"] == [[*B, "b"], [*A, "a"]]
     assert memory.words(TWO, 0.0) == []
     memory.heard("b", [], ("10.0.0.2", 800))
-    assert memory.words(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800]}})]
+    assert memory.words(TWO, 0.0) == [("a", {"buddy": {"address": ["10.0.0.2", 800, "b"]}})]
 
 
 def test_all_hear_which_step_is_safe() -> None:

@@ -34,6 +34,7 @@ from dalsegno.train.board import OwnBoard  # noqa: E402
 from dalsegno.train.errors import NoRoom  # noqa: E402
 from dalsegno.train.frames import BadFrame, Reader, send  # noqa: E402
 from dalsegno.train.keeper.holdings import holdings  # noqa: E402
+from dalsegno.train.keeper.orders import KeeperAddress  # noqa: E402
 from dalsegno.train.keeper.wire import Stranger, dial  # noqa: E402
 from dalsegno.train.memory.alive import hold, sweep_abandoned  # noqa: E402
 from dalsegno.train.memory.draft import write  # noqa: E402
@@ -48,6 +49,7 @@ from dalsegno.train.state import State, take  # noqa: E402
 from tests.jobs.torchrun.launcher import Launcher  # noqa: E402
 from tests.security.poison import Poison  # noqa: E402
 from tests.train.keeper.nodes import Node  # noqa: E402
+from tests.train.memory.states import filled  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 
@@ -331,8 +333,13 @@ def test_a_torchrun_without_munge_serves_no_snapshots_under_a_key_that_can_be_gu
             assert node.stdout is not None
             (run,) = {node.stdout.readline().split()[1]}
         guessed = Keys("j", f"localhost:{port}", None).make()
-        doors = [each for node in nodes for each in listening(node.pid)]
-        assert len(doors) >= 3, "the coordinator's, and each agent's"
+        doors = [
+            KeeperAddress(*each, f"0@{socket.gethostname()}#{pid}")
+            for node in nodes
+            for each in listening(node.pid)
+            for pid in (node.pid, *descendants(node.pid))
+        ]
+        assert len({door.port for door in doors}) >= 3, "the coordinator's, and each agent's"
         assert [door for door in doors if any(is_let_in(door, run, key) for key in (guessed, b""))] == []
     finally:
         launcher.close()
@@ -352,13 +359,40 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return sorted({("127.0.0.1", int(row[1].rpartition(":")[2], 16)) for row in ours})
 
 
-def is_let_in(address: tuple[str, int], run: str, secret: bytes) -> bool:
+def is_let_in(address: KeeperAddress, run: str, secret: bytes) -> bool:
     """Whether a keeper there takes us for one of its run."""
     try:
         dial(address, run, secret).close()
     except (OSError, Stranger, BadFrame, ValueError):
         return False
     return True
+
+
+def test_a_redirected_connection_reaches_no_other_node_of_the_run(tmp_path: Path) -> None:
+    """All keepers of a run share its secret. A copy that is kept on the node it came from is lost with that node."""
+    nodes = {}
+    for name in ("one", "other", "third"):
+        (tmp_path / name).mkdir(mode=0o700)
+        nodes[name] = Node(tmp_path / name)
+        nodes[name].start()
+    one, other, third = nodes.values()
+    try:
+        other.keep()
+        third.keep()
+        third.commit(filled(5, rank=2, world=3))
+        third.until(lambda: third.kept)
+        redirected = KeeperAddress("127.0.0.1", third.port, "other")
+        one.keep(redirected)
+        one.commit(filled(5, world=3))
+        answer = one.fetch(2, 5, own=[redirected], shared=[redirected])
+        assert not answer["ok"] and "other" in answer["why"], "a fetch comes from the node that was meant"
+        assert (one.sent(), third.copies()) == ([], []), "and so does a copy go there"
+        one.keep(other.address)
+        one.until(one.sent)
+        assert [copy.rank for copy in other.copies()] == [0]
+    finally:
+        for node in nodes.values():
+            node.close()
 
 
 def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: Path) -> None:
@@ -369,14 +403,14 @@ def test_callers_who_come_before_the_first_order_do_not_end_a_keeper(tmp_path: P
     callers: list[socket.socket] = []
     try:
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (100, 100))
-        callers = [socket.create_connection(node.address, 60) for _ in range(200)]
+        callers = [node.call() for _ in range(200)]
         node.listen(1.0)  # time to take them in, for a keeper that does
         held = len(os.listdir(f"/proc/{node.pid}/fd"))
         threads = len(os.listdir(f"/proc/{node.pid}/task"))
         assert held < 50 and threads < 50, (held, threads)
         node.keep()
         node.ready()
-        with socket.create_connection(node.address, 60) as late:
+        with node.call() as late:
             assert b"nonce" in late.recv(4096)
         node.listen()  # it has not ended
     finally:

@@ -675,7 +675,7 @@ def test_nobody_can_take_the_name_of_an_agents_socket_before_it():
 
 def test_nobody_can_end_an_agent_by_taking_the_names_of_its_savers():
     door = f"dalsegno.{os.getpid()}.door"
-    snapshots = Snapshots(RUN, b"", door, lambda *task: True, lambda message: None)
+    snapshots = Snapshots(RUN, "n1", b"", door, lambda *task: True, lambda message: None)
     answers: list[Message] = []
     with taken(f"{door}.saver.0.{number}" for number in range(1, 50)):
         for _ in range(3):

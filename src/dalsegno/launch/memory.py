@@ -9,6 +9,7 @@ from dalsegno.launch.group import Group
 from dalsegno.launch.safety import Safety
 from dalsegno.launch.snapshots import Held, Place, Resume, buddies, whole_steps
 from dalsegno.train.frames import Message
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
 
 Address = tuple[str, int]
@@ -103,11 +104,13 @@ class Memory:
         return True
 
     def _addresses(self, nodes: Sequence[str]) -> list[list[str | int]]:
-        return [list(self._keepers[node]) for node in nodes if node in self._keepers]
+        return [[*self._keepers[node], node] for node in nodes if node in self._keepers]
 
-    def _buddies(self, group: Group) -> dict[str, Address]:
+    def _buddies(self, group: Group) -> dict[str, KeeperAddress]:
         ring = buddies(group.agents)
-        return {node: self._keepers[buddy] for node, buddy in ring.items() if buddy in self._keepers}
+        return {
+            node: KeeperAddress(*self._keepers[buddy], buddy) for node, buddy in ring.items() if buddy in self._keepers
+        }
 
     # While it runs
 
@@ -147,5 +150,5 @@ class Memory:
         return safety
 
 
-def _buddy(address: Address) -> Message:
+def _buddy(address: KeeperAddress) -> Message:
     return {"buddy": {"address": list(address)}}

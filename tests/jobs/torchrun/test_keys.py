@@ -70,7 +70,7 @@ def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
 def test_keepers_prove_the_secret_that_came_sealed() -> None:
     """An agent has none when it starts; keepers that went on without would let anybody in."""
     orders: list[dict[str, Any]] = []
-    snapshots = Snapshots("j", b"", "door", lambda *task: True, lambda message: None)
+    snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
     snapshots.hear({"keeper": 1}, orders.append)
     snapshots.take_secret(b"sealed")
     assert orders[-1]["keep"]["secret"] == b"sealed".hex()
@@ -79,7 +79,7 @@ def test_keepers_prove_the_secret_that_came_sealed() -> None:
 def test_who_knows_only_what_can_be_guessed_keeps_snapshots_on_the_node() -> None:
     assert not Keys("j", "h:1", None).private
     assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
-    snapshots = Snapshots("j", b"", "door", lambda *task: True, lambda message: None)
+    snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
     snapshots.stay_here()
     snapshots.take_secret(b"guessed")
     orders: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from typing import Any
 from dalsegno.train.frames import Message, Reader, send
 from dalsegno.train.keeper.holdings import Held, holdings
 from dalsegno.train.keeper.listening import listen
-from dalsegno.train.keeper.orders import Address
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.keeper.service import serve
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.state import State
@@ -29,6 +29,7 @@ class Node:
     """Starts the keeper, gives orders, and listens: all in one thread, when `until` is called."""
 
     def __init__(self, folder: Path) -> None:
+        self.name = folder.name
         self.folder, self.pid, self.kept, self.heard = folder, 0, [], []  # type: ignore[var-annotated]
         self.all_kept: list[list[Message]] = []
         self._slots: dict[tuple[int, int], Slots] = {}
@@ -48,15 +49,20 @@ class Node:
         self.until(lambda: self.port)
 
     @property
-    def address(self) -> Address:
-        return "127.0.0.1", self.port
+    def address(self) -> KeeperAddress:
+        return KeeperAddress("127.0.0.1", self.port, self.name)
+
+    def call(self) -> socket.socket:
+        """A connection of somebody who has proved nothing yet."""
+        return socket.create_connection(self.address[:2], WAIT_S)
 
     def order(self, message: Message) -> None:
         self._sock.settimeout(WAIT_S)
         send(self._sock, message)
 
-    def keep(self, buddy: Address | None = None, generation: int = 1, secret: str = SECRET, **more: Any) -> None:
-        self.order({"keep": {"run": RUN, "secret": secret, "buddy": buddy, "generation": generation, **more}})
+    def keep(self, buddy: KeeperAddress | None = None, generation: int = 1, secret: str = SECRET, **more: Any) -> None:
+        terms = {"run": RUN, "node": self.name, "secret": secret, "buddy": buddy, "generation": generation}
+        self.order({"keep": {**terms, **more}})
 
     def ready(self) -> None:
         """It has heard whose snapshots these are."""

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dalsegno.train.keeper.orders import Address
+from dalsegno.train.keeper.orders import KeeperAddress
 from tests.train.memory.processes import fork
 from tests.waiting import eventually
 
@@ -18,11 +18,11 @@ Spoil = Callable[[int, bytes], bytes]  # given how much went before, and what co
 
 
 @contextlib.contextmanager
-def relay(to: Address, forth: Spoil | None = None, back: Spoil | None = None) -> Iterator[Address]:
+def relay(to: KeeperAddress, forth: Spoil | None = None, back: Spoil | None = None) -> Iterator[KeeperAddress]:
     """An address that leads there, in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pid = fork(lambda: _relay(listener, to, forth or _as_it_is, back or _as_it_is))
-        address = listener.getsockname()
+        address = KeeperAddress(*listener.getsockname(), to.node)
     try:
         yield address
     finally:
@@ -57,10 +57,10 @@ def _as_it_is(before: int, data: bytes) -> bytes:
     return data
 
 
-def _relay(listener: socket.socket, to: Address, forth: Spoil, back: Spoil) -> None:
+def _relay(listener: socket.socket, to: KeeperAddress, forth: Spoil, back: Spoil) -> None:
     while True:
         near, _ = listener.accept()
-        with near, socket.create_connection(to) as far, contextlib.suppress(OSError):
+        with near, socket.create_connection(to[:2]) as far, contextlib.suppress(OSError):
             _carry({near: (far, forth), far: (near, back)})
 
 

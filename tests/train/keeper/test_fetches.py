@@ -99,7 +99,7 @@ def test_a_holder_whose_keeper_is_only_just_starting_is_waited_for(node: NewNode
     one.commit(filled(5))
     one.until(lambda: one.kept)
     one.kill()
-    address = ["127.0.0.1", port.getsockname()[1]]
+    address = ["127.0.0.1", port.getsockname()[1], "one"]
     what = {"number": 7, "rank": 0, "generation": 1, "step": 5}
     third.order({"fetch": {**what, "own": [address], "shared": [address]}})
     third.listen(0.2)

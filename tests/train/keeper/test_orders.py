@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.orders import RATE, UNTOLD, Drop, Fetch, Keep, Snapshot, parse_order
+from dalsegno.train.keeper.orders import RATE, UNTOLD, Drop, Fetch, Keep, KeeperAddress, Snapshot, parse_order
 from dalsegno.train.keeper.pace import CHUNK, Pace, unlimited
 
 
 def test_each_order_is_read() -> None:
-    keep = {"run": "a", "secret": "00ff", "buddy": ["b", 5], "generation": 3}
-    assert parse_order({"keep": keep}) == Keep("a", b"\0\xff", 3, ("b", 5), UNTOLD, RATE)
-    assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == Keep("a", b"\0\xff", 3, None, None)
-    assert parse_order({"keep": {**keep, "resumed": 9, "rate": 5}}) == Keep("a", b"\0\xff", 3, ("b", 5), 9, 5.0)
+    buddy, secret = KeeperAddress("b", 5, "n2"), b"\0\xff"
+    keep = {"run": "a", "node": "n1", "secret": "00ff", "buddy": [*buddy], "generation": 3}
+    assert parse_order({"keep": keep}) == Keep("a", secret, "n1", 3, buddy, UNTOLD, RATE)
+    assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == Keep("a", secret, "n1", 3, None, None)
+    assert parse_order({"keep": {**keep, "resumed": 9, "rate": 5}}) == Keep("a", secret, "n1", 3, buddy, 9, 5.0)
     assert parse_order({"snapshot": {"path": "p", "rank": 0, "step": 1}, "generation": 1}) == Snapshot()
-    fetch = {"number": 1, "rank": 2, "generation": 3, "step": 4, "own": [["a", 1], ["b", 2]], "shared": []}
-    assert parse_order({"fetch": fetch}) == Fetch(1, 2, 3, 4, (("a", 1), ("b", 2)), ())
+    fetch = {"number": 1, "rank": 2, "generation": 3, "step": 4, "own": [["a", 1, "n1"], [*buddy]], "shared": []}
+    assert parse_order({"fetch": fetch}) == Fetch(1, 2, 3, 4, (KeeperAddress("a", 1, "n1"), buddy), ())
     assert parse_order({"drop": [{"rank": 1}, {"rank": 2}]}) == Drop((1, 2))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.train.keeper.holdings import Held
-from dalsegno.train.keeper.orders import Keep
+from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.plan import (
     COPIES,
     OWN,
@@ -27,7 +27,7 @@ from dalsegno.train.memory.record import ABSENT, Extent, Record
 from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, Safe
 
 PART = Extent(512, 64, 2, 0)
-KEEP = Keep("a", b"", generation=1, buddy=("b", 1))
+KEEP = Keep("a", b"", "n1", generation=1, buddy=KeeperAddress("b", 1, "n2"))
 
 
 def record(step: int, rank: int = 0, generation: int = 1) -> Record:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.train.frames import Message, parse, send
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.keeper.pace import unlimited
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
 from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
@@ -40,7 +41,7 @@ def test_a_keeper_with_another_secret_can_neither_send_nor_fetch(node: NewNode) 
 
 def says(node: Node, data: bytes) -> bytes:
     """All that a caller hears who says this and hangs up."""
-    with socket.create_connection(node.address, 60) as sock:
+    with node.call() as sock:
         sock.sendall(data)
         with contextlib.suppress(OSError):  # it has hung up already
             sock.shutdown(socket.SHUT_WR)
@@ -70,7 +71,7 @@ def test_a_stranger_hears_a_nonce_and_no_more(node: NewNode, said: bytes) -> Non
 def test_before_the_agent_has_told_the_secret_nobody_is_served(node: NewNode) -> None:
     """Who calls early waits."""
     one = node("one")
-    with socket.create_connection(one.address, 60) as early:
+    with one.call() as early:
         early.settimeout(0.2)
         with pytest.raises(TimeoutError):
             early.recv(4096)
@@ -83,7 +84,7 @@ def test_strangers_who_only_wait_do_not_keep_others_out(node: NewNode) -> None:
     one, other = node("one"), node("other")
     other.keep()
     other.ready()
-    waiting = [socket.create_connection(other.address) for _ in range(80)]
+    waiting = [other.call() for _ in range(80)]
     one.keep(other.address)
     one.commit(filled(1))
     one.until(one.sent)
@@ -97,7 +98,7 @@ def test_who_is_called_has_to_prove_itself_too() -> None:
         thread = threading.Thread(target=lambda: prove_as_called_with(listener, b"another"))
         thread.start()
         with pytest.raises((Stranger, ConnectionError)):
-            dial(listener.getsockname(), RUN, bytes.fromhex(SECRET))
+            dial(KeeperAddress(*listener.getsockname(), "other"), RUN, bytes.fromhex(SECRET))
         thread.join()
 
 
@@ -106,7 +107,7 @@ def prove_as_called_with(listener: socket.socket, secret: bytes) -> None:
     with sock:
         send(sock, {"nonce": nonce()})
         theirs = parse(_frame(sock, None, 1 << 10))["nonce"]
-        send(sock, {"proof": prove(secret, CALLED, theirs, "", RUN)})
+        send(sock, {"proof": prove(secret, CALLED, theirs, "", RUN, "other")})
 
 
 def drip(sock: socket.socket, data: bytes) -> None:

@@ -22,7 +22,7 @@ from dalsegno.launch.agent.beats import Heart
 from dalsegno.launch.agent.door import Door
 from dalsegno.launch.agent.leftovers import sweep, sweep_long_gone
 from dalsegno.launch.agent.link import Link
-from dalsegno.launch.agent.orders import read_address, read_setup, read_start
+from dalsegno.launch.agent.orders import read_keeper, read_setup, read_start
 from dalsegno.launch.agent.reach import reached
 from dalsegno.launch.agent.snapshots import Snapshots
 from dalsegno.launch.agent.streaming import LogStream
@@ -55,7 +55,7 @@ class Agent:
         self.door = Door(name, self.selector, self._hear_worker)
         self.probe = self._open_probe()
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
-        self.snapshots = Snapshots(self.run, secret, self.door.name, self.workers.fork_beside, self._tell)
+        self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_beside, self._tell)
         self.workers.held, self.workers.beside_ended = self.snapshots.held, self._beside_ended
         self.workers.can_fork = self.snapshots.can_fork
         self.peers: tuple[tuple[str, int], ...] = ()
@@ -81,7 +81,7 @@ class Agent:
             "stacks": self.workers.capture_stacks,
             "work": self.workers.tell_work,
             "granted": self._granted,
-            "buddy": lambda told: self.snapshots.pair(read_address(told.get("address"))),
+            "buddy": lambda told: self.snapshots.pair(read_keeper(told.get("address"))),
             "safe": lambda told: self.snapshots.note_safe(parse_word(told)),
             "replaced": self._give_way,
             "finish": self._finish,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.frames import Message
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.memory.safe import Safe, parse_word
 
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
@@ -51,8 +52,8 @@ class ResumeOrder:
 
     generation: int
     step: int
-    own: Mapping[int, tuple[Address, ...]]  # by rank
-    shared: tuple[Address, ...]
+    own: Mapping[int, tuple[KeeperAddress, ...]]  # by rank
+    shared: tuple[KeeperAddress, ...]
     of: Mapping[int, int] = field(default_factory=dict)  # ranks that take another rank's own part
 
 
@@ -64,7 +65,7 @@ class StartOrder:
     workers: tuple[WorkerOrder, ...]
     peers: tuple[Address, ...] = ()
     resume: ResumeOrder | None = None
-    buddy: Address | None = None  # the keeper that has copies of what is made here
+    buddy: KeeperAddress | None = None  # the keeper that has copies of what is made here
     safe: Safe | None = None  # what may not be overwritten; None: nobody has copies
 
 
@@ -91,22 +92,23 @@ def read_start(told: Message) -> StartOrder:
     workers = tuple(_worker(each) for each in told["workers"])
     resume = _resume(told["resume"]) if told.get("resume") else None
     safe = parse_word(told["safe"]) if told.get("safe") else None
-    peers, buddy = _addresses(told.get("peers")), read_address(told.get("buddy"))
+    peers = tuple((str(host), int(port)) for host, port in told.get("peers") or ())
+    buddy = read_keeper(told.get("buddy"))
     return StartOrder(int(told["generation"]), workers, peers, resume, buddy, safe)
 
 
-def read_address(told: Sequence[Any] | None) -> Address | None:
-    return (str(told[0]), int(told[1])) if told else None
+def read_keeper(told: Sequence[Any] | None) -> KeeperAddress | None:
+    return _keepers([told])[0] if told else None
 
 
-def _addresses(told: Sequence[Sequence[Any]] | None) -> tuple[Address, ...]:
-    return tuple((str(host), int(port)) for host, port in told or ())
+def _keepers(told: Sequence[Sequence[Any]]) -> tuple[KeeperAddress, ...]:
+    return tuple(KeeperAddress(str(host), int(port), str(node)) for host, port, node in told)
 
 
 def _resume(told: Message) -> ResumeOrder:
-    own = {int(rank): _addresses(found) for rank, found in told["own"].items()}
+    own = {int(rank): _keepers(found) for rank, found in told["own"].items()}
     of = {int(rank): int(other) for rank, other in told.get("of", {}).items()}
-    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _addresses(told["shared"]), of)
+    return ResumeOrder(int(told["generation"]), int(told["step"]), own, _keepers(told["shared"]), of)
 
 
 def _worker(told: Message) -> WorkerOrder:

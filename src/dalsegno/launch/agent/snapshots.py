@@ -18,6 +18,7 @@ from dalsegno.train.errors import NoRoom
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.listening import listen
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.memory.names import safe_name, sweep
 from dalsegno.train.memory.owned import find_folder, own_folder
 from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
@@ -29,10 +30,13 @@ Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; 
 class Snapshots:
     """Of one run on one node. `tell` goes to the coordinator."""
 
-    def __init__(self, run: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]) -> None:
-        self.run, self._secret, self._door, self._fork, self._tell = run, secret, door, fork, tell
+    def __init__(
+        self, run: str, node: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]
+    ) -> None:
+        self.run, self._node, self._secret = run, node, secret
+        self._door, self._fork, self._tell = door, fork, tell
         self._resume: ResumeOrder | None = None
-        self._buddy: tuple[str, int] | None = None
+        self._buddy: KeeperAddress | None = None
         self._generation = 0
         self._keeper: Answer | None = None  # how to give it orders, once it is there
         self._keeper_asked = False
@@ -66,7 +70,7 @@ class Snapshots:
         elif order.resume is not None:
             self._start_keeper()  # others may send their copies at once
 
-    def pair(self, buddy: tuple[str, int] | None) -> None:
+    def pair(self, buddy: KeeperAddress | None) -> None:
         """Another node keeps copies of what is ours."""
         self._buddy = buddy
         if self._keeper is not None:
@@ -199,5 +203,5 @@ class Snapshots:
         assert self._keeper is not None
         buddy = list(self._buddy) if self._buddy and self._shares else None
         resumed = self._resume.step if self._resume else None
-        terms = {"run": self.run, "secret": self._secret.hex(), "buddy": buddy, "generation": self._generation}
-        self._keeper({"keep": {**terms, "resumed": resumed}})
+        terms = {"run": self.run, "node": self._node, "secret": self._secret.hex(), "generation": self._generation}
+        self._keeper({"keep": {**terms, "buddy": buddy, "resumed": resumed}})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import Held, holdings
-from dalsegno.train.keeper.orders import Address, Keep
+from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.plan import Sent, key_of, spent
 from dalsegno.train.memory.names import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
@@ -24,7 +24,7 @@ class Books:
         self.folder, self.tell = folder, tell
         self.changed = threading.Condition(threading.RLock())
         self.keep: Keep | None = None
-        self._sent: dict[Sent, Address] = {}
+        self._sent: dict[Sent, KeeperAddress] = {}
         self._told: list[Message] | None = None
         self._trouble = ""
 
@@ -64,7 +64,7 @@ class Books:
         buddy = self.keep.buddy if self.keep else None
         return {key for key, address in self._sent.items() if address == buddy}
 
-    def note_sent(self, one: Held, buddy: Address) -> None:
+    def note_sent(self, one: Held, buddy: KeeperAddress) -> None:
         with self.changed:
             here = {key_of(held) for held in self.held()}
             self._sent = {key: address for key, address in self._sent.items() if key in here}

@@ -12,7 +12,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import BadFrame
 from dalsegno.train.keeper.arriving import Arriving, Wanted
 from dalsegno.train.keeper.books import Books
-from dalsegno.train.keeper.orders import Address, Fetch, Keep
+from dalsegno.train.keeper.orders import Fetch, Keep, KeeperAddress
 from dalsegno.train.keeper.plan import OWN, SHARED, find_own, find_shared
 from dalsegno.train.keeper.wire import Stranger, dial
 
@@ -42,7 +42,7 @@ class Fetching:
         self._books.look()
         self._books.tell({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
 
-    def _part(self, wanted: Wanted, holders: Sequence[Address]) -> Path:
+    def _part(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
         with self._turn(wanted):
             return self._here(wanted) or self._fetched(wanted, holders)
 
@@ -54,7 +54,7 @@ class Fetching:
             one = find_own(held, wanted.rank, wanted.generation, wanted.step)
         return self._books.path_of(one) if one else None
 
-    def _fetched(self, wanted: Wanted, holders: Sequence[Address]) -> Path:
+    def _fetched(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
         keep = self._books.keep
         if keep is None:
             raise CheckpointError("nobody has said whose snapshots these are")
@@ -67,7 +67,7 @@ class Fetching:
                 _take(arriving, holder, keep)
                 return path
             except _FAILURES as error:
-                why.append(f"{holder[0]}:{holder[1]}: {error or type(error).__name__}")
+                why.append(f"{holder.node} ({holder.host}:{holder.port}): {error or type(error).__name__}")
                 turns.failed(holder, isinstance(error, socket.timeout), time.monotonic())
         arriving.give_up()
         raise CheckpointError(f"{_words(wanted)} could not be fetched: {'; '.join(why)}")
@@ -81,14 +81,14 @@ class Fetching:
 class Turns:
     """Whom to ask next, and whom not again."""
 
-    def __init__(self, holders: Sequence[Address], began: float) -> None:
+    def __init__(self, holders: Sequence[KeeperAddress], began: float) -> None:
         self.waiting, self._began = list(holders), began
         self._tries = dict.fromkeys(holders, 0)
 
-    def next(self) -> Address:
+    def next(self) -> KeeperAddress:
         return self.waiting.pop(0)
 
-    def failed(self, holder: Address, slow: bool, now: float) -> None:
+    def failed(self, holder: KeeperAddress, slow: bool, now: float) -> None:
         self._tries[holder] += 1
         if self._tries[holder] < _ROUNDS or (slow and now - self._began < _SLOW_S):
             self.waiting.append(holder)
@@ -97,7 +97,7 @@ class Turns:
 _FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
 
 
-def _take(arriving: Arriving, holder: Address, keep: Keep) -> None:
+def _take(arriving: Arriving, holder: KeeperAddress, keep: Keep) -> None:
     with dial(holder, keep.run, keep.secret) as channel:
         arriving.take_from(channel)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from dalsegno.train.memory.names import check_run
 
-Address = tuple[str, int]
+
+class KeeperAddress(NamedTuple):
+    """Where a keeper listens, and the node it belongs to: a keeper of another node that answers there is refused."""
+
+    host: str
+    port: int
+    node: str
+
 
 UNTOLD = -1
 RATE = 2 << 30  # bytes in a second
@@ -20,8 +27,9 @@ class Keep:
 
     run: str
     secret: bytes
+    node: str  # the one that this keeper belongs to, as its peers name it
     generation: int
-    buddy: Address | None = None
+    buddy: KeeperAddress | None = None
     resumed: int | None = UNTOLD  # the step this generation went on from; None if it started anew
     rate: float = RATE  # bytes that may go to the buddy in a second
 
@@ -39,8 +47,8 @@ class Fetch:
     rank: int
     generation: int
     step: int
-    own: tuple[Address, ...] = ()
-    shared: tuple[Address, ...] = ()
+    own: tuple[KeeperAddress, ...] = ()
+    shared: tuple[KeeperAddress, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ def _keep(told: Mapping[str, Any]) -> Keep:
     return Keep(
         run,
         bytes.fromhex(told["secret"]),
+        str(told["node"]),
         int(told["generation"]),
         None if buddy is None else _address(buddy),
         None if resumed is None else int(resumed),
@@ -85,6 +94,6 @@ def _fetch(told: Mapping[str, Any]) -> Fetch:
     return Fetch(number, rank, generation, step, own, shared)
 
 
-def _address(told: Any) -> Address:
-    host, port = told
-    return str(host), int(port)
+def _address(told: Any) -> KeeperAddress:
+    host, port, node = told
+    return KeeperAddress(str(host), int(port), str(node))

@@ -16,7 +16,7 @@ from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.holdings import Held
-from dalsegno.train.keeper.orders import Address, Keep
+from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.keeper.plan import Sent, key_of, to_send
 from dalsegno.train.keeper.wire import Channel, Stranger, dial
@@ -46,7 +46,7 @@ class Sending:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._channel: Channel | None = None
-        self._buddy: Address | None = None
+        self._buddy: KeeperAddress | None = None
         self._pace = Pace(1.0)
         self._moved = time.monotonic()
         self._broken = 0  # times in a row
@@ -65,13 +65,13 @@ class Sending:
             else:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
 
-    def turn_to(self, buddy: Address | None) -> None:
+    def turn_to(self, buddy: KeeperAddress | None) -> None:
         """Another thread says: whoever else is being sent to may be dead, and need not be waited for."""
         channel = self._channel
         if channel is not None and self._buddy != buddy:
             channel.hang_up()
 
-    def _next(self) -> tuple[Keep, Address, Held]:
+    def _next(self) -> tuple[Keep, KeeperAddress, Held]:
         with self._books.changed:
             while True:
                 keep = self._books.keep
@@ -91,7 +91,7 @@ class Sending:
         with self._books.changed:
             self._books.changed.wait(seconds)
 
-    def _send(self, keep: Keep, buddy: Address, one: Held) -> Outcome:
+    def _send(self, keep: Keep, buddy: KeeperAddress, one: Held) -> Outcome:
         path = self._books.path_of(one)
         with held_snapshot(path) as snapshot:
             if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
@@ -117,7 +117,7 @@ class Sending:
         self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
         return Outcome.REFUSED
 
-    def _connect(self, keep: Keep, buddy: Address) -> Channel:
+    def _connect(self, keep: Keep, buddy: KeeperAddress) -> Channel:
         if self._channel is None or self._buddy != buddy:
             self._close()
             self._channel, self._buddy = dial(buddy, keep.run, keep.secret), buddy

@@ -99,7 +99,7 @@ class Server:
         try:
             if keep is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return prove_as_called(sock, keep.run, keep.secret)
+                return prove_as_called(sock, keep.run, keep.secret, keep.node)
         except (OSError, BadFrame, Stranger, ValueError):
             pass
         return None

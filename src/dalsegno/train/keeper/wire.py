@@ -1,5 +1,8 @@
 """Two keepers on one connection: both prove that they know the run's secret, then messages and bulk data take turns.
 
+The proofs cover the name of the node that the caller means. All keepers of a run share its secret; without the name,
+somebody who redirects packets could have a copy kept on the node that it is a copy of.
+
 Messages are sealed: encrypted and authenticated (`train/proof.py`). Bulk data, the bytes of a snapshot, is not
 encrypted: it may be many gigabytes and a cipher of the standard library's would be the slowest part of a recovery. It
 is authenticated: each piece carries a tag made with the connection's key, and only bytes whose tag holds count. Who
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dalsegno.train.frames import BadFrame, Message, parse, send
-from dalsegno.train.keeper.orders import Address
+from dalsegno.train.keeper.orders import KeeperAddress
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.memory.owned import open_own
 from dalsegno.train.memory.record import Extent
@@ -33,7 +36,7 @@ PROOF_S = 5.0
 STALL_S = 5.0  # a connection on which nothing moves for so long is as good as broken
 BEAT_S = 1.0
 IDLE_S = 60.0
-CALLER, CALLED = "keeper that calls/2", "keeper that is called/2"
+CALLER, CALLED = "keeper that calls/3", "keeper that is called/3"
 _PROOF_BYTES = 1 << 10  # all that a stranger can make us hold
 _FRAME_BYTES = 16 << 10
 _LENGTH_BYTES = 4
@@ -169,12 +172,12 @@ def _is_genuine(tag: Callable[[memoryview], bytes], piece: memoryview, sent: byt
     return hmac.compare_digest(tag(piece), sent)
 
 
-def dial(address: Address, run: str, secret: bytes) -> Channel:
-    """A connection to another keeper of this run."""
-    sock = socket.create_connection(address, CONNECT_S)
+def dial(address: KeeperAddress, run: str, secret: bytes) -> Channel:
+    """Connect to the keeper of the node that the address names. Any other keeper of the run refuses."""
+    sock = socket.create_connection((address.host, address.port), CONNECT_S)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = _prove_as_caller(sock, run, secret)
+        channel = _prove_as_caller(sock, run, secret, address.node)
         sock.settimeout(STALL_S)
     except BaseException:
         sock.close()
@@ -182,25 +185,25 @@ def dial(address: Address, run: str, secret: bytes) -> Channel:
     return channel
 
 
-def _prove_as_caller(sock: socket.socket, run: str, secret: bytes) -> Channel:
+def _prove_as_caller(sock: socket.socket, run: str, secret: bytes, node: str) -> Channel:
     until = time.monotonic() + PROOF_S
     theirs, ours = read_nonce(parse(_frame(sock, until, _PROOF_BYTES))), nonce()
-    said = (theirs, ours, run)
+    said = (theirs, ours, run, node)
     send(sock, {"run": run, "nonce": ours, "proof": prove(secret, CALLER, *said)})
     if not holds(parse(_frame(sock, until, _PROOF_BYTES)).get("proof"), secret, CALLED, *said):
-        raise Stranger("the keeper that answered does not know the run's secret")
+        raise Stranger(f"what answered is not the keeper of {node} in this run")
     return Channel(sock, secret, CALLER, CALLED, *said)
 
 
-def prove_as_called(sock: socket.socket, run: str, secret: bytes) -> Channel:
-    """The other side has to prove itself first: a stranger learns nothing."""
+def prove_as_called(sock: socket.socket, run: str, secret: bytes, node: str) -> Channel:
+    """Answer a caller that knows the secret and means this node. It proves itself first: a stranger learns nothing."""
     until, ours = time.monotonic() + PROOF_S, nonce()
     sock.settimeout(PROOF_S)
     send(sock, {"nonce": ours})
     hello = parse(_frame(sock, until, _PROOF_BYTES))
-    said = (ours, read_nonce(hello), run)
+    said = (ours, read_nonce(hello), run, node)
     if not holds(hello.get("proof"), secret, CALLER, *said):
-        raise Stranger("a caller does not know the run's secret")
+        raise Stranger("a caller does not know the run's secret, or means another node")
     send(sock, {"proof": prove(secret, CALLED, *said)})
     return Channel(sock, secret, CALLED, CALLER, *said)
 
