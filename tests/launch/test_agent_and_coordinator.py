@@ -431,7 +431,7 @@ def test_a_generation_may_commit_only_once_that_is_written_down(tmp_path: Path):
     coordinator = Coordinator(site, lambda boss: NoStaff())
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
     told: list[Any] = []
-    peer = Peer("n1", Hello("n1", 1), "127.0.0.1", told.append, lambda: None)
+    peer = Peer("n1", Hello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
     coordinator._answer_grant(peer, GrantAsked(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()

@@ -32,6 +32,9 @@ class Listener:
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.log.append(("lost", agent, why, silent))
 
+    def message_too_long(self, agent: str, detail: str) -> None:
+        self.log.append(("too long", agent, detail))
+
 
 @pytest.fixture
 def taken() -> Iterator[None]:

@@ -2,33 +2,32 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import Iterable, Iterator
 
 import pytest
 
-from dalsegno.launch.agent.beats import Beat, Heart, pack_beat, read_beat
+from dalsegno.launch.agent.beats import Beat, Heart, beat_key, pack_beat, read_beat
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.pulse import Pulse
 
-SECRET = b"s" * 32
+KEY = b"s" * 32
 
 
 def test_a_beat_is_read_as_it_was_sent():
     for beat in (Beat("n1", 1), Beat("", 1 << 62), Beat("knoten-é", 7)):
-        assert read_beat(SECRET, pack_beat(SECRET, beat)) == beat
+        assert read_beat(KEY, pack_beat(KEY, beat)) == beat
 
 
-def test_what_was_not_signed_with_the_secret_is_no_beat():
-    data = pack_beat(SECRET, Beat("n1", 7))
+def test_what_was_not_signed_with_the_key_is_no_beat():
+    data = pack_beat(KEY, Beat("n1", 7))
     assert read_beat(b"x" * 32, data) is None
     for position in range(len(data)):
         changed = bytearray(data)
         changed[position] ^= 1
-        assert read_beat(SECRET, bytes(changed)) is None
+        assert read_beat(KEY, bytes(changed)) is None
     for length in range(len(data)):
-        assert read_beat(SECRET, data[:length]) is None
-    assert read_beat(SECRET, data + b"\0") is None
+        assert read_beat(KEY, data[:length]) is None
+    assert read_beat(KEY, data + b"\0") is None
 
 
 class Listening:
@@ -38,13 +37,13 @@ class Listening:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.bind(("127.0.0.1", 0))
         self.sock.settimeout(60)
-        self.heart = Heart(SECRET, "n1")
-        self.heart.aim("127.0.0.1", self.sock.getsockname()[1])
+        self.heart = Heart("n1")
+        self.heart.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
         self.next()
 
     def next(self) -> Beat:
         self.data, self.address = self.sock.recvfrom(512)
-        beat = read_beat(SECRET, self.data)
+        beat = read_beat(KEY, self.data)
         assert beat is not None
         self.beat = beat
         return beat
@@ -71,7 +70,7 @@ def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
 
 
 def test_an_answer_of_the_coordinator_is_heard_but_not_twice(listening: Listening):
-    answer = pack_beat(SECRET, Beat("", listening.beat.number))
+    answer = pack_beat(KEY, Beat("", listening.beat.number))
     assert listening.hears(answer)
     assert not listening.hears(answer), "whoever has overheard it can send it too"
 
@@ -88,7 +87,7 @@ def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
     """A coordinator that hears these, one at every look; whether it takes the agent for gone, and its answers."""
 
     async def watch() -> tuple[bool, list[bytes]]:
-        pulse = Pulse(SECRET, Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
+        pulse = Pulse(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
         pulse.open(0)
         lost = asyncio.Event()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -96,7 +95,7 @@ def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
             sock.setblocking(False)
             home = ("127.0.0.1", pulse._socket.getsockname()[1])
             task = asyncio.ensure_future(pulse.watch(lambda agent, why: lost.set()))
-            pulse.liveness.watch("n1", time.monotonic())
+            pulse.expect("n1", KEY)
             for data in datagrams:
                 sock.sendto(data, home)
                 await asyncio.sleep(0.025)
@@ -119,12 +118,18 @@ def answers(sock: socket.socket) -> list[bytes]:
 
 
 def test_an_agent_that_beats_is_alive_and_is_answered():
-    lost, heard = gone_after([pack_beat(SECRET, Beat("n1", number)) for number in range(1, 16)])
-    assert not lost and [read_beat(SECRET, data) for data in heard][:3] == [Beat("", 1), Beat("", 2), Beat("", 3)]
+    lost, heard = gone_after([pack_beat(KEY, Beat("n1", number)) for number in range(1, 16)])
+    assert not lost and [read_beat(KEY, data) for data in heard][:3] == [Beat("", 1), Beat("", 2), Beat("", 3)]
+
+
+def test_no_two_connections_have_a_key_in_common():
+    said = ("nonce of the coordinator", "nonce of the agent", "run", "n1")
+    keys = {beat_key(b"s", *said[:at], "another", *said[at + 1 :]) for at in range(len(said))}
+    assert len(keys | {beat_key(b"s", *said), beat_key(b"x", *said)}) == len(said) + 2
 
 
 def test_beats_that_are_sent_again_keep_nobody_alive():
-    lost, _ = gone_after([pack_beat(SECRET, Beat("n1", 7))] * 200)
+    lost, _ = gone_after([pack_beat(KEY, Beat("n1", 7))] * 200)
     assert lost
 
 

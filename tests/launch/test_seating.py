@@ -17,7 +17,7 @@ SITE = SmallSite(RunFolder(Path("/runs/train-k3f9x")), SHAPE)
 def peer(name: str, address: str) -> Peer:
     """One that only has to be there: nothing is written to it."""
     hello = Hello(name, 9000 + len(name), found={"CUDA_VISIBLE_DEVICES": "0,1"})
-    return Peer(name, hello, address, lambda message: None, lambda: None)
+    return Peer(name, hello, address, b"", lambda message: None, lambda: None)
 
 
 PEERS = {"n1": peer("n1", "10.0.0.1"), "n2": peer("n2", "10.0.0.2"), "spare": peer("spare", "10.0.0.9")}

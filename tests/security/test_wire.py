@@ -26,7 +26,7 @@ import pytest
 from dalsegno.health.wire import MOST_BYTES
 from dalsegno.health.words import MOST_PART, Reply, parts, reply_message
 from dalsegno.launch.agent.agent import Agent
-from dalsegno.launch.agent.beats import Beat, pack_beat, read_beat
+from dalsegno.launch.agent.beats import Beat, Heart, beat_key, pack_beat, peek_beat, read_beat
 from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
 from dalsegno.launch.agent.snapshots import Snapshots
 from dalsegno.launch.agents import Agents
@@ -111,6 +111,9 @@ class Coordinator:
 
     def agent_lost(self, agent: str, why: str, silent: bool) -> None:
         self.log.append(("lost", agent, why))
+
+    def message_too_long(self, agent: str, detail: str) -> None:
+        self.log.append(("too long", agent, detail))
 
     def tell(self, name: str, *messages: Message) -> None:
         def send_all() -> None:
@@ -309,7 +312,7 @@ def test_a_message_of_another_connection_is_refused(coordinator: Coordinator):
     assert not [entry for entry in coordinator.log if entry[0] == "said"]
 
 
-@pytest.mark.parametrize("side", [AGENT.replace("/2", ""), AGENT.replace("/2", "/1"), COORDINATOR])
+@pytest.mark.parametrize("side", [AGENT.partition("/")[0], AGENT.partition("/")[0] + "/2", COORDINATOR])
 def test_the_proof_of_another_version_or_role_is_refused(coordinator: Coordinator, side: str):
     with socket.create_connection(("127.0.0.1", coordinator.port), PATIENCE_S) as sock:
         theirs, ours = next(iter(Reader().feed(sock.recv(4096))))["nonce"], nonce()
@@ -566,6 +569,36 @@ def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
             if data:
                 data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
         assert bytes(data) in (good, answer) or read_beat(SECRET, bytes(data)) is None
+
+
+def recorded(link: Link, count: int) -> list[bytes]:
+    """Heartbeats as a real agent sends them over this connection, and as a listener sees them."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(PATIENCE_S)
+        heart = Heart(link.name)
+        heart.aim("127.0.0.1", int(sock.getsockname()[1]), beat_key(link.secret, *link.said))
+        return [sock.recv(512) for _ in range(count)]
+
+
+def test_recorded_heartbeats_count_for_nothing_after_the_coordinator_has_restarted():
+    """A successor does not know which numbers its predecessor has heard. What counts is answered."""
+    before, after = Coordinator(), Coordinator()
+    try:
+        links = [each.link() for each in (before, after)]
+        assert all(link.connect(HELLO) for link in links)
+        old, new = (recorded(link, 3) for link in links)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(PATIENCE_S)
+            for data in (*old, *new):
+                sock.sendto(data, ("127.0.0.1", after.port))
+            answers = [peek_beat(sock.recv(512)) for _ in new]
+        assert answers == [Beat("", beat.number) for data in new if (beat := peek_beat(data))]
+        for link in links:
+            link.close()
+    finally:
+        before.close()
+        after.close()
 
 
 def test_a_signature_of_a_heartbeat_is_of_no_use_elsewhere():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.jobs.values import UNLIMITED_S, shown
@@ -13,6 +14,7 @@ from dalsegno.slurm.names import node_list, word
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
 _MAX_SIGNAL_LEAD_S = 65_535
+MOST_ARGUMENT_BYTES = 512 << 10  # as JSON: half of what a message may have
 
 
 def check_name(name: str) -> None:
@@ -51,6 +53,14 @@ def check_arguments(words: Iterable[str]) -> None:
     for each in words:
         if "\0" in each:
             raise UsageError(f"{shown(each)} holds a zero byte", hint="remove it")
+
+
+def check_size(arguments: Sequence[str]) -> None:
+    """Refuse arguments that would not fit into the message that tells agents what to start."""
+    size = len(json.dumps(list(arguments)))
+    if size > MOST_ARGUMENT_BYTES:
+        what = f"the arguments of the script take {size >> 10} KiB, and at most {MOST_ARGUMENT_BYTES >> 10} KiB fit"
+        raise UsageError(what, hint="write them to a file, and give the script its path")
 
 
 def check_paths(paths: Iterable[str]) -> None:

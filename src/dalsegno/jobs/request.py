@@ -99,6 +99,7 @@ def _check_words(request: RunRequest) -> None:
     checks.check_paths((request.venv, request.conda, request.chdir, request.output, request.container_image))
     checks.check_paths(request.container_mounts)
     checks.check_arguments((request.script, *request.args, *(value for _, value in request.env)))
+    checks.check_size((request.script, *request.args))
     parse_env_pairs(f"{name}={value}" for name, value in request.env)
     for module in request.preload:
         parse_module(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,6 +25,10 @@ class Listener(Protocol):
         """`silent`: its host does not answer either."""
         ...
 
+    def message_too_long(self, agent: str, detail: str) -> None:
+        """What was to be sent to this agent is longer than a message may be, and was not sent."""
+        ...
+
 
 class Agents:
     """By node name. One node has one agent; another one of the same name takes the place of the first."""
@@ -33,8 +36,8 @@ class Agents:
     def __init__(self, run: str, secret: bytes, timing: Timing, listener: Listener) -> None:
         self.peers: dict[str, Peer] = {}
         self._listener = listener
-        self._pulse = Pulse(secret, timing, self._probe_address)
-        self._door = Door(run, secret, self._came, self._said, self._gone)
+        self._pulse = Pulse(timing, self._probe_address)
+        self._door = Door(run, secret, self._came, self._said, self._gone, listener.message_too_long)
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
         """Listen for connections and for heartbeats, on the same port; returns it. OSError if it is taken."""
@@ -67,7 +70,7 @@ class Agents:
 
     def lose(self, agent: str, why: str, silent: bool) -> None:
         peer = self.peers.pop(agent, None)
-        self._pulse.liveness.forget(agent)
+        self._pulse.forget(agent)
         self._listener.agent_lost(agent, why, silent)
         if peer is not None:
             peer.close()
@@ -80,13 +83,13 @@ class Agents:
                 before.send({"replaced": True, "finish": 0})
             self.lose(peer.name, "another agent took its place", silent=False)
         self.peers[peer.name] = peer
-        self._pulse.liveness.watch(peer.name, time.monotonic())
+        self._pulse.expect(peer.name, peer.beat_key)
         self._listener.agent_came(peer)
 
     def _said(self, peer: Peer, message: Message) -> None:
         if self.peers.get(peer.name) is not peer:
             return
-        self._pulse.liveness.beat(peer.name, time.monotonic())
+        self._pulse.heard(peer.name)
         try:
             word = read_word(message)
         except UNREADABLE as error:  # of another version perhaps

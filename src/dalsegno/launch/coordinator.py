@@ -207,6 +207,10 @@ class Coordinator:
         self._left.discard(agent)
         self.apply(Left(agent))
 
+    def message_too_long(self, agent: str, detail: str) -> None:
+        """End the run: an agent that misses an order waits for ever, and a restart would make the message again."""
+        self.stop(1, f"a message to {agent} is too long: {detail}")
+
     def go_on_without(self, node: str, why: str) -> None:
         """Its agent's end is expected from now on, and no loss."""
         self._left.add(node)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dalsegno.launch.agent.beats import beat_key
 from dalsegno.launch.agent.link import AGENT, COORDINATOR
 from dalsegno.launch.words import UNREADABLE, Hello, read_hello
 from dalsegno.train.frames import BadFrame, Message
@@ -22,6 +23,7 @@ class Peer:
     name: str
     hello: Hello
     address: str
+    beat_key: bytes  # of its heartbeats, while this connection lasts
     send: Callable[[Message], None]
     close: Callable[[], None]  # at once, and nobody is told
 
@@ -37,7 +39,7 @@ class Peer:
 
 
 class Door:
-    """Listens for agents. The three callbacks are the coordinator's."""
+    """Listens for agents. The four callbacks are the coordinator's."""
 
     def __init__(
         self,
@@ -46,10 +48,11 @@ class Door:
         came: Callable[[Peer], None],
         said: Callable[[Peer, Message], None],
         gone: Callable[[Peer], None],
+        too_long: Callable[[str, str], None],
         limits: Limits = LIMITS,
     ) -> None:
         self.run, self.secret = run, secret
-        self._came, self._said, self._gone = came, said, gone
+        self._came, self._said, self._gone, self._too_long = came, said, gone, too_long
         self._limits = limits
         self._greeting: Callable[[], Message] = dict
         self._peers: dict[Connection[str], Peer] = {}
@@ -97,7 +100,8 @@ class Door:
             connection.who,
             hello,
             connection.address,
-            lambda told: self._server.send(connection, told),
+            beat_key(self.secret, *connection.said),
+            lambda told: self._send(connection, told),
             lambda: self._drop(connection),
         )
         self._came(peer)
@@ -109,6 +113,13 @@ class Door:
 
     def refused(self, cause: str, detail: str) -> None:
         """Strangers are not worth a line in the run's log."""
+
+    def _send(self, connection: Connection[str], message: Message) -> None:
+        try:
+            self._server.send(connection, message)
+        except BadFrame as error:
+            assert connection.who is not None
+            self._too_long(connection.who, f"`{next(iter(message))}`: {error}")
 
     def _drop(self, connection: Connection[str]) -> None:
         self._peers.pop(connection, None)

@@ -12,14 +12,16 @@ from dalsegno.launch.agent.beats import MOST_BYTES, Beat, is_signed, pack_beat, 
 from dalsegno.launch.liveness import Liveness, Timing
 
 BEATS_AT_ONCE = 256  # beside two of each agent
+_NEVER = 1 << 64  # more than any number of a beat: those of agents that are not watched are old
 
 
 class Pulse:
     """Looks ten times a second. Beats are taken from the socket at each look: cheaper than waking up for each."""
 
-    def __init__(self, secret: bytes, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
-        self.secret, self.timing, self._probes = secret, timing, probes
-        self.liveness = Liveness(timing)
+    def __init__(self, timing: Timing, probes: Callable[[str], tuple[str, int] | None]) -> None:
+        self.timing, self._probes = timing, probes
+        self._liveness = Liveness(timing)
+        self._keys: dict[str, bytes] = {}
         self._last: dict[str, int] = {}
         self._probing: set[asyncio.Task[None]] = set()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -32,12 +34,26 @@ class Pulse:
     def close(self) -> None:
         self._socket.close()
 
+    def expect(self, agent: str, key: bytes) -> None:
+        """Watch an agent that has connected: its heartbeats are signed with this key from now on."""
+        self._keys[agent], self._last[agent] = key, 0
+        self._liveness.watch(agent, time.monotonic())
+
+    def forget(self, agent: str) -> None:
+        for table in (self._keys, self._last):
+            table.pop(agent, None)
+        self._liveness.forget(agent)
+
+    def heard(self, agent: str) -> None:
+        """Count what an agent says on its connection as a sign of life."""
+        self._liveness.beat(agent, time.monotonic())
+
     async def watch(self, gone: Callable[[str, str], None]) -> None:
         """For ever: tell of agents that are gone, and why."""
         while True:
             await asyncio.sleep(self.timing.look_s)
             self._take_beats()
-            look = self.liveness.look(time.monotonic())
+            look = self._liveness.look(time.monotonic())
             for agent in look.probe:
                 self._probe(agent)
             for agent, why in look.gone:
@@ -54,16 +70,16 @@ class Pulse:
             for _ in range(BEATS_AT_ONCE + 2 * len(self._last)):
                 data, address = self._socket.recvfrom(MOST_BYTES + 1)
                 beat = peek_beat(data)
-                if beat is None or beat.number <= self._last.get(beat.sender, 0):
+                if beat is None or beat.number <= self._last.get(beat.sender, _NEVER):
                     continue
-                if self.liveness.watches(beat.sender) and is_signed(self.secret, data):
+                if is_signed(self._keys[beat.sender], data):
                     self._last[beat.sender] = beat.number
-                    self.liveness.beat(beat.sender, now)
+                    self._liveness.beat(beat.sender, now)
                     self._answer(beat, address)
 
     def _answer(self, beat: Beat, address: tuple[str, int]) -> None:
         with contextlib.suppress(OSError):  # no way there just now
-            self._socket.sendto(pack_beat(self.secret, Beat("", beat.number)), address)
+            self._socket.sendto(pack_beat(self._keys[beat.sender], Beat("", beat.number)), address)
 
     def _probe(self, agent: str) -> None:
         address = self._probes(agent)
@@ -77,4 +93,4 @@ class Pulse:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             _, writer = await asyncio.wait_for(asyncio.open_connection(*address), self.timing.gone_s)
             writer.transport.abort()
-            self.liveness.answered(agent, time.monotonic())
+            self._liveness.answered(agent, time.monotonic())

@@ -143,6 +143,7 @@ class Connection(Generic[W]):
     allowance: Allowance
     nonce: str = field(default_factory=nonce)
     who: W | None = None
+    said: tuple[str, ...] = ()  # what both sides have proved
     unsent: bytearray = field(default_factory=bytearray)
     open: bool = True
     writing: bool = False
@@ -273,7 +274,7 @@ class Server(Generic[W]):
         peer.queue({"proof": prove(proved.secret, self._own_side, *proved.said)})
         peer.opener = Seal(proved.secret, self._peer_side, *proved.said)
         peer.closer = Seal(proved.secret, self._own_side, *proved.said)
-        peer.who, peer.reader.most_bytes = proved.who, self._limits.message_bytes
+        peer.who, peer.said, peer.reader.most_bytes = proved.who, proved.said, self._limits.message_bytes
         self._host.came(peer)
 
     # Everyone

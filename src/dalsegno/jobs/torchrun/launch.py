@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.jobs.checks import check_size
 from dalsegno.jobs.frameworks import torch_threads
 from dalsegno.jobs.program import find_python
 from dalsegno.jobs.torchrun.agent import TorchrunAgent
@@ -46,6 +47,7 @@ class World:
 def launch(args: TorchrunArgs, world: World) -> int:
     """Run the workers of this node to the end of the run; the exit code is torchrun's."""
     check(args, world.environ)
+    check_size((args.training_script, *args.training_script_args))
     for text in remarks(args):
         world.talk(text)
     nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(world.environ))

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dalsegno.launch.agent.beats import Heart
+from dalsegno.launch.agent.beats import Heart, beat_key
+from dalsegno.launch.agent.crew import fitting
 from dalsegno.launch.agent.door import Door
 from dalsegno.launch.agent.leftovers import sweep, sweep_long_gone
 from dalsegno.launch.agent.link import Link
@@ -37,6 +38,7 @@ WORD_S = 5.0  # on the connection too, for networks that let no heartbeats throu
 # Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
 LOOK_AFTER, LOOK_FOR = 0.45, 0.2
 CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+FOUND_CHARS = 4096  # a longer one is no list of devices
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -48,7 +50,7 @@ class Agent:
         secret = bytes.fromhex(connect["secret"])
         self.link = Link(secret, connect["addresses"], int(connect["port"]), node, unlock)
         self.link.on_close = self._unwatch
-        self.heart = Heart(secret, node)
+        self.heart = Heart(node)
         self.selector = selectors.DefaultSelector()
         # Not to be guessed: any user could bind the name before. Names of sockets are short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
@@ -116,9 +118,8 @@ class Agent:
         if not self.link.connect(self._hello()) or self.link.sock is None:
             time.sleep(TICK_S)
             return
-        self.heart.secret = self.link.secret
         self.snapshots.take_secret(self.link.secret)
-        self.heart.aim(self.link.peer, self.link.port)
+        self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.secret, *self.link.said))
         self.watched, self.cut_off = self.link.sock, False
         self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)
         for message in self.link.early():
@@ -147,10 +148,10 @@ class Agent:
             "pid": os.getpid(),
             "job": int(os.environ.get("SLURM_JOB_ID") or 0),
             "probe": self.probe,
-            "found": {name: os.environ[name] for name in FOUND if name in os.environ},
+            "found": {name: value for name in FOUND if len(value := os.environ.get(name, "")) in range(1, FOUND_CHARS)},
             "generation": crew.generation,
             "stopped": self.workers.stopped,
-            "reports": list(crew.reports.values()),
+            "reports": fitting(list(crew.reports.values())),
             **self.snapshots.hello(),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from dalsegno.launch.agent.evidence import gather, last_words, oom_kills
 
 Report = dict[str, Any]
+
+_MOST_BYTES = 512 << 10  # of all tracebacks in a message, as JSON: half of what one may have
+_CHAR_BYTES = 12  # that one character may take there
 
 
 @dataclass
@@ -69,6 +73,19 @@ class Crew:
             if told:
                 found.append({"generation": self.generation, "rank": worker.rank, "code": 1, **told})
         return found
+
+
+def fitting(reports: list[Report]) -> list[Report]:
+    """Return reports that fit into one message: of long tracebacks, only as much of the end as has room."""
+    share = _MOST_BYTES // max(1, len(reports))
+    return [_shortened(report, share) for report in reports]
+
+
+def _shortened(report: Report, most_bytes: int) -> Report:
+    traceback = report.get("traceback", "")
+    if len(json.dumps(traceback)) <= most_bytes:
+        return report
+    return {**report, "traceback": traceback[-(most_bytes // _CHAR_BYTES) :]}
 
 
 def _size(path: str) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.train.proof import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
 
-AGENT, COORDINATOR = "run-agent/2", "coordinator/2"  # with the version of what they say to each other
+AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of what they say to each other
 CONNECT_S = 1.0
 TALK_S = 5.0
 _UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
@@ -63,6 +63,7 @@ class Link:
         self._silent_host = False  # the last dial ended before there was a connection
         self.heard = time.monotonic()
         self._reader = Reader()
+        self.said: tuple[str, ...] = ()  # what both sides have proved
         self._opener: Seal
         self._closer: Seal
         self.on_close: Callable[[], None] = lambda: None
@@ -103,7 +104,7 @@ class Link:
             raise Refused(address)
         self.sock.settimeout(TALK_S)
         self._reader.most_bytes, self._opener, self._closer = MOST_SEALED, opener, closer
-        self.peer, self.heard = address, time.monotonic()
+        self.said, self.peer, self.heard = said, address, time.monotonic()
 
     def _next(self, until: float) -> Message:
         """The next message of the handshake, in which the two sides take turns."""
@@ -146,11 +147,16 @@ class Link:
         return messages
 
     def send(self, message: Message) -> bool:
-        """Whether it was sent, as far as can be known."""
+        """Whether it was sent, as far as can be known. In place of one that is too long the coordinator gets a note."""
         if self.sock is None:
             return False
         try:
-            self.sock.sendall(self._closer.close(message))
+            sealed = self._closer.close(message)
+        except BadFrame as error:
+            words = ", ".join(f"`{word}`" for word in message)
+            sealed = self._closer.close({"note": f"{self.name} left out what it has to say of {words}: {error}"[:1000]})
+        try:
+            self.sock.sendall(sealed)
         except OSError:
             self.close()
             return False

@@ -28,6 +28,7 @@ from dalsegno.train.frames import FileReader, Message, send
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+_WHY_CHARS = 2000  # of a user's exception
 WAKE_S = 0.5  # also looks without being woken: a signal that comes between two looks is not lost
 
 
@@ -75,7 +76,7 @@ def preload(modules: list[str]) -> Message:
         try:
             importlib.import_module(name)
         except Exception as error:  # a user's module may raise anything; then workers start without a warm parent
-            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"}
+            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"[:_WHY_CHARS]}
     if _cuda_is_initialised():
         return {"ok": False, "why": "a preloaded module has initialised CUDA, which a forked process cannot use"}
     return {"ok": True, "seconds": time.monotonic() - began, "threads": other_threads()}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dalsegno.launch.agent import stacks
-from dalsegno.launch.agent.crew import Crew, Worker
+from dalsegno.launch.agent.crew import Crew, Worker, fitting
 from dalsegno.launch.agent.orders import Setup, StartOrder
 from dalsegno.launch.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
 from dalsegno.launch.agent.procs import catches, work_of
@@ -194,7 +194,7 @@ class Workers:
         if left:
             self.tell({"broken": f"processes that cannot be killed: {left}"})
         else:
-            self.tell({"stopped": generation, "reports": hurt, "held": self.held()})
+            self.tell({"stopped": generation, "reports": fitting(hurt), "held": self.held()})
 
     def end(self) -> list[int]:
         """Kill everything but the parent; gives what could not be killed."""

@@ -1,0 +1,94 @@
+"""Messages of one's own that are longer than a message may be: refused where they are made, and nothing else ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dalsegno.errors import UsageError
+from dalsegno.jobs.request import RunRequest
+from dalsegno.launch.agent.crew import fitting
+from dalsegno.launch.agent.evidence import MAX_CHARS
+from dalsegno.launch.group import Shape
+from dalsegno.launch.site import Seats
+from dalsegno.train.frames import MAX_BYTES, Message, pack
+from tests.jobs.torchrun.launcher import Launcher
+from tests.launch.played import Played, played
+from tests.launch.small_site import SmallSite
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+LONG = "x" * (MAX_BYTES + 1)
+
+# What a worker writes takes less than a message may; what its agent makes of it takes more.
+SAYS_MUCH = """
+sys.path.insert(0, %r)
+from dalsegno.train.frames import MAX_BYTES, frame
+told = {"step": 1, "generation": 1, "progress": {"\\u00e9" * (MAX_BYTES // 2 - 100): 1.0}}
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])
+sock.sendall(frame(json.dumps(told, ensure_ascii=False).encode()))
+sock.sendall(frame(b'{"grant": 1}'))
+sock.settimeout(60)
+assert sock.recv(4096)
+"""
+
+
+def test_a_worker_that_says_too_much_ends_neither_its_agent_nor_the_coordinator(tmp_path: Path):
+    async def run() -> None:
+        async with played(tmp_path, SAYS_MUCH % SOURCE, "n1", shape=Shape(1, 1, 1), max_restarts=0) as run:
+            ending = asyncio.ensure_future(run.ends())
+            await run.until(lambda: ending.done() or "lost" in run.events())
+            assert "lost" not in run.events() and ending.result() == 0
+            assert "n1 left out what it has to say of `step`" in run.folder.journal.read_text()
+
+    asyncio.run(run())
+
+
+class LongSetup(SmallSite):
+    def setup(self) -> Message:
+        return {**super().setup(), "args": [LONG]}
+
+
+class LongStart(SmallSite):
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        return {**super().worker_env(seats, rank, found), "LONG": LONG}
+
+
+@pytest.mark.parametrize(("site", "word"), [(LongSetup, "setup"), (LongStart, "start")])
+def test_an_order_that_is_too_long_ends_the_run_and_says_so(tmp_path: Path, site: type[SmallSite], word: str):
+    async def run() -> None:
+        run = Played(tmp_path, "")
+        run.site = site(run.folder, script=run.site.script)
+        await run.coordinate()
+        run.join("n1")
+        assert await run.ends() == 1
+        assert f"a message to n1 is too long: `{word}`" in run.status.message
+        assert run.agents["n1"].wait(60) == 0, "its agent is sent home"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600", "\udc80", "\0"])
+@pytest.mark.parametrize("workers", [1, 16, 256])
+def test_tracebacks_of_all_workers_of_a_node_fit_into_a_message(letter: str, workers: int):
+    reports = [{"rank": rank, "traceback": letter * (MAX_CHARS - 4) + "last"} for rank in range(workers)]
+    told = fitting(reports)
+    assert len(pack({"stopped": 1, "reports": told})) < MAX_BYTES
+    assert all(report["traceback"].endswith("last") for report in told)
+
+
+def test_arguments_that_no_agent_could_be_told_are_refused_where_a_run_is_asked_for():
+    with pytest.raises(UsageError, match="the arguments of the script take 1024 KiB") as refused:
+        RunRequest(script="train.py", args=(LONG,))
+    assert "file" in refused.value.hint
+
+
+def test_torchrun_refuses_arguments_that_are_too_long_for_its_workers(tmp_path: Path):
+    launcher = Launcher(tmp_path, "python3")
+    launcher.script("")
+    words = ["x" * 100_000] * 8  # the kernel takes no longer ones
+    done = launcher.run("--standalone", "train.py", *words)
+    assert done.returncode == 2 and "the arguments of the script take" in done.stderr
