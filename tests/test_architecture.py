@@ -284,13 +284,13 @@ def test_the_command_line_starts_without_the_heavy_libraries():
 
 
 def test_an_import_that_points_up_is_found_wherever_it_stands():
-    at_the_top = source("spec/model.py", "from dalsegno.slurm.version import Version")
+    at_the_top = source("spec/model.py", "from dalsegno.slurm.versions import Version")
     in_a_function = source("slurm/client.py", "def f():\n    import dalsegno.targets.base")
     for_types_only = source(
         "hardware/catalog.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..spec import Spec"
     )
     assert wrong_imports([at_the_top, in_a_function, for_types_only]) == [
-        "spec/model.py:1: `spec` may not import dalsegno.slurm.version.Version",
+        "spec/model.py:1: `spec` may not import dalsegno.slurm.versions.Version",
         "slurm/client.py:2: `slurm` may not import dalsegno.targets.base",
         "hardware/catalog.py:3: `hardware` may not import dalsegno.spec.Spec",
     ]

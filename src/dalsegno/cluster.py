@@ -17,7 +17,7 @@ from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
 from dalsegno.system.files import locked, owner_name, read_text, user_of
 
 if TYPE_CHECKING:
-    from dalsegno.slurm import SlurmClient
+    from dalsegno.slurm.client import SlurmClient
     from dalsegno.targets.local import LocalTarget
 
 ROOT_HOME = Path("/var/lib/dalsegno")
@@ -170,7 +170,7 @@ class SlurmHere:
 
     def client_within(self, timeout_s: float) -> SlurmClient:
         """One that waits no longer for an answer."""
-        from dalsegno.slurm import SlurmClient
+        from dalsegno.slurm.client import SlurmClient
         from dalsegno.system.processes import LocalRunner
 
         return SlurmClient(LocalRunner(), self.env, timeout_s=timeout_s)

@@ -13,7 +13,7 @@ from dalsegno.recovery.act import remedies_of
 from dalsegno.recovery.controller import say, serve
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS
-from dalsegno.slurm import SlurmClient
+from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import UsageError
-from dalsegno.hardware.closest import closest
+from dalsegno.hardware.catalog import closest
 
 DOCKER_HUB = "registry-1.docker.io"
 _HUB_NAMES = ("docker.io", "index.docker.io", "registry.hub.docker.com", DOCKER_HUB)

@@ -1,6 +1,6 @@
 """A report as a benchmark could have made it."""
 
-from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult, Traffic
+from dalsegno.bench.ladder import LadderReport, Mark, RungResult, Traffic
 
 MIB = 2**20
 

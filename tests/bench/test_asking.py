@@ -4,10 +4,15 @@ import socket
 
 import pytest
 
-from dalsegno.bench.ask import LadderAsk, parse_caps
-from dalsegno.bench.rungs import check_torch, examples_folder
-from dalsegno.bench.tcp import tcp_bytes_sent
-from dalsegno.bench.world import local_env, world_env
+from dalsegno.bench.ladder import (
+    LadderAsk,
+    check_torch,
+    examples_folder,
+    local_env,
+    parse_caps,
+    tcp_bytes_sent,
+    world_env,
+)
 from dalsegno.errors import DalsegnoError, UsageError
 
 

@@ -5,10 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dalsegno.bench.ladder_report import read_report
-from dalsegno.bench.ladder_table import HEADERS, rows, why_nots
-from dalsegno.bench.timeline_svg import render_svg
-from dalsegno.bench.timeline_text import LEGEND, draw
+from dalsegno.bench.ladder import HEADERS, read_report, rows, why_nots
+from dalsegno.bench.timeline import LEGEND, draw, render_svg
 from tests.bench.reports import DATA_PARALLEL, DDP, RING, report
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dalsegno.cli.containers_site import others
-from dalsegno.slurm import NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
 from tests.waiting import PATIENCE_S
 

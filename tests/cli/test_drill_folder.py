@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from dalsegno.cli.drill_folder import clear_leftovers, drill_folder
+from dalsegno.cli.drill_traces import clear_leftovers, drill_folder
 from dalsegno.jobs import first_status, plan_run, prepare_run
 from dalsegno.launch.folder import RunFolder
 from tests.cli.runs import end
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 DRILLS = """
 import sys, time
 from pathlib import Path
-from dalsegno.cli.drill_folder import drill_folder
+from dalsegno.cli.drill_traces import drill_folder
 with drill_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(1000)

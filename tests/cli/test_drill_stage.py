@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.cli.drill_stage import Training
-from dalsegno.drill.notes import Notes
-from dalsegno.drill.story import RETURNED, Blow, Mark
+from dalsegno.drill.story import RETURNED, Blow, Mark, Notes
 
 BLOW = Blow(1, "xid 79", "n1", 10.0)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dalsegno.cli.drill_traces import Traces
-from dalsegno.drill.lots import Kind
+from dalsegno.drill.schedule import Kind
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.status import read_status
 from dalsegno.targets.base import Wound

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.cli.drill_view import View, now
+from dalsegno.cli.drill import View, now
 from dalsegno.drill.story import Step
 from dalsegno.launch.status import NodeStatus, Status
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.cli.nodes import as_it_is, taken_by_others
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeFlag, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
 def node(name: str, reason: str = "", user: str = "bob") -> NodeInfo:

@@ -22,7 +22,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.goodput import Goodput
 from dalsegno.launch.progress import Progress
 from dalsegno.launch.status import ENDED, read_status
-from dalsegno.spec.facts_json import facts_to_json
+from dalsegno.spec.facts import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 
 Call = Callable[..., Result]

@@ -15,7 +15,7 @@ from dalsegno.cli.watch import RunLost, Watch, coordinator_is_dead, is_over, job
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.status import ENDED, STARTING, WAITING
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from tests.cli.runs import end, make_run, status, tell
 
 

@@ -19,8 +19,7 @@ from dalsegno.containers.plugstack.mending import NotMended
 from dalsegno.containers.plugstack.repairs import decide_repairs
 from dalsegno.containers.plugstack.ways import by_ssh, here
 from dalsegno.errors import DalsegnoError
-from dalsegno.spec.own_machines import Host, Ssh
-from dalsegno.spec.ssh_addresses import hosts_of
+from dalsegno.spec.targets import Host, Ssh, hosts_of
 from dalsegno.system.processes import Completed, FakeRunner, LocalRunner, Runner
 from tests.waiting import eventually
 

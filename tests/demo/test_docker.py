@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.demo.docker import Process, ancestors, parse_cgroup, parse_ps, parse_variable
-from dalsegno.demo.docker_image import parse_ldd
+from dalsegno.demo.docker import NodeProcess, ancestors, parse_cgroup, parse_ldd, parse_ps, parse_variable
 
 PS = """
       1       0 root             ds:gpu-1        /usr/bin/python3 -I -S -c import sys
@@ -17,7 +16,7 @@ PS = """
 
 def test_a_programs_ancestors_are_named_up_to_a_service_of_the_node():
     known = {process.pid: process for process in parse_ps(PS)}
-    assert known[274] == Process(274, 266, "ada", "sleep", "/bin/sleep 1000")
+    assert known[274] == NodeProcess(274, 266, "ada", "sleep", "/bin/sleep 1000")
     assert ancestors(known, 140) == ("init", "containerd-shim")
     assert ancestors(known, 274) == ("slurmstepd",)
     assert ancestors(known, 280) == ()  # whose parent is not to be seen

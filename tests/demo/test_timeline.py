@@ -1,6 +1,6 @@
 """Jobs as bars."""
 
-from dalsegno.demo.timeline import Bar, draw
+from dalsegno.demo.researchers import Bar, draw
 
 
 def test_waiting_is_dotted_and_running_is_solid():

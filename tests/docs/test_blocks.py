@@ -8,7 +8,8 @@ import yaml
 
 from dalsegno.errors import SpecError
 from dalsegno.jobs import parse_job
-from dalsegno.spec import parse_spec, resolve
+from dalsegno.spec.load import parse_spec
+from dalsegno.spec.resolve import resolve
 from tests.docs.blocks import (
     NOT_RUN,
     PAGES,

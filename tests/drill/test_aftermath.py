@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.aftermath import NOTICED_S, still_out, waited_for, worth_waiting
+from dalsegno.drill.schedule import NOTICED_S, still_out, waited_for, worth_waiting
 from dalsegno.drill.story import RETURNED, Blow, Mark
 
 XID, CUT = Blow(1, "xid 79", "n1", 10.0), Blow(2, "net-cut", "n2", 20.0)

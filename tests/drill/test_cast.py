@@ -2,7 +2,7 @@
 
 import pytest
 
-from dalsegno.drill.cast import cast
+from dalsegno.drill.schedule import cast
 from dalsegno.errors import UsageError
 
 

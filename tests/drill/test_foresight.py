@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.drill.foresight import already_hurt, left_undone, mends
-from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.schedule import Kind, Lot, already_hurt, left_undone, mends
 from dalsegno.targets.base import Wound
 
 POWER, KILL = Lot(Kind("power-off"), 5, 0), Lot(Kind("worker-kill", heals=False), 5, 0)

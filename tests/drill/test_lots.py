@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.drill.lots import KINDS, chosen, draw
+from dalsegno.drill.schedule import KINDS, chosen, draw
 from dalsegno.errors import UsageError
 
 

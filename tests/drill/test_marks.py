@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.marks import marks_of_controller, marks_of_run, troubles_of
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark, marks_of_controller, marks_of_run, troubles_of
 from dalsegno.recovery.held import LEFT
 
 

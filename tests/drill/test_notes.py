@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dalsegno.drill.notes import Notes
-from dalsegno.drill.story import Step
+from dalsegno.drill.story import Notes, Step
 
 
 def test_lines_are_read_once_and_only_whole(tmp_path: Path):

@@ -7,10 +7,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, beside, without_places
-from dalsegno.drill.page import render_page
-from dalsegno.drill.picture import render_picture
+from dalsegno.drill.report import render_page, render_picture, seconds
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
-from dalsegno.drill.words import seconds
 
 STEPS = tuple(Step(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
 MARKS = (Mark(51.0, KNOWN, "n1", "silent"), Mark(51.5, DRAINED, "n1"), Mark(60.0, RETURNED, "n1"))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from dalsegno.drill.lots import Kind, Lot
 from dalsegno.drill.play import PATIENCE_S, play
+from dalsegno.drill.schedule import Kind, Lot
 from dalsegno.drill.story import Blow, Step
 from dalsegno.targets.faults import Options
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from dalsegno.drill.report import as_json, rows, sentences
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
-from dalsegno.drill.words import as_json, rows, sentences
 
 BLOWS = (
     Blow(1, "power-off", "n1", 10.0),

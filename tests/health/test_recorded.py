@@ -19,7 +19,7 @@ from dalsegno.health.expected import expected_of
 from dalsegno.health.runner import examine
 from dalsegno.health.seen import Seen
 from dalsegno.health.world import FolderWorld
-from dalsegno.spec.check_names import CHECK_THRESHOLDS
+from dalsegno.spec.health import CHECK_THRESHOLDS
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "health"
 KINDS = {

@@ -20,9 +20,9 @@ from dalsegno.jobs import (
     plan_next,
     salloc_argv,
 )
-from dalsegno.slurm import NodeInfo, NodeState, PartitionInfo
-from dalsegno.spec import facts_from_json, facts_to_json
-from dalsegno.spec.facts import Cluster, Node, Partition
+from dalsegno.slurm.facts import NodeInfo, NodeState
+from dalsegno.slurm.parse.nodes import PartitionInfo
+from dalsegno.spec.facts import Cluster, Node, Partition, facts_from_json, facts_to_json
 from tests.jobs.runs import FOREIGN, HEAD, asked, options, planned
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import UsageError
 from dalsegno.jobs import Gpus, Nodes, RunRequest
-from dalsegno.spec import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_from_json, facts_to_json
 from tests.jobs.runs import asked
 
 

@@ -12,7 +12,7 @@ from dalsegno.launch.again.failures import failures, unsettled
 from dalsegno.launch.again.notes import Step, read_notes
 from dalsegno.launch.again.watch import EVERY_S, GIVE_UP_S, wait_for_choice
 from dalsegno.launch.again.words import arguments, environment
-from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.render import SPARE_REASON
 
 JOB = JobInfo(7, "train", "ada", JobState.RUNNING, nodes=("n1", "n2", "n3"), batch=True)

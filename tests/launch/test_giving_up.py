@@ -13,9 +13,8 @@ from dalsegno.launch.giving_up import (
     trusted_again,
 )
 from dalsegno.launch.rhythm import ASK_SLURM_S
-from dalsegno.slurm import SPARE_REASON
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeFlag, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.render import SPARE_REASON
 
 
 def node(name: str, started: int, *flags: NodeFlag) -> NodeInfo:

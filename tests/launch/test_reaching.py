@@ -3,8 +3,7 @@
 import asyncio
 
 from dalsegno.launch.reaching import unreachable
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeState
+from dalsegno.slurm.facts import NodeInfo, NodeState
 
 NOWHERE = "224.0.0.1"  # the address of a group: the kernel knows of no way there for TCP
 

@@ -1,8 +1,7 @@
 """Agents that take long to start: waited for where nothing speaks against it, and told of once."""
 
 from dalsegno.launch.slow_starts import LONG_S, still_starting, tell_slow
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeState
+from dalsegno.slurm.facts import NodeInfo, NodeState
 
 NOW = 5000.0
 

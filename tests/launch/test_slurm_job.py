@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 
 from dalsegno.launch.slurm_job import ARRIVAL_S, LONGEST_S, Step, fate
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child
 
 

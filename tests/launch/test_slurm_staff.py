@@ -21,8 +21,7 @@ from dalsegno.launch.slurm_job import JOIN, MAIN, Job, Step
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeFlag, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from dalsegno.system.children import Child
 from tests.launch.small_site import SmallSite
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.launch.vacating import left_comment, may_be_left, nodes_left, to_be_mended
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeFlag, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
 def node(name: str, reason: str = "", *flags: NodeFlag) -> NodeInfo:

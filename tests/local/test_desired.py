@@ -25,7 +25,7 @@ from dalsegno.spec.facts import (
     Switch,
     User,
 )
-from dalsegno.spec.sizes import UNSIZED_MIB
+from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.system.machine import Machine

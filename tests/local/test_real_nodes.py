@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
-from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
 from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.real import RealNodes
 from dalsegno.targets.real.breaking import step_argv

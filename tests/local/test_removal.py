@@ -1,6 +1,6 @@
 """What `down` says beforehand: runs, the jobs of others, the homes that go with the cluster."""
 
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.targets.local.removal import Removal
 
 

@@ -19,17 +19,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dalsegno.slurm.parse.accounts import ASSOC_ARGV, QOS_ARGV, USER_ARGV
-from dalsegno.slurm.parse.config import CONFIG_ARGV
-from dalsegno.slurm.parse.events import EVENTS_ARGV
-from dalsegno.slurm.parse.nodes import NODES_ARGV
-from dalsegno.slurm.parse.ping import PING_ARGV
-from dalsegno.slurm.parse.sacct import HISTORY_ARGV, TEXTS_ARGV
-from dalsegno.slurm.parse.sdiag import DIAG_ARGV
-from dalsegno.slurm.parse.sinfo import PARTITIONS_ARGV
-from dalsegno.slurm.parse.squeue import JOBS_ARGV, excluded_env, jobs_env
+from dalsegno.slurm.parse.controller import ASSOC_ARGV, CONFIG_ARGV, DIAG_ARGV, PING_ARGV, QOS_ARGV, USER_ARGV
+from dalsegno.slurm.parse.jobs import HISTORY_ARGV, JOBS_ARGV, TEXTS_ARGV, excluded_env, jobs_env
+from dalsegno.slurm.parse.nodes import EVENTS_ARGV, NODES_ARGV, PARTITIONS_ARGV
 from dalsegno.slurm.parse.text import PLAIN, TIME_ENV
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 
 PORTS = {"slurmctld": 23517, "slurmdbd": 23519, "n1": 23600}
 SLURM_CONF = """

@@ -13,7 +13,7 @@ from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_to
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.topic import Subject, Topic
-from dalsegno.slurm import NodeInfo, NodeState
+from dalsegno.slurm.facts import NodeInfo, NodeState
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 
 SEEN = NodeBook("n2", seen=True, last_boot="boot-1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy
 from dalsegno.recovery.phase import Phase
-from dalsegno.slurm import JobState
+from dalsegno.slurm.facts import JobState
 from tests.recovery.clinic import MakeClinic
 
 

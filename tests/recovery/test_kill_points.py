@@ -13,7 +13,8 @@ from dalsegno.recovery.fakes import FakeCluster
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.store import Store
-from dalsegno.slurm import SPARE_REASON, NodeFlag
+from dalsegno.slurm.facts import NodeFlag
+from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, quick_folder
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.phase import Phase
-from dalsegno.slurm import NodeFlag
+from dalsegno.slurm.facts import NodeFlag
 from tests.recovery.clinic import MakeClinic
 
 

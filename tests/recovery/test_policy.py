@@ -8,7 +8,8 @@ from dalsegno.recovery.fakes import FakeCluster, FakeTarget
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, read_reason, write_reason
-from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.spec.facts import CheckSetting, Health
 
 DRAIN = frozenset({NodeFlag.DRAIN})

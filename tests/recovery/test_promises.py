@@ -13,7 +13,8 @@ from dalsegno.recovery.facts import is_active
 from dalsegno.recovery.fakes import FakeCluster
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.slurm import SPARE_REASON, JobState, NodeFlag
+from dalsegno.slurm.facts import JobState, NodeFlag
+from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic
 
 NODES = [f"n{number}" for number in range(1, 6)]

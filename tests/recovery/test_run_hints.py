@@ -13,7 +13,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import RESTARTING, RUNNING, NodeStatus, Status, write_status
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 JOB = JobInfo(7, "train-k3f9", ME, JobState.RUNNING, uid=os.geteuid(), nodes=("n1", "n2"), comment="dalsegno:main")

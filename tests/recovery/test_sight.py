@@ -13,7 +13,7 @@ from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import Facts, NodeFacts
 from dalsegno.recovery.sight import SETTLE_S, is_blind, is_doubtful
-from dalsegno.slurm import NodeInfo, NodeState
+from dalsegno.slurm.facts import NodeInfo, NodeState
 from tests.recovery.clinic import MakeClinic
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.phase import Phase
-from dalsegno.slurm import SPARE_REASON, JobState, NodeFlag
+from dalsegno.slurm.facts import JobState, NodeFlag
+from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, MakeClinic
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.recovery.client import ask
-from dalsegno.slurm import JobInfo
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.test_run_kinds import WAITS, Person, end_with

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dalsegno.recovery.client import ask
-from dalsegno.slurm import JobInfo
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.waiting import eventually

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.accounts_info import AccountsInfo
+from dalsegno.slurm.client import failures, script
+from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.render import accounting_commands, reservation_commands
-from dalsegno.slurm.sacctmgr import failures, script
 from dalsegno.spec.facts import Account, Cluster, Qos, Reservation, Slurm, User
 from tests.slurm.clusters import CLUSTERS
 

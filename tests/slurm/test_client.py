@@ -10,9 +10,9 @@ import pytest
 
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobState, NodeState
 from dalsegno.slurm.parse.text import ParseError
-from dalsegno.slurm.states import JobState, NodeState
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "slurm-22.05.8"

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.accounts import parse_accounts
-from dalsegno.slurm.parse.config import parse_config
-from dalsegno.slurm.parse.events import NodeEvent, parse_events
-from dalsegno.slurm.parse.nodes import parse_nodes
-from dalsegno.slurm.parse.ping import ControllerPing, parse_ping
-from dalsegno.slurm.parse.sacct import parse_history
-from dalsegno.slurm.parse.sdiag import parse_diag
-from dalsegno.slurm.parse.sinfo import parse_partitions
-from dalsegno.slurm.parse.squeue import jobs_env, parse_excluded, parse_jobs
-from dalsegno.slurm.parse.text import PLAIN, Marks, ParseError, duration_s, pairs
-from dalsegno.slurm.parse.tres import gpus_in_gres, gpus_in_tres, memory_mib
-from dalsegno.slurm.states import JobState, NodeFlag, NodeState, parse_job_state, parse_node_state
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState, parse_job_state, parse_node_state
+from dalsegno.slurm.parse.controller import ControllerPing, parse_accounts, parse_config, parse_diag, parse_ping
+from dalsegno.slurm.parse.jobs import jobs_env, parse_excluded, parse_history, parse_jobs
+from dalsegno.slurm.parse.nodes import NodeEvent, parse_events, parse_nodes, parse_partitions
+from dalsegno.slurm.parse.text import (
+    PLAIN,
+    Marks,
+    ParseError,
+    duration_s,
+    gpus_in_gres,
+    gpus_in_tres,
+    memory_mib,
+    pairs,
+)
+from dalsegno.slurm.versions import Version
 
 FOLDERS = sorted((Path(__file__).parent.parent / "recorded").glob("slurm-*"))
 

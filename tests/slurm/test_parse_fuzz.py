@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.slurm.parse.accounts import parse_accounts
-from dalsegno.slurm.parse.config import parse_config
-from dalsegno.slurm.parse.nodes import parse_nodes
-from dalsegno.slurm.parse.ping import parse_ping
-from dalsegno.slurm.parse.sacct import parse_history
-from dalsegno.slurm.parse.sdiag import parse_diag
-from dalsegno.slurm.parse.sinfo import parse_partitions
-from dalsegno.slurm.parse.squeue import parse_jobs
-from dalsegno.slurm.parse.submit import parse_submitted
+from dalsegno.slurm.parse.controller import parse_accounts, parse_config, parse_diag, parse_ping
+from dalsegno.slurm.parse.jobs import parse_history, parse_jobs, parse_submitted
+from dalsegno.slurm.parse.nodes import parse_nodes, parse_partitions
 from dalsegno.slurm.parse.text import PLAIN, ParseError
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "slurm-22.05.8"

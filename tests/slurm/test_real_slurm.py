@@ -10,7 +10,7 @@ import pytest
 
 from dalsegno.slurm.layout import Layout
 from dalsegno.slurm.render import render_slurm_conf
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Slurm
 from dalsegno.system.processes import Completed, LocalRunner
 from tests.slurm.clusters import CLUSTERS

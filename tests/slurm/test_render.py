@@ -17,8 +17,7 @@ from dalsegno.slurm.render import (
     render_slurmdbd_conf,
     render_topology_conf,
 )
-from dalsegno.slurm.version import Version
-from dalsegno.slurm.versions import rest_api
+from dalsegno.slurm.versions import Version, rest_api
 from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
 from tests.slurm.clusters import CLUSTERS, names, nodes
 

@@ -6,8 +6,9 @@ from textwrap import dedent
 import pytest
 
 from dalsegno.errors import SpecError
-from dalsegno.spec import parse_spec, resolve
 from dalsegno.spec.facts import Cluster
+from dalsegno.spec.load import parse_spec
+from dalsegno.spec.resolve import resolve
 
 Faults = Callable[[str], list[tuple[int, str, str]]]
 

@@ -9,7 +9,7 @@ from dalsegno.cli.init import command as init
 from dalsegno.cli.schema import command as schema
 from dalsegno.cli.validate import command as validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
-from dalsegno.spec.target_names import TARGETS
+from dalsegno.spec.targets import TARGETS
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dalsegno.errors import SpecError
-from dalsegno.spec import parse_spec, resolve, starter
+from dalsegno.spec.load import parse_spec
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.target_names import TARGETS
+from dalsegno.spec.resolve import resolve
+from dalsegno.spec.starting import starter
+from dalsegno.spec.targets import TARGETS
 
 FULL = """\
 name: demo

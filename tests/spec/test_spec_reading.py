@@ -3,9 +3,8 @@
 import pytest
 
 from dalsegno.errors import SpecError
-from dalsegno.spec import load_spec, parse_spec
-from dalsegno.spec.document import read_document
-from dalsegno.spec.tree import MAX_DEPTH
+from dalsegno.spec.document import MAX_DEPTH, read_document
+from dalsegno.spec.load import load_spec, parse_spec
 
 SMALLEST = "name: demo\ntarget: local\npartitions: [{name: train, nodes: 4}]\n"
 

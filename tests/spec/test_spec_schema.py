@@ -4,8 +4,10 @@ import pytest
 import yaml
 
 from dalsegno.errors import UsageError
-from dalsegno.spec import json_schema, parse_spec, starter
-from dalsegno.spec.target_names import TARGETS
+from dalsegno.spec.load import parse_spec
+from dalsegno.spec.schema import json_schema
+from dalsegno.spec.starting import starter
+from dalsegno.spec.targets import TARGETS
 
 SCHEMA = json_schema()
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import SpecError
 from dalsegno.hostlist import expand
-from dalsegno.spec import parse_spec
+from dalsegno.spec.load import parse_spec
 from dalsegno.spec.quantities import parse_size_mib, parse_time
-from dalsegno.spec.ssh_addresses import addresses
+from dalsegno.spec.targets import addresses
 
 
 @pytest.mark.parametrize(

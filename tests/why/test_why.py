@@ -10,10 +10,8 @@ from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.topic import Topic
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.events import NodeEvent
-from dalsegno.slurm.states import JobState, NodeFlag, NodeState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.why import (
     Care,
     Moment,

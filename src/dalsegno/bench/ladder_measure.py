@@ -2,16 +2,171 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from statistics import median_low
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from dalsegno.bench.ask import LadderAsk
-from dalsegno.bench.contest import Contestant, Watched, enter, make_countable, names, why_not
-from dalsegno.bench.ladder_report import LadderReport, Mark, RungResult, Traffic
-from dalsegno.bench.place import Place
+from dalsegno.bench.ladder import BASELINE, LadderAsk, LadderReport, Mark, RungResult, Traffic, tcp_bytes_sent
+from ladder import RUNGS, Rung
+from ladder.torch_data_parallel import why_not_measured
+from ladder.torch_ddp import TorchDDP
+from ladder.train import make_model, train_step, width_of
+from ladder.watch import CudaWatch, Span, Watch
+from ladder.wire import Tally, Wire
+
+# ---- Where a rank computes and how it reaches the others: GPU and nccl where there is one for each, else CPU and
+# gloo.
+
+
+_PATIENCE = timedelta(seconds=120)
+
+
+class Place:
+    """This rank's device, and a second group over gloo: its barriers keep no GPU busy while others are measured."""
+
+    def __init__(self, wanted: str, meeting: str = "env://") -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.device = _device(wanted, self.local_size)
+        self.backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            self.backend, init_method=meeting, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+        )
+        self._aside = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here and their devices idle."""
+        self.finish()
+        dist.barrier(group=self._aside)
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def tcp_bytes_sent(self) -> int | None:
+        """None with nccl: it has better ways than TCP where it can, and a count of zero would mislead."""
+        return tcp_bytes_sent() if self.backend == "gloo" else None
+
+    def of_all_ranks(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._aside)
+        return found
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+def _device(wanted: str, local_size: int) -> Any:
+    gpus, local_rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", 0))
+    if wanted == "cpu" or (wanted == "auto" and gpus < local_size):
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank if local_rank < gpus else 0)  # srun may show each task its own GPU only
+
+
+# ---- Who takes part in a benchmark of the ladder, and one step of each. Runs in every rank; `ladder` can be
+# imported.
+
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass
+class Watched:
+    """One step that was looked at closely."""
+
+    took_s: float
+    spans: list[Span]
+    tally: dict[str, Any]
+
+
+@dataclass
+class Contestant:
+    """A rung with a model of its own, and what was measured of it on this rank."""
+
+    name: str
+    rung: Rung
+    optimizer: Any
+    batch: tuple[Any, Any]
+    steps_s: list[float] = field(default_factory=list)
+    tcp_bytes: list[int | None] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
+
+    def step(self, place: Place) -> float:
+        """Seconds of one step, from a common start."""
+        place.meet()
+        begin = time.perf_counter()
+        if place.rank == 0 or not self.rung.whole_batch:
+            train_step(self.rung, *self.batch, self.optimizer)
+        place.finish()
+        return time.perf_counter() - begin
+
+    def timed_step(self, place: Place) -> None:
+        before = place.tcp_bytes_sent()
+        self.steps_s.append(self.step(place))
+        after = place.tcp_bytes_sent()
+        self.tcp_bytes.append(None if after is None or before is None else after - before)
+
+    def watched_step(self, place: Place) -> None:
+        wire = self.rung.wire
+        wire.watch.on, wire.tally = True, Tally()
+        took_s = self.step(place)
+        self.watched.append(Watched(took_s, wire.watch.spans(), asdict(wire.tally)))
+        wire.watch.on = False
+
+
+def names(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
+    """Each row: its name, its rung, its bucket cap in MiB (None: torch's own)."""
+    caps = ask.bucket_caps_mb
+    return [
+        ("alone", "", None),
+        ("gather", "gather", None),
+        ("per-parameter", "per-parameter", None),
+        ("buckets", "buckets", None),
+        *((f"overlap {cap:g}", "overlap", cap) for cap in caps),
+        ("ring", "ring", None),
+        ("data-parallel", "data-parallel", None),
+        (BASELINE, "ddp", None),
+        *((f"ddp {cap:g}", "ddp", cap) for cap in caps),
+    ]
+
+
+def why_not(rung: str, place: Place) -> str:
+    """Why a rung cannot be measured here; empty if it can."""
+    if rung != "data-parallel":
+        return ""
+    if place.local_size != place.size:
+        return "one process cannot use the GPUs of other machines"
+    return why_not_measured(torch.cuda.device_count() if place.device.type == "cuda" else 0)
+
+
+def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: Place) -> Contestant:
+    """A contestant with a fresh model; all have the same weights and see the same data."""
+    watch = CudaWatch() if place.device.type == "cuda" else Watch()
+    model = make_model(ask.model_mb, ask.layers).to(place.device)
+    made = RUNGS.get(rung, Rung)(model, Wire(watch), bucket_cap_mb=cap_mb)
+    data = torch.randn(2, ask.batch * place.size, width_of(ask.model_mb, ask.layers), device=place.device)
+    batch = made.my_part(data[0]), made.my_part(data[1])
+    return Contestant(name, made, torch.optim.SGD(made.parameters, lr=LEARNING_RATE), batch)
+
+
+def make_countable(contestant: Contestant) -> None:
+    """torch's DDP is timed without the hook that counts its buckets; from here on it has it."""
+    if isinstance(contestant.rung, TorchDDP):
+        contestant.rung.count_buckets()
+
+
+# ---- The benchmark of the ladder, as every rank does it: rungs in turn, round by round, so that noise hits all
+# alike.
+
 
 EachRound = Callable[[int], None]  # told the number of the step to come
 WARM_UP_ROUNDS = 2  # DDP makes its buckets anew after the first step

@@ -10,8 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from dalsegno.bench.ask import LadderAsk
-from dalsegno.bench.rungs import make_importable
+from dalsegno.bench.ladder import LadderAsk, make_importable
 
 ASK, MEETING, PROGRESS, REPORT = "ask.json", "meeting", "progress", "report.json"
 

@@ -13,8 +13,7 @@ from dalsegno.cli.options import json_option
 from dalsegno.errors import UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.bench.ask import LadderAsk
-    from dalsegno.bench.ladder_report import LadderReport
+    from dalsegno.bench.ladder import LadderAsk, LadderReport
     from dalsegno.targets.base import Say
 
 
@@ -37,8 +36,7 @@ def command(
     It starts the processes itself. Under torchrun, `dalsegno run` or srun it takes part as the rank it is, and so
     measures a real cluster: torchrun --nproc-per-node 4 --no-python dalsegno bench ddp
     """
-    from dalsegno.bench.ask import LadderAsk, parse_caps
-    from dalsegno.bench.rungs import check_torch
+    from dalsegno.bench.ladder import LadderAsk, check_torch, parse_caps
 
     ask = LadderAsk(model_mb, layers, steps, batch, device, parse_caps(caps))
     check_torch()
@@ -47,7 +45,7 @@ def command(
     if report is None:
         return
     if timeline:
-        from dalsegno.bench.timeline_svg import render_svg
+        from dalsegno.bench.timeline import render_svg
 
         Path(timeline).write_text(render_svg(report))
     if json_:
@@ -69,7 +67,7 @@ def _check_folder(timeline: str | None) -> None:
 
 def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
     """None where another rank has the report."""
-    from dalsegno.bench.world import world_env
+    from dalsegno.bench.ladder import world_env
     from dalsegno.hostlist import expand
 
     world = world_env(os.environ, first_host=lambda hosts: expand(hosts)[0])
@@ -83,7 +81,7 @@ def _measure(ask: LadderAsk, nproc: int) -> LadderReport | None:
 
 
 def _take_part(ask: LadderAsk, say: Say) -> LadderReport | None:
-    from dalsegno.bench.rungs import make_importable
+    from dalsegno.bench.ladder import make_importable
 
     make_importable()
     from dalsegno.bench.ladder_measure import measure
@@ -96,10 +94,10 @@ def _take_part(ask: LadderAsk, say: Say) -> LadderReport | None:
 
 
 def _show(report: LadderReport) -> None:
-    from dalsegno.bench import ladder_table, timeline_text
+    from dalsegno.bench import ladder, timeline
 
     out.data(f"{report.headline}\n")
-    out.table(ladder_table.HEADERS, ladder_table.rows(report))
-    for line in (*ladder_table.NOTES, *ladder_table.why_nots(report)):
+    out.table(ladder.HEADERS, ladder.rows(report))
+    for line in (*ladder.NOTES, *ladder.why_nots(report)):
         out.talk(line)
-    out.data("\n" + timeline_text.draw(report.rungs))
+    out.data("\n" + timeline.draw(report.rungs))

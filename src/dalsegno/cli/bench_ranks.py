@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.bench.ask import LadderAsk
+from dalsegno.bench.ladder import LadderAsk, LadderReport, count_processes, local_env, read_report
 from dalsegno.bench.ladder_rank import ASK, PROGRESS, REPORT
-from dalsegno.bench.ladder_report import LadderReport, count_processes, read_report
-from dalsegno.bench.world import local_env
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.children import Child, start

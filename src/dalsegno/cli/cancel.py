@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
     from dalsegno.launch.status import Status
-    from dalsegno.slurm import SlurmClient
+    from dalsegno.slurm.client import SlurmClient
     from dalsegno.targets.base import Say
 
 WAIT_S = 15.0

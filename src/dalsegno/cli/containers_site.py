@@ -14,7 +14,7 @@ from dalsegno.errors import CommandFailed, NotThere, UsageError
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.containers.plugstack import Way
-    from dalsegno.slurm.node_info import NodeInfo
+    from dalsegno.slurm.facts import NodeInfo
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def site_here(name: str | None, ssh_options: Sequence[str]) -> Site:
 def site_of(file: str, ssh_options: Sequence[str]) -> Site:
     """The machines of a cluster file, over ssh: from anywhere, without a Slurm here."""
     from dalsegno.containers.plugstack.ways import by_ssh
-    from dalsegno.spec import load_spec, resolve
-    from dalsegno.spec.own_machines import Ssh
-    from dalsegno.spec.ssh_addresses import hosts_of
+    from dalsegno.spec.load import load_spec
+    from dalsegno.spec.resolve import resolve
+    from dalsegno.spec.targets import Ssh, hosts_of
 
     spec = load_spec(file)
     cluster = resolve(spec)

@@ -37,7 +37,8 @@ def command(keep: bool, scene: str, report: str | None) -> None:
     from importlib import resources
 
     from dalsegno.cluster import may_change, open_target, place_named
-    from dalsegno.spec import parse_spec, resolve
+    from dalsegno.spec.load import parse_spec
+    from dalsegno.spec.resolve import resolve
 
     text = resources.files("dalsegno.demo").joinpath(f"{scene}.yaml").read_text()
     cluster = resolve(parse_spec(text, f"demo/{scene}.yaml"))

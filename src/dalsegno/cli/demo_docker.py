@@ -10,8 +10,7 @@ from dalsegno.cli import out
 from dalsegno.errors import TargetError
 
 if TYPE_CHECKING:
-    from dalsegno.demo.docker import Ending, Stage
-    from dalsegno.demo.docker_daemon import OnNode
+    from dalsegno.demo.docker import Ending, OnNode, Stage
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
@@ -20,7 +19,7 @@ WHO, NODE = "ada", "gpu-1"
 
 def check(target: LocalTarget, cluster: Cluster) -> None:
     """Before anything is made."""
-    from dalsegno.demo.docker_daemon import find_programs
+    from dalsegno.demo.docker import find_programs
     from dalsegno.targets.local.placement import LOOPBACK
 
     find_programs()
@@ -33,8 +32,7 @@ def check(target: LocalTarget, cluster: Cluster) -> None:
 
 def play(target: LocalTarget) -> None:
     from dalsegno.demo import docker as scene
-    from dalsegno.demo.docker_daemon import daemon
-    from dalsegno.demo.docker_image import give_to_docker, take_from_docker
+    from dalsegno.demo.docker import daemon, give_to_docker, take_from_docker
 
     folder = target.folder.root / "docker"
     folder.mkdir(mode=0o755)

@@ -37,8 +37,7 @@ def _lab(target: LocalTarget) -> Lab:
 
 
 def _show(outcome: Outcome) -> None:
-    from dalsegno.demo.researchers import HEAVY, LIGHT
-    from dalsegno.demo.timeline import Bar, draw
+    from dalsegno.demo.researchers import HEAVY, LIGHT, Bar, draw
 
     jobs = sorted(outcome.jobs.values(), key=lambda job: (job.started_at or 0, -job.priority))
     bars = [

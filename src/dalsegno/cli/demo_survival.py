@@ -40,11 +40,10 @@ def _page(report: str | None) -> Path:
 
 def play(place: Place, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """`runs`: gets those of which nobody will want to know more."""
-    from dalsegno.cli.drill import write_page
+    from dalsegno.cli.drill import View, write_page
     from dalsegno.cli.drill_stage import Theatre
-    from dalsegno.cli.drill_view import View
     from dalsegno.demo.survival import LOTS, SEED, beside, without_places
-    from dalsegno.drill.page import render_page
+    from dalsegno.drill.report import render_page
 
     out.heading("A small GPT trains on four nodes; a fifth stands by")
     theatre = Theatre.open(place.name, NODES, SPARES)
@@ -65,7 +64,7 @@ def play(place: Place, report: str | None, runs: list[RunFolder], keep: bool) ->
 
 def _show(drill: Drill) -> None:
     from dalsegno.demo.survival import beside
-    from dalsegno.drill.words import COLUMNS, rows, sentences
+    from dalsegno.drill.report import COLUMNS, rows, sentences
 
     out.heading("What it cost")
     out.table(COLUMNS, rows(drill))

@@ -23,7 +23,7 @@ def command(cluster: str | None, name: str | None, yes: bool) -> None:
     """End the cluster's daemons and jobs and remove all that belongs to it: processes, namespaces, links, files.
     Runs and jobs under way end with it, and the home folders of users that exist only there are deleted: it says so
     and, in a terminal, asks first. A cluster that is half-made or gone already is fine."""
-    from dalsegno.cli.drill_folder import clear_leftovers
+    from dalsegno.cli.drill_traces import clear_leftovers
     from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
     from dalsegno.cluster import find_place, may_change, open_local, place_named, places, runs_home
     from dalsegno.recovery.client import controller_answers

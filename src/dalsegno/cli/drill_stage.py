@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 
 from dalsegno import drill
 from dalsegno.cli import out
-from dalsegno.cli.drill_ears import Ears, held_back, nodes_known_to
-from dalsegno.cli.drill_folder import clear_leftovers, drill_folder
-from dalsegno.cli.drill_traces import Traces
-from dalsegno.drill.aftermath import still_out, waited_for, worth_waiting
-from dalsegno.drill.cast import cast
-from dalsegno.drill.foresight import already_hurt, left_undone, mends
-from dalsegno.drill.lots import Kind, Lot
-from dalsegno.drill.marks import troubles_of
-from dalsegno.drill.notes import Notes
+from dalsegno.cli.drill_traces import Ears, Traces, clear_leftovers, drill_folder, held_back, nodes_known_to
 from dalsegno.drill.play import play
-from dalsegno.drill.story import Blow, Drill, Mark, Step
-from dalsegno.drill.words import counted
+from dalsegno.drill.report import counted
+from dalsegno.drill.schedule import (
+    Kind,
+    Lot,
+    already_hurt,
+    cast,
+    left_undone,
+    mends,
+    still_out,
+    waited_for,
+    worth_waiting,
+)
+from dalsegno.drill.story import Blow, Drill, Mark, Notes, Step, troubles_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder

@@ -15,10 +15,27 @@ from dalsegno.errors import DalsegnoError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dalsegno.cli.drill_ears import Ears
-    from dalsegno.drill.lots import Kind
+    from dalsegno.drill.schedule import Kind
     from dalsegno.launch.folder import RunFolder
     from dalsegno.targets.base import CanBreak
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.system.files import locked, remove_tree
+
+if TYPE_CHECKING:
+    from dalsegno.launch.folder import RunFolder
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dalsegno.drill.story import RETURNED, Mark, marks_of_controller, marks_of_run
+from dalsegno.launch import journal
+from dalsegno.launch.folder import RunFolder
+from dalsegno.recovery.client import ask
+from dalsegno.recovery.held import Held
 
 
 @dataclass(frozen=True)
@@ -100,3 +117,122 @@ class Traces:
         gone = [node for node, at in cuts.items() if self.ears is None or not self.ears.is_back(node, at)]
         mends = "the controller mends it if it may, and `dalsegno up` boots it"
         return [f"{node} may still be off: {mends}" for node in gone]
+
+
+# ---- The folder that a drill trains in: gone with the drill, or, where that was killed, with the next drill or
+# `down`.
+
+
+PREFIX = ".drill-"  # the dot: it is no run
+LOCK = "lock"  # held for as long as the drill lives, however it ends
+
+
+@contextmanager
+def drill_folder(home: Path) -> Iterator[Path]:
+    """Where all nodes see it. It has its name only once it is locked: nobody takes it for a dead drill's."""
+    home.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".new-drill-", dir=home))
+    with locked(made / LOCK, "this drill"):
+        folder = made.rename(home / made.name.replace(".new-drill-", PREFIX))
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):
+                remove_tree(folder)
+
+
+def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) -> None:
+    """Remove the folders of drills that were killed. A run that still trains in one is ended first, or keeps it."""
+    for folder in home.glob(f"{PREFIX}*"):
+        with contextlib.suppress(DalsegnoError, OSError), locked(folder / LOCK, "a drill", wait_s=0.0):
+            runs = _training_in(folder, home)
+            if end is not None:
+                for run in runs:
+                    end(run)
+            if end is not None or not runs:
+                remove_tree(folder)
+
+
+def _training_in(folder: Path, home: Path) -> list[RunFolder]:
+    from dalsegno.cli.last_runs import is_under_way
+    from dalsegno.cli.watch import cluster_is_gone
+    from dalsegno.jobs import list_runs, read_plan
+
+    under_way = [run for run in list_runs(home) if is_under_way(run) and not cluster_is_gone(run)]
+    return [run for run in under_way if folder in Path(read_plan(run).request.chdir).parents]
+
+
+# ---- What a drill hears of: what the run's coordinator and the cluster's controller note, as it is noted.
+
+
+EVERY_S = 0.2
+ANSWER_S = 2.0
+
+
+class Ears:
+    """`controller` is its socket; a cluster without one is told of by the run alone."""
+
+    def __init__(self, run: RunFolder, controller: Path | None) -> None:
+        self.marks: list[Mark] = []
+        self._run, self._controller = run, controller
+        self._entries, self._event, self._next = 0, self._last_event(), 0.0
+
+    def listen(self, at_once: bool = False) -> list[Mark]:
+        """What is new since the last time; without haste only now and then."""
+        if time.monotonic() < self._next and not at_once:
+            return []
+        self._next = time.monotonic() + EVERY_S
+        new = sorted([*self._of_run(), *self._of_controller()], key=lambda mark: mark.at)
+        self.marks += new
+        return new
+
+    def is_back(self, node: str, since: float) -> bool:
+        """Whether it was returned to service after that."""
+        return any(mark.what == RETURNED and mark.node == node and mark.at > since for mark in self.marks)
+
+    def automation(self) -> dict[str, Any] | None:
+        """What the controller says of itself; None where there is none."""
+        if self._controller is None:
+            return None
+        with contextlib.suppress(DalsegnoError):
+            return dict(ask(self._controller, {"automation": "status"}, ANSWER_S))
+        return {}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """What the controller says of each; none where it does not answer now."""
+        return nodes_known_to(self._controller)
+
+    def _of_run(self) -> list[Mark]:
+        entries = list(journal.read(self._run.journal))
+        new, self._entries = entries[self._entries :], len(entries)
+        return list(marks_of_run(new))
+
+    def _of_controller(self) -> list[Mark]:
+        events = self._events(self._event)
+        self._event = max([self._event, *(int(event["id"]) for event in events)])
+        return list(marks_of_controller(events))
+
+    def _last_event(self) -> int:
+        return max((int(event["id"]) for event in self._events(-1)), default=0)
+
+    def _events(self, since: int) -> list[dict[str, Any]]:
+        """None where the controller does not answer now: it is asked again."""
+        if self._controller is None:
+            return []
+        with contextlib.suppress(DalsegnoError):
+            return list(ask(self._controller, {"events": since}, ANSWER_S).get("events", []))
+        return []
+
+
+def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Nodes that the controller will not mend soon, and why."""
+    return {str(node["node"]): str(node["note"]) for node in nodes if Held.of(node.get("held_back")).lasting}
+
+
+def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:
+    """What the controller says of each node; nothing where there is none, or it does not answer now."""
+    if controller is None:
+        return []
+    with contextlib.suppress(DalsegnoError):
+        return list(ask(controller, {"nodes": True}, ANSWER_S).get("nodes", []))
+    return []

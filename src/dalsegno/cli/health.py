@@ -120,7 +120,7 @@ def _here(context: str, form: str) -> None:
 
 def _drain(node: str, why: str, env: Mapping[str, str]) -> None:
     """A node that somebody has drained keeps the reason that it has."""
-    from dalsegno.slurm import SlurmClient
+    from dalsegno.slurm.client import SlurmClient
     from dalsegno.system.processes import LocalRunner
 
     slurm = SlurmClient(LocalRunner(), env, timeout_s=SLURM_S)

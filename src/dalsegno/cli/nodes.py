@@ -14,7 +14,7 @@ from dalsegno.cli.options import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
-    from dalsegno.slurm import NodeInfo
+    from dalsegno.slurm.facts import NodeInfo
 
 LEFT_ALONE = "left alone"  # of which the controller says "in service": as far as it is concerned, it is
 SLURM_S = 3.0

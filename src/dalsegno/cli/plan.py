@@ -17,7 +17,8 @@ from dalsegno.cli.options import file_argument, json_option
 def command(file: str, json_: bool) -> None:
     """Say what `up` would do with FILE (default: cluster.yaml): what it adds and removes, restarts and waits for."""
     from dalsegno.cluster import may_change, open_target, place_named
-    from dalsegno.spec import load_spec, resolve
+    from dalsegno.spec.load import load_spec
+    from dalsegno.spec.resolve import resolve
 
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)

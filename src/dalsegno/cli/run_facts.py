@@ -38,7 +38,7 @@ def age(seconds: float) -> str:
 
 def facts_of(run: RunFolder, status: Status) -> dict[str, Any]:
     from dalsegno.cli.watch import job_ids
-    from dalsegno.spec.facts_json import facts_to_json
+    from dalsegno.spec.facts import facts_to_json
 
     known = {"state": state_of(status, time.time()), "folder": str(run.root.resolve()), "jobs": job_ids(run, status)}
     return {**facts_to_json(status), **known}

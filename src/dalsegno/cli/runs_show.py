@@ -32,7 +32,7 @@ def command(run: str, json_: bool) -> None:
     from dalsegno.errors import NotThere
     from dalsegno.jobs import find_run
     from dalsegno.launch.progress import read_progress
-    from dalsegno.spec.facts_json import facts_to_json
+    from dalsegno.spec.facts import facts_to_json
 
     found = find_run(runs_home(), run)
     status, progress = status_of(found), read_progress(found.progress)

@@ -15,6 +15,6 @@ def command() -> None:
     With the YAML language server, put this on top of the file:
     "# yaml-language-server: $schema=cluster.schema.json".
     """
-    from dalsegno.spec import json_schema
+    from dalsegno.spec.schema import json_schema
 
     out.as_json(json_schema())

@@ -21,7 +21,8 @@ def command(file: str) -> None:
     """Make the cluster in FILE (default: cluster.yaml) real. On a running cluster: apply what changed in the file,
     without hurting running jobs. Interrupted at any point, `up` again goes on from there."""
     from dalsegno.cluster import may_change, open_target, place_named
-    from dalsegno.spec import load_spec, resolve
+    from dalsegno.spec.load import load_spec
+    from dalsegno.spec.resolve import resolve
 
     cluster = resolve(load_spec(Path(file)))
     place = place_named(cluster.name)

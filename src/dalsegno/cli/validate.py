@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @json_option
 def command(file: str, json_: bool) -> None:
     """Check the cluster file FILE (default: cluster.yaml). Exits 1 if anything is wrong with it."""
-    from dalsegno.spec import load_spec, resolve
+    from dalsegno.spec.load import load_spec
+    from dalsegno.spec.resolve import resolve
 
     try:
         cluster = resolve(load_spec(file))

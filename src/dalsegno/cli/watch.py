@@ -15,7 +15,7 @@ from dalsegno.launch.status import STARTING, WAITING, Status, read_status
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
-    from dalsegno.slurm import JobInfo
+    from dalsegno.slurm.facts import JobInfo
 
 CANCELLED = "cancelled"  # the last message of such a run, whoever writes it, or how it begins
 LOST = "lost: its cluster is gone"
@@ -166,7 +166,7 @@ def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
 
 def queue_phase(jobs: Sequence[JobInfo]) -> tuple[str, str] | None:
     """What a run does before its coordinator lives, as squeue tells: its phase, and what it waits for."""
-    from dalsegno.slurm import JobState
+    from dalsegno.slurm.facts import JobState
 
     if not jobs:
         return None

@@ -20,8 +20,8 @@ from dalsegno.hostlist import closest
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.launch.folder import RunFolder
-    from dalsegno.slurm.job_info import JobInfo
-    from dalsegno.slurm.parse.events import NodeEvent
+    from dalsegno.slurm.facts import JobInfo
+    from dalsegno.slurm.parse.nodes import NodeEvent
     from dalsegno.why import Answer, Care, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0

@@ -13,7 +13,7 @@ from dalsegno.containers.manifest import MAX_JSON, Descriptor, digest_of, parse_
 from dalsegno.containers.sources import Found
 from dalsegno.containers.squash import Advance
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
-from dalsegno.hardware.closest import did_you_mean
+from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import ImageName, Kind
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dalsegno.containers.damage import DamagedImage
 from dalsegno.errors import NotThere, UsageError
-from dalsegno.hardware.closest import did_you_mean
+from dalsegno.hardware.catalog import did_you_mean
 
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from dalsegno.containers.record import Record, Tag, Written, read_record, read_tag, read_written, write
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
-from dalsegno.hardware.closest import did_you_mean
+from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import parse_name
 from dalsegno.system.files import in_turn, locked
 from dalsegno.system.ownership import is_ours, make_own_folder, part_of_others, trusted_owners

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from dalsegno.demo.waiting import until
 from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
+
+# ---- Waiting for what a scene needs to have happened.
+
+
+T = TypeVar("T")
+
+
+def until(answer: Callable[[], T], timeout_s: float, what: str) -> T:
+    """The first answer that is not empty."""
+    end = time.monotonic() + timeout_s
+    while not (value := answer()):
+        if time.monotonic() > end:
+            raise TargetError(
+                f"waited {timeout_s:.0f} s in vain for: {what}",
+                hint="is the machine very busy? `dalsegno demo --keep` leaves the cluster up to look at",
+            )
+        time.sleep(0.1)
+    return value
+
+
+# ---- Three researchers share four GPUs: priorities, waiting, a refusal, accounting and fair share, by Slurm alone.
+
 
 Say = Callable[[str], None]
 PARTITION = "lab"
@@ -131,3 +153,40 @@ def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
         return until(weighed, FAIR_SHARE_WAIT_S, f"{HEAVY}'s priority below {LIGHT}'s")
     finally:
         lab.slurm.cancel(*ids.values(), hog)
+
+
+# ---- Jobs as bars over time, in plain characters: waiting is dotted, running is solid. Pure.
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A job: what is written left and right of it, and its times in seconds from any common start."""
+
+    label: str
+    note: str
+    submitted: float
+    started: float
+    ended: float
+
+
+def draw(bars: Sequence[Bar], width: int = 48, *, solid: str = "█", dotted: str = "·") -> str:
+    """One line a bar, and a scale below."""
+    first = min(bar.submitted for bar in bars)
+    last = max(bar.ended for bar in bars)
+    per_s = width / max(last - first, 1.0)
+    label_width = max(len(bar.label) for bar in bars)
+
+    def column(at: float) -> int:
+        return round((at - first) * per_s)
+
+    lines = []
+    for bar in bars:
+        start, end = column(bar.started), max(column(bar.ended), column(bar.started) + 1)
+        track = " " * column(bar.submitted) + dotted * (start - column(bar.submitted)) + solid * (end - start)
+        lines.append(f"{bar.label.ljust(label_width)}  {track.ljust(width)}  {bar.note}")
+    return "\n".join([*lines, f"{' ' * label_width}  {_scale(last - first, width)}"])
+
+
+def _scale(seconds: float, width: int) -> str:
+    right = f"{seconds:.0f} s"
+    return "0 s" + right.rjust(width - 3)

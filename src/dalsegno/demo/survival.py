@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dalsegno.drill.lots import Kind, Lot
-from dalsegno.drill.page import Comparison
+from dalsegno.drill.report import Comparison, seconds
+from dalsegno.drill.schedule import Kind, Lot
 from dalsegno.drill.story import Drill
-from dalsegno.drill.words import seconds
 from dalsegno.targets.faults import Options
 
 SEED = 1

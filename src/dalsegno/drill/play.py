@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dalsegno.drill.lots import Kind, Lot
+from dalsegno.drill.schedule import Kind, Lot
 from dalsegno.drill.story import UNDER_WAY_S, Blow, Step
 
 LOOK_S = 0.05

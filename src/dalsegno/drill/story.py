@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dalsegno.launch.journal import Entry
 
 UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
 LEAVES_S = 10.0  # from when a node is drained until the run has left it
@@ -205,3 +209,84 @@ def again(steps: Sequence[Step]) -> list[int]:
         found.append(int(step.step <= furthest))
         furthest = max(furthest, step.step)
     return found
+
+
+# ---- What a run's coordinator and the cluster's controller noted, as marks of a drill. Pure.
+
+
+def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
+    for entry in entries:
+        at, node = float(entry["at"]), str(entry.get("node", ""))
+        if entry.get("event") == "lost":
+            yield Mark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
+        elif entry.get("event") == "cold":
+            yield Mark(at, KNOWN, node, str(entry.get("why")))
+        elif entry.get("event") == "failed" and not entry.get("noise"):
+            yield Mark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
+        elif entry.get("event") == "generation":
+            nodes = ", ".join(map(str, entry.get("nodes", ())))
+            yield Mark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
+
+
+def troubles_of(entries: Iterable[Entry]) -> str:
+    """How often a run had to start again, and what it was the first time; "" where it went through."""
+    known = list(entries)
+    again = max((int(entry["generation"]) for entry in known if entry.get("event") == "generation"), default=1) - 1
+    first = next((mark for mark in marks_of_run(known) if mark.what == KNOWN), None)
+    why = f"{first.node}: {first.text}" if first else ""
+    if again < 1:
+        return why
+    return f"it started again {again} time{'s' * (again != 1)}" + (f", at first because of {why}" if why else "")
+
+
+_MEANS = {"drain": DRAINED, "setdown": DRAINED, "validate": VALIDATED, "return": RETURNED, "hold": RETURNED}
+
+
+def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[Mark]:
+    """What it only began, or could not do, is told by its own word."""
+    for event in events:
+        kind, text = str(event["kind"]), str(event["text"])
+        done = not text.startswith(("begins to", "could not"))
+        what = KNOWN if _tells_of_a_fault(kind, text) else _MEANS.get(kind, kind) if done else kind
+        yield Mark(float(event["at"]), what, str(event["node"]), text)
+
+
+def _tells_of_a_fault(kind: str, text: str) -> bool:
+    """Of a node that is suspected already, and that the budget holds back, the next fault is but a note."""
+    return (kind == "turn" and text.startswith("suspected")) or (kind == "note" and "; left as it is: " in text)
+
+
+# ---- What the training of a drill has noted, read as it grows.
+
+
+class Notes:
+    """A file that the first rank of every generation adds lines to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps: list[Step] = []
+        self.last: Step | None = None  # of the newest generation: a lost node may still note one of the one before
+        self.weights = ""  # their digest, at the end
+        self._read_to = 0
+
+    def read(self) -> list[Step]:
+        """What is new. A line that is not whole yet is left for later, one cut off by a crash passed over."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._read_to)
+                whole = file.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        self._read_to += len(whole) + bool(whole)
+        before = len(self.steps)
+        for line in whole.decode(errors="replace").splitlines():
+            self._take(line.split())
+        return self.steps[before:]
+
+    def _take(self, words: list[str]) -> None:
+        if len(words) == 5 and words[0] == "step":
+            step = Step(float(words[1]), int(words[2]), float(words[3]), int(words[4]))
+            self.steps.append(step)
+            self.last = step if self.last is None or step.generation >= self.last.generation else self.last
+        elif len(words) == 2 and words[0] == "weights":
+            self.weights = words[1]

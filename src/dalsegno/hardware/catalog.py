@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
+
+from dalsegno.errors import NotThere
 
 _Row = dict[str, str]
 
@@ -121,3 +125,65 @@ def _rows(file: str) -> list[_Row]:
     lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
     header = lines[0].split(",")
     return [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
+
+
+# ---- The name a user most likely meant.
+
+
+_SURE = 0.7
+_LOOKED_AT = 2000  # comparing is slow, and a cluster may have 65,000 nodes
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The nearest of `names`, or "" if none is near. Of short words two may share most letters by chance (`foo`,
+    `oom`): one that is only just near begins alike."""
+    from difflib import SequenceMatcher, get_close_matches
+
+    wanted = name.lower()[:100]
+    by_lower = {each.lower(): each for each in islice(names, _LOOKED_AT)}
+    for near in get_close_matches(wanted, list(by_lower), n=3, cutoff=0.6):
+        if near[:1] == wanted[:1] or SequenceMatcher(None, near, wanted).ratio() >= _SURE:
+            return by_lower[near]
+    return ""
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """A hint: "did you mean `…`?", or `otherwise`."""
+    near = closest(name, names)
+    return f"did you mean `{near}`?" if near else otherwise
+
+
+# ---- Finding a thing of the catalog by the name people call it.
+
+
+_T = TypeVar("_T")
+
+# One Slurm type may stand for two sizes of a card; the larger one is what is sold today.
+_LARGEST = {"a100": "a100-80", "v100": "v100-32"}
+
+
+def find_instance(name: str) -> Instance:
+    """The instance type called `name`; HyperPod's `ml.p5.48xlarge` is `p5.48xlarge`."""
+    return _find(name.removeprefix("ml."), instances(), "instance type")
+
+
+def find_gpu(name: str) -> Gpu:
+    """The accelerator called `name`, by catalog name (a100-40) or Slurm's type (a100)."""
+    lower = name.lower()
+    return _find(_LARGEST.get(lower, lower), gpus(), "GPU")
+
+
+def find_fabric(name: str) -> Fabric:
+    """The fabric called `name`."""
+    return _find(name, fabrics(), "fabric")
+
+
+def gpu_of(instance: Instance) -> Gpu | None:
+    """The accelerator inside an instance type, None if it has none."""
+    return gpus()[instance.gpu] if instance.gpu else None
+
+
+def _find(name: str, table: Mapping[str, _T], noun: str) -> _T:
+    if name in table:
+        return table[name]
+    raise NotThere(f"the catalog has no {noun} `{name}`", hint=did_you_mean(name, table))

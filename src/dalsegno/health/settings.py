@@ -9,8 +9,7 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Check
 from dalsegno.health.result import Remedy, Result, Verdict
-from dalsegno.spec.facts import CheckSetting, Health
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import CheckSetting, Health, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_text
 
 FILE = "health.json"  # beside slurm.conf

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.sinfo import PartitionInfo
+from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.parse.nodes import PartitionInfo
 from dalsegno.spec.facts import Cluster, Node
 
 

@@ -111,7 +111,7 @@ def _validated(document: Document) -> dict[str, Any]:
 def _problem(error: ErrorDetails, document: Document) -> Problem:
     from dalsegno.jobs.job_model import USAGE, JobFile
     from dalsegno.spec.faults import word_fault
-    from dalsegno.spec.unknown_keys import hint_unknown
+    from dalsegno.spec.section import hint_unknown
 
     key, kind = str(error["loc"][0]), error["type"]
     where = document.where((key,))

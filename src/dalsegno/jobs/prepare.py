@@ -14,7 +14,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder, mending
 from dalsegno.launch.status import ENDED, WAITING, Status, write_status
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, explain, make_folder, owner_name, read_json, remove_tree, write_atomic
 
 HANDED_OVER = "handed over"

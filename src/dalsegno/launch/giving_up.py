@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.launch.rhythm import ASK_SLURM_S
-from dalsegno.slurm import SPARE_REASON
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.render import SPARE_REASON
 
 MOST_TRIES = 5  # of one node, in a row, without its agent having become ready
 ALONE_FROM = 3  # from this try on a node has an srun of its own: the fault may be another's

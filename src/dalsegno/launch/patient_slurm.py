@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import node_list
-from dalsegno.slurm.states import JobState
 
 TRIES = 5  # of a word to Slurm that does not answer
 AGAIN_S = 1.0

@@ -14,7 +14,7 @@ from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Run
 from dalsegno.launch.goodput import Goodput, follow, granted, passes, stepped
 from dalsegno.launch.words import Stepped
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import read_json, write_atomic
 
 WRITE_S = 1.0

@@ -9,7 +9,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Iterable
 
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import NodeInfo
 
 QUIET_PORT = 9  # where nobody listens, a kernel that lives says so, and slurmd's log has nothing to complain of
 QUIET_S = 0.3

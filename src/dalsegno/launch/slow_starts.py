@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from dalsegno.hostlist import compress
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import NodeInfo
 
 LONG_S = 60.0  # what takes longer is told
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child
 
 MAIN, NEXT, JOIN = "main", "next", "join"

@@ -18,8 +18,7 @@ from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
 from dalsegno.launch.srun_words import ended_on, launch_failures, refused_containers, started_outside, why_not_started
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 

@@ -20,8 +20,7 @@ from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
 from dalsegno.launch.vacating import left_comment, may_be_left, to_be_mended
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobState, NodeInfo
 from dalsegno.system.procfs import start_ticks
 
 ASK_AGAIN_S = 5.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.launch.folder import mending
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import read_json, write_atomic
 
 # What a run is doing, as people are told.

@@ -23,7 +23,7 @@ from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.srun_words import first_exit_code, refused_containers
 from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobState
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.render import SPARE_REASON
 
 OURS = "dalsegno:"

@@ -26,7 +26,8 @@ from dalsegno.recovery.actions import (
 from dalsegno.recovery.evidence import INCOMPLETE, put_together, save_evidence, says_nothing
 from dalsegno.recovery.hands import Agents, Slurm
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
-from dalsegno.slurm import SPARE_REASON, JobState, NodeInfo
+from dalsegno.slurm.facts import JobState, NodeInfo
+from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from dalsegno.health import Finding, Verdict
 from dalsegno.launch.vacating import OURS, nodes_left
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.slurm import JobInfo, JobState, NodeInfo, NodeState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
 
 _WAITING = (
     JobState.PENDING,

@@ -10,8 +10,8 @@ from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed, unknow
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
-from dalsegno.slurm import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
-from dalsegno.slurm.parse.squeue import Queue
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.parse.jobs import Queue
 
 _NO_REQUEUE = "no-requeue"
 SLURMD_TIMEOUT_S = 300.0

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.facts import Validation
-from dalsegno.slurm import JobInfo, NodeInfo
-from dalsegno.slurm.parse.squeue import Queue
+from dalsegno.slurm.facts import JobInfo, NodeInfo
+from dalsegno.slurm.parse.jobs import Queue
 
 
 class Slurm(Protocol):

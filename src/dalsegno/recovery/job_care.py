@@ -9,7 +9,7 @@ from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts, is_plain
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 
 AGAIN_S = 3.0  # Slurm holds a requeued job back for a while, whatever it is told: it is told until it starts
 HELD = "BeginTime"

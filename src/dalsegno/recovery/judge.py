@@ -14,7 +14,7 @@ from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of,
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.topic import Subject, Topic
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 
 NETWORK = "network"  # the check of that name
 _FAILED = (JobState.FAILED, JobState.NODE_FAIL, JobState.LAUNCH_FAILED, JobState.BOOT_FAIL)

@@ -10,8 +10,9 @@ from typing import Any
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.slurms_own import rule_of
-from dalsegno.slurm import SPARE_REASON, NodeFlag, NodeInfo
+from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.reasons import is_absence
+from dalsegno.slurm.render import SPARE_REASON
 
 LONGEST = 200  # more makes `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")

@@ -19,8 +19,8 @@ from dalsegno.launch.status import RUNNING, Status
 from dalsegno.launch.vacating import left_comment, nodes_left
 from dalsegno.recovery.facts import RUNS, is_active
 from dalsegno.recovery.records import Record
-from dalsegno.slurm import JobInfo
-from dalsegno.spec.facts_json import facts_from_json
+from dalsegno.slurm.facts import JobInfo
+from dalsegno.spec.facts import facts_from_json
 
 MOST_BYTES = 1 << 20
 

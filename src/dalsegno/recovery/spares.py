@@ -15,7 +15,7 @@ from dalsegno.recovery.judge import find_fault
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
-from dalsegno.slurm import JobInfo, JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 
 HELD_BACK = ("BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit")
 

@@ -23,7 +23,7 @@ from dalsegno.recovery.change import begun, ended, sighted, turned
 from dalsegno.recovery.check_news import News
 from dalsegno.recovery.journal_file import open_file
 from dalsegno.recovery.policy import Policy
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 MOST_EVENTS = 1000  # of one answer
 MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go once a day

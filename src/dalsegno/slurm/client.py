@@ -2,28 +2,125 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from dalsegno.errors import CommandFailed, NotThere
-from dalsegno.slurm.accounts_info import AccountsInfo
-from dalsegno.slurm.completion import complete_argv
-from dalsegno.slurm.job_info import JobInfo
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.slurm.facts import AccountsInfo, JobInfo, NodeInfo
 from dalsegno.slurm.names import free_text, job_id, node_list, word
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.accounts import ASSOC_ARGV, QOS_ARGV, USER_ARGV, parse_accounts
-from dalsegno.slurm.parse.config import CONFIG_ARGV, parse_config
-from dalsegno.slurm.parse.events import EVENTS_ARGV, NodeEvent, parse_events
-from dalsegno.slurm.parse.nodes import NODES_ARGV, parse_nodes
-from dalsegno.slurm.parse.ping import PING_ARGV, ControllerPing, parse_ping
-from dalsegno.slurm.parse.sacct import HISTORY_ARGV, TEXTS_ARGV, parse_history
-from dalsegno.slurm.parse.sdiag import DIAG_ARGV, Diagnostics, parse_diag
-from dalsegno.slurm.parse.sinfo import PARTITIONS_ARGV, PartitionInfo, parse_partitions
-from dalsegno.slurm.parse.squeue import JOBS_ARGV, Queue, excluded_env, jobs_env, parse_excluded, parse_jobs
-from dalsegno.slurm.parse.submit import parse_submitted
+from dalsegno.slurm.parse.controller import (
+    ASSOC_ARGV,
+    CONFIG_ARGV,
+    DIAG_ARGV,
+    PING_ARGV,
+    QOS_ARGV,
+    USER_ARGV,
+    ControllerPing,
+    Diagnostics,
+    parse_accounts,
+    parse_config,
+    parse_diag,
+    parse_ping,
+)
+from dalsegno.slurm.parse.jobs import (
+    HISTORY_ARGV,
+    JOBS_ARGV,
+    TEXTS_ARGV,
+    Queue,
+    excluded_env,
+    jobs_env,
+    parse_excluded,
+    parse_history,
+    parse_jobs,
+    parse_submitted,
+)
+from dalsegno.slurm.parse.nodes import (
+    EVENTS_ARGV,
+    NODES_ARGV,
+    PARTITIONS_ARGV,
+    NodeEvent,
+    PartitionInfo,
+    parse_events,
+    parse_nodes,
+    parse_partitions,
+)
 from dalsegno.slurm.parse.text import TIME_ENV, Marks
-from dalsegno.slurm.sacctmgr import NOTHING_TO_DO, failures, script
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
+
+# ---- Ending an allocation as salloc does when its command has ended: Slurm's books then have the exit code of
+# that.
+
+
+_PROGRAM = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # its plugins look for its names among all
+if hasattr(library, "slurm_init"):
+    library.slurm_init(None)
+sys.exit(library.slurm_complete_job(ctypes.c_uint32(int(sys.argv[2])), ctypes.c_uint32(int(sys.argv[3]))) != 0)
+"""
+
+
+def complete_argv(plugins: str, job: int, exit_code: int) -> tuple[str, ...]:
+    """`plugins` is the folder of Slurm's plugins, where all of Slurm's own commands find the library too."""
+    status = (exit_code & 0xFF) << 8  # as wait() tells it
+    return (sys.executable, "-I", "-S", "-c", _PROGRAM, f"{plugins}/libslurmfull.so", str(job), str(status))
+
+
+# ---- Several sacctmgr commands through one process, and what it makes of each.
+
+
+# What sacctmgr says, with exit code 1, when the database already is as asked.
+# ("Nothing modified" is not among them: it means that what was to be modified does not exist.)
+NOTHING_TO_DO = ("Nothing new added", "Nothing deleted", "already exists.  Not adding")
+
+_DONE = ("Adding", "Associations", "Modified", "Deleting", *NOTHING_TO_DO)
+_PROMPT = "sacctmgr: "
+
+
+def script(commands: Sequence[Sequence[str]]) -> str:
+    """The commands as lines for sacctmgr's own prompt."""
+    return "".join(f"{_line(command)}\n" for command in commands)
+
+
+def failures(commands: Sequence[Sequence[str]], stdout: str, stderr: str) -> list[str]:
+    """The commands that were not done, and all that was said against them.
+
+    The exit code tells nothing here: it is 1 as soon as one thing was there already. So each command must have been
+    answered, after its echo at the prompt, with one of sacctmgr's words for success.
+    """
+    answers = {line: answer for line, answer in _answers(stdout)}
+    undone = [line for line in map(_line, commands) if not _is_done(answers.get(line, ""))]
+    return [f"not done: sacctmgr {line}" for line in undone] + (stderr.strip().splitlines() if undone else [])
+
+
+def _is_done(answer: str) -> bool:
+    """Its word for success may come after a remark, such as that this machine has no such user."""
+    return any(said.strip().startswith(_DONE) for said in answer.splitlines())
+
+
+def _answers(stdout: str) -> list[tuple[str, str]]:
+    """Each echoed command with the answer below it."""
+    blocks = f"\n{stdout}".split(f"\n{_PROMPT}")[1:]
+    split = (block.partition("\n") for block in blocks)
+    return [(line.strip(), answer.strip()) for line, _, answer in split]
+
+
+def _line(command: Sequence[str]) -> str:
+    return " ".join(_word(word) for word in command)
+
+
+def _word(word: str) -> str:
+    """`Description=a b` → `Description="a b"`: the prompt knows quotes, but no way to write one inside."""
+    if any(letter in word for letter in "\"'\n\r"):
+        raise DalsegnoError(f"sacctmgr cannot take {word!r}", hint="leave out quotes and line ends")
+    key, equals, value = word.partition("=")
+    return f'{key}{equals}"{value}"' if equals and any(letter.isspace() for letter in value) else word
+
+
+# ---- Ask Slurm and tell it, through its own commands. A query that fails raises; it never looks like an empty
+# cluster.
+
 
 # Variables that would change what the commands answer.
 _FOREIGN = ("SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SCANCEL_", "SDIAG_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")

@@ -6,11 +6,46 @@ had, without asking for the version, wherever the spellings cannot be confused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.version import Version
+
+# ---- Which Slurm is running: settings and formats follow it.
+
+
+_NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+class Version(NamedTuple):
+    """A Slurm release, ordered: `Version(22, 5, 8) < Version(23, 2)`."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """The version in whatever a Slurm command says: `slurm-wlm 22.05.8`, `24.11.0-0rc1`."""
+        found = _NUMBER.search(text)
+        if found is None:
+            raise DalsegnoError(f"no Slurm version in {text.strip()[:80]!r}", hint="`sinfo --version` says it")
+        return cls(int(found[1]), int(found[2]), int(found[3] or 0))
+
+    @property
+    def release(self) -> str:
+        """Return the release without its patches: `24.11`."""
+        return f"{self.major}.{self.minor:02d}"
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor:02d}.{self.patch}"
+
+
+# ---- What Slurm's releases differ in, as far as we write or read it. Renderers, parsers and targets ask this
+# table.
+
 
 _FIRST = Version(0, 0)
 

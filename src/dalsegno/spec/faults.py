@@ -8,8 +8,7 @@ from pydantic_core import ErrorDetails
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Path
-from dalsegno.spec.section import Section, show
-from dalsegno.spec.unknown_keys import hint_unknown
+from dalsegno.spec.section import Section, hint_unknown, show
 from dalsegno.spec.wording import call_value
 
 _EXAMPLES = {

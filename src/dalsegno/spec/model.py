@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dalsegno.spec.aws import HyperPod, ParallelCluster
+from dalsegno.spec.health import Containers, Health, Modules, Monitoring
 from dalsegno.spec.names import ClusterName
-from dalsegno.spec.oci import Oci
-from dalsegno.spec.own_machines import Local, Ssh
 from dalsegno.spec.partition import Head, Login, Partition
-from dalsegno.spec.people import Account, User
+from dalsegno.spec.people import Account, Storage, User
 from dalsegno.spec.section import Section
 from dalsegno.spec.slurm import Reservation, Slurm
-from dalsegno.spec.storage import Storage
-from dalsegno.spec.target_names import Target
-from dalsegno.spec.upkeep import Containers, Health, Modules, Monitoring
+from dalsegno.spec.targets import HyperPod, Local, Oci, ParallelCluster, Ssh, Target
 
 
 class ClusterSpec(Section):

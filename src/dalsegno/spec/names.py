@@ -8,8 +8,30 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from dalsegno.hostlist import MAX_NODES, expand
-from dalsegno.spec.patterns import matching
 from dalsegno.spec.section import fault, show
+
+# ---- Validators for text of a given shape.
+
+
+def matching(pattern: str, hint: str) -> AfterValidator:
+    """The whole text must match `pattern`; keep its repeats bounded, it meets text from strangers."""
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if compiled.fullmatch(value):
+            return value
+        raise fault(f"cannot be {show(value)}", hint)
+
+    return AfterValidator(check)
+
+
+def shaped(pattern: str, example: str) -> AfterValidator:
+    """An id of a cloud, which would refuse a malformed one only after minutes."""
+    return matching(pattern, f"it looks like `{example}`")
+
+
+# ---- Names: what Slurm, Unix and the shell will take, and nothing that could break a config line.
+
 
 _RESERVED = {"default", "all", "localhost"} | {"switch", "head-backup", "rest"}  # Slurm's words, our own hosts
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")

@@ -20,9 +20,8 @@ from dalsegno.spec.names import (
     SpareCount,
 )
 from dalsegno.spec.quantities import Limit, SizeMiB
-from dalsegno.spec.raw import RawSettings
 from dalsegno.spec.section import Section, fault, show
-from dalsegno.spec.words import PreemptMode
+from dalsegno.spec.slurm import PreemptMode, RawSettings
 
 _OVERSUBSCRIBE = re.compile(r"NO|EXCLUSIVE|(YES|FORCE)(:[1-9]\d{0,3})?")
 _PRIORITY_MAX = 65533

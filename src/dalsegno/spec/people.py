@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from dalsegno.spec.names import AccountName, Accounts, Groups, Label, UserName
+from dalsegno.spec.names import AbsolutePath, AccountName, Accounts, Groups, Label, PlainName, UserName, matching
+from dalsegno.spec.quantities import SizeMiB
 from dalsegno.spec.section import Section, fault, show
 from dalsegno.spec.slurm import Amount, TresName
 
@@ -59,3 +60,29 @@ class User(Section):
     qos: Accounts = Field(default=[], description="QOS this user may use.")
     default_qos: AccountName = Field(default="", description="QOS of a job that names none.")
     admin: bool = Field(default=False, description="May change the cluster (Slurm's AdminLevel=Admin, sudo).")
+
+
+# ---- Shared storage, as written in the cluster file.
+
+
+Source = Annotated[
+    str,
+    matching(r"[A-Za-z0-9/][A-Za-z0-9_./:@-]{0,254}", "write a folder, `server:/export`, or the file system's id"),
+]
+Options = Annotated[str, matching(r"[A-Za-z0-9_=,.:/-]{0,254}", "write them as for mount: `noatime,nconnect=16`")]
+StorageType = Literal["folder", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"]
+
+
+class Storage(Section):
+    """A file system that all nodes see."""
+
+    name: PlainName = Field(description="Name of the file system.")
+    mount: AbsolutePath = Field(description="Where every node finds it: /fsx.")
+    type: StorageType = Field(default="folder", description="folder, nfs, lustre, openzfs, efs, ebs or fss (OCI).")
+    size: SizeMiB | None = Field(default=None, description="Size of one to be made: 1200G.")
+    source: Source = Field(
+        default="", description="One that exists: a folder of this machine, server:/export, or fs-0123456789abcdef0."
+    )
+    options: Options = Field(default="", description="Mount options.")
+    throughput: int | None = Field(default=None, ge=1, le=10000, description="MB/s per TiB, where the cloud sells it.")
+    home: bool = Field(default=False, description="People's home folders live here.")

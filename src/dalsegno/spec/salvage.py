@@ -17,7 +17,7 @@ from dalsegno.errors import Problem
 from dalsegno.spec.document import Document, Path, Table
 from dalsegno.spec.faults import word_fault
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.unknown_keys import meant_key
+from dalsegno.spec.section import meant_key
 
 _ROUNDS = 20  # each round cuts at least one thing; nesting is shallow
 _STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}

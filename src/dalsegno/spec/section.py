@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from dalsegno.hardware import closest
 from dalsegno.spec.document import Path, Table
 
 _S = TypeVar("_S", bound="Section")
@@ -55,3 +58,113 @@ def show(value: object) -> str:
 def one_line(text: str) -> str:
     """Text from a file as it may stand in a terminal: no line breaks, no escape codes."""
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "?" for c in text)
+
+
+# ---- What someone meant who wrote a key that is not there.
+
+
+# Words of Slurm, of the clouds, and of other tools.
+_ALIASES = {
+    "maxtime": "time_limit",
+    "max_time": "time_limit",
+    "walltime": "time_limit",
+    "timelimit": "time_limit",
+    "defaulttime": "default_time",
+    "maxnodes": "max_nodes",
+    "minnodes": "min_nodes",
+    "queues": "partitions",
+    "slurmqueues": "partitions",
+    "instance_type": "instance",
+    "instancetype": "instance",
+    "shape": "instance",
+    "machine_type": "instance",
+    "num_nodes": "nodes",
+    "count": "nodes",
+    "instance_count": "nodes",
+    "hosts": "nodes",
+    "mem": "memory",
+    "ram": "memory",
+    "realmemory": "memory",
+    "vcpus": "cpus",
+    "cores": "cpus",
+    "gpus_per_node": "gpus",
+    "gres": "gpus",
+    "qos": "allow_qos",
+    "preempt": "preempts",
+    "fairshare": "fair_share",
+    "shared": "oversubscribe",
+    "constraint": "features",
+    "mountdir": "mount",
+    "mount_dir": "mount",
+    "path": "mount",
+    "username": "name",
+    "ssh_key": "ssh_keys",
+    "id": "uid",
+    "cluster_name": "name",
+}
+_LISTED = 14
+
+
+def meant_key(root: type[Section], path: Path, key: str) -> str:
+    """Return the known key that the unknown `key` in the section at `path` stands for, or "" if none is near."""
+    model = _model_at(root, path)
+    if model is None:
+        return ""
+    wanted = _normalized(key)
+    candidates = (wanted, _ALIASES.get(wanted, ""), closest(key, model.model_fields))
+    return next((name for name in candidates if name in model.model_fields), "")
+
+
+def hint_unknown(root: type[Section], path: Path, key: str) -> str:
+    """Return a hint for the unknown `key` in the section at `path`."""
+    if meant := meant_key(root, path, key):
+        return f"did you mean `{meant}`?"
+    model = _model_at(root, path)
+    return "" if model is None else _elsewhere(root, model, _normalized(key)) or _listing(list(model.model_fields))
+
+
+def _normalized(key: str) -> str:
+    return key.lower().replace("-", "_")
+
+
+def required_keys(root: type[Section], block: str) -> list[str]:
+    """Keys that a block of the file cannot do without."""
+    model = _section_in(root.model_fields[block].annotation)
+    return [name for name, info in model.model_fields.items() if info.is_required()] if model else []
+
+
+def _elsewhere(root: type[Section], model: type[Section], key: str) -> str:
+    below = [name for name, child in _children(model) if key in child.model_fields]
+    if below:
+        return f"it belongs under `{below[0]}:`"
+    if key in root.model_fields and model is not root:
+        return "it belongs at the top of the file"
+    deeper = [name for name, child in _children(root) if key in child.model_fields]
+    return f"it belongs under `{deeper[0]}:`" if deeper and model is not root else ""
+
+
+def _listing(known: list[str]) -> str:
+    return f"known here: {', '.join(known)}" if len(known) <= _LISTED else "`dalsegno schema` lists all keys"
+
+
+def _children(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    for name, info in model.model_fields.items():
+        if child := _section_in(info.annotation):
+            yield name, child
+
+
+def _model_at(root: type[Section], path: Path) -> type[Section] | None:
+    """The model that reads the mapping at `path`. Indices, and keys of a mapping of sections, stay in the section."""
+    model: type[Section] | None = root
+    for step in path:
+        if model is not None and isinstance(step, str) and step in model.model_fields:
+            model = _section_in(model.model_fields[step].annotation)
+    return model
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    # On Python 3.10 `list[int]` calls itself a type too.
+    if typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (_section_in(part) for part in typing.get_args(annotation))
+    return next((section for section in found if section), None)

@@ -3,17 +3,179 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.names import AccountName, Accounts, HostNames, PartitionName, PlainName, PlainNames, Users
-from dalsegno.spec.patterns import matching
+from dalsegno.spec.names import AccountName, Accounts, HostNames, PartitionName, PlainName, PlainNames, Users, matching
 from dalsegno.spec.quantities import Limit, Minutes, Seconds, parse_size_mib
-from dalsegno.spec.raw import RawSettings
 from dalsegno.spec.section import Section, fault, show
-from dalsegno.spec.words import Enforce, PreemptAction, PreemptMode, ReservationFlags, UsageReset
+
+# ---- Slurm's fixed words, in the spelling Slurm writes them.
+
+
+def word(*words: str, yes: str = "", no: str = "") -> Callable[[object], str]:
+    """A validator for one of `words` in any case. YAML turns bare `off` and `no` into false; they are taken back."""
+
+    def check(value: object) -> str:
+        said = (yes if value else no) if isinstance(value, bool) else value
+        if isinstance(said, str) and (found := [each for each in words if each.lower() == said.lower()]):
+            return found[0]
+        raise fault(f"must be one of {', '.join(words)}, not {show(value)}", did_you_mean(str(value), words))
+
+    return check
+
+
+def one_of(*words: str) -> WithJsonSchema:
+    """For editors: the words in either case."""
+    return WithJsonSchema({"enum": list(dict.fromkeys([*(each.lower() for each in words), *words]))})
+
+
+def _split(value: object) -> object:
+    """Slurm writes lists with commas."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+_PREEMPT = ("OFF", "CANCEL", "REQUEUE", "SUSPEND")
+_JOBS_OUT = ("CANCEL", "REQUEUE", "SUSPEND")
+_RESETS = ("NONE", "NOW", "DAILY", "WEEKLY", "MONTHLY", "QUARTERLY", "YEARLY")
+_ENFORCE = ("associations", "limits", "nojobs", "nosteps", "qos", "safe", "wckeys", "all")
+_FLAGS = (
+    *("ANY_NODES", "DAILY", "FIRST_CORES", "FLEX", "HOURLY", "IGNORE_JOBS", "LICENSE_ONLY", "MAGNETIC", "MAINT"),
+    *("NO_HOLD_JOBS_AFTER", "OVERLAP", "PART_NODES", "PURGE_COMP", "REPLACE", "REPLACE_DOWN", "SPEC_NODES"),
+    *("STATIC_ALLOC", "TIME_FLOAT", "USER_DELETE", "WEEKDAY", "WEEKEND", "WEEKLY"),
+)
+
+PreemptMode = Annotated[str, PlainValidator(word(*_PREEMPT, no="OFF")), one_of(*_PREEMPT)]
+PreemptAction = Annotated[str, PlainValidator(word(*_JOBS_OUT)), one_of(*_JOBS_OUT)]
+UsageReset = Annotated[str, PlainValidator(word(*_RESETS, no="NONE")), one_of(*_RESETS)]
+EnforceWord = Annotated[str, PlainValidator(word(*_ENFORCE)), one_of(*_ENFORCE)]
+ReservationFlag = Annotated[str, PlainValidator(word(*_FLAGS)), one_of(*_FLAGS)]
+
+# As a list, or as Slurm writes it: `associations,limits`.
+Enforce = Annotated[list[EnforceWord], BeforeValidator(_split, json_schema_input_type=str | list[EnforceWord])]
+ReservationFlags = Annotated[
+    list[ReservationFlag], BeforeValidator(_split, json_schema_input_type=str | list[ReservationFlag])
+]
+
+
+# ---- Raw Slurm settings a user may add, and those they may not because we write them ourselves.
+
+
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# A space would start another setting, `#` a comment, a line break another line, `\` a continuation.
+_VALUE = re.compile(r"[^\s\"'#\\\x00-\x1f\x7f]{1,1000}")
+
+
+def _key(value: str) -> str:
+    if not _KEY.fullmatch(value):
+        raise fault(f"cannot be {show(value)}", "write it as in slurm.conf, letters and digits only")
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    """YAML turns YES into true and 30 into a number; Slurm reads words."""
+    if isinstance(value, bool):
+        return "YES" if value else "NO"
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _value(value: str) -> str:
+    if not _VALUE.fullmatch(value):
+        raise fault(f"cannot be {show(value)}", "write one value without spaces, quotes, `#`, `\\` or line breaks")
+    return value
+
+
+_VALUE_SCHEMA = WithJsonSchema({"type": ["string", "number", "boolean"]})
+RawKey = Annotated[str, AfterValidator(_key)]
+RawValue = Annotated[str, BeforeValidator(_as_text), AfterValidator(_value), _VALUE_SCHEMA]
+RawSettings = dict[RawKey, RawValue]
+
+# What we write into slurm.conf, and the key of the cluster file that steers it ("" where nothing does).
+OWNED: dict[str, str] = {
+    "ClusterName": "name",
+    "SlurmctldHost": "slurm.backup_controller",
+    "SlurmctldAddr": "",
+    "ControlMachine": "",
+    "ControlAddr": "",
+    "BackupController": "slurm.backup_controller",
+    "BackupAddr": "",
+    "NodeName": "partitions",
+    "NodeSet": "partitions",
+    "DownNodes": "",
+    "FrontendName": "",
+    "PartitionName": "partitions",
+    "Include": "",
+    "AuthType": "",
+    "AuthInfo": "",
+    "AuthAltTypes": "",
+    "AuthAltParameters": "",
+    "CredType": "",
+    "CryptoType": "",
+    "SlurmUser": "",
+    "SlurmdUser": "",
+    "SlurmctldPort": "",
+    "SlurmdPort": "",
+    "SlurmctldPidFile": "",
+    "SlurmdPidFile": "",
+    "SlurmctldLogFile": "",
+    "SlurmdLogFile": "",
+    "SlurmdSpoolDir": "",
+    "StateSaveLocation": "",
+    "PlugStackConfig": "containers",
+    "GresTypes": "partitions",
+    "ReturnToService": "health",
+    "SlurmdTimeout": "slurm.slurmd_timeout",
+    "AccountingStorageType": "slurm.accounting",
+    "AccountingStorageHost": "slurm.accounting",
+    "AccountingStorageBackupHost": "slurm.accounting",
+    "AccountingStoragePort": "slurm.accounting",
+    "AccountingStoragePass": "slurm.accounting",
+    "AccountingStorageUser": "slurm.accounting",
+    "AccountingStorageEnforce": "slurm.enforce",
+    "TopologyPlugin": "slurm.topology",
+    "PreemptType": "slurm.preemption.by",
+    "PreemptMode": "slurm.preemption.mode",
+    "PreemptExemptTime": "slurm.preemption.exempt_time",
+    "PriorityType": "slurm.priority",
+    "PriorityWeightAge": "slurm.priority.age",
+    "PriorityWeightFairshare": "slurm.priority.fair_share",
+    "PriorityWeightJobSize": "slurm.priority.job_size",
+    "PriorityWeightPartition": "slurm.priority.partition",
+    "PriorityWeightQOS": "slurm.priority.qos",
+    "PriorityWeightTRES": "slurm.priority.tres",
+    "PriorityDecayHalfLife": "slurm.priority.half_life",
+    "PriorityUsageResetPeriod": "slurm.priority.usage_reset",
+    "PriorityCalcPeriod": "slurm.priority.calc_period",
+    "PriorityMaxAge": "slurm.priority.max_age",
+    "PriorityFavorSmall": "slurm.priority.favor_small",
+}
+OWNED_IN_PARTITION: dict[str, str] = {
+    "PartitionName": "name",
+    "Nodes": "nodes",
+    "State": "",
+    "Default": "default",
+    "MaxTime": "time_limit",
+    "DefaultTime": "default_time",
+    "MaxNodes": "max_nodes",
+    "MinNodes": "min_nodes",
+    "Priority": "priority",
+    "PriorityTier": "priority_tier",
+    "PriorityJobFactor": "priority_job_factor",
+    "OverSubscribe": "oversubscribe",
+    "Shared": "oversubscribe",
+    "AllowAccounts": "allow_accounts",
+    "AllowGroups": "allow_groups",
+    "AllowQos": "allow_qos",
+    "PreemptMode": "preempt_mode",
+    "Hidden": "hidden",
+}
+
+
+# ---- The `slurm:` block: cluster-wide policy, QOS, topology; and reservations.
+
 
 _TRES = re.compile(r"cpu|mem|node|billing|energy|fs/disk|(gres|license|bb)/[a-z0-9_.-]+(:[a-z0-9_.-]+)?")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.target_names import TARGETS
+from dalsegno.spec.targets import TARGETS
 
 _FOLDER = Path(__file__).parent / "starters"
 

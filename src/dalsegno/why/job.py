@@ -6,8 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
 from dalsegno.why.reasons import why_it_waits
 

@@ -12,10 +12,9 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.reason import read_reason
 from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.recovery.topic import Topic
-from dalsegno.slurm import SPARE_REASON
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.events import NodeEvent
-from dalsegno.slurm.states import NodeFlag
+from dalsegno.slurm.facts import NodeFlag, NodeInfo
+from dalsegno.slurm.parse.nodes import NodeEvent
+from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.why.answer import Moment, Verdict
 from dalsegno.why.care import Care
 

@@ -12,7 +12,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, Runner
 
 if TYPE_CHECKING:
-    from dalsegno.spec.own_machines import Host
+    from dalsegno.spec.targets import Host
 
 TIMEOUT_S = 90.0
 Entrance = Callable[[str, Sequence[str]], tuple[Sequence[str], Mapping[str, str]]]

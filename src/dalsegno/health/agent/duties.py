@@ -27,8 +27,7 @@ from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
 from dalsegno.health.settings import Settings
 from dalsegno.health.words import Order, Reply, parts
-from dalsegno.spec.facts import Health
-from dalsegno.spec.facts_json import facts_from_json
+from dalsegno.spec.facts import Health, facts_from_json
 from dalsegno.system.apart import NoAnswer
 from dalsegno.system.files import read_text
 from dalsegno.train.frames import Message

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState
 
 LOOK_S = 5.0  # a task may die of a failure before anyone else has noticed it, 1.6 s at the worst
 SETTLE_S = 60.0  # how long Slurm has for what it makes of a failed node

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from dalsegno.launch.vacating import to_be_mended
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import NodeFlag
+from dalsegno.slurm.facts import NodeFlag, NodeInfo
 
 _GONE = {NodeFlag.FAIL, NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.REBOOT_ISSUED, NodeFlag.INVALID_REG}
 

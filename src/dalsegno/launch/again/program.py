@@ -89,7 +89,7 @@ def _slurm(srun: str) -> SlurmClient:
 
 def _is_over(srun: str, notes: str) -> bool:
     """srun waits for ever for tasks on a lost node, though Slurm has ended the whole job, or the step, with it."""
-    from dalsegno.slurm.states import JobState
+    from dalsegno.slurm.facts import JobState
 
     try:
         step, slurm = read_notes(notes), _slurm(srun)

@@ -13,9 +13,7 @@ from dalsegno.launch.again.failures import failures, unsettled
 from dalsegno.launch.again.notes import Step
 from dalsegno.launch.reaching import unreachable
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.states import JobState
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
 
 EVERY_S = 1.0
 GIVE_UP_S = 2 * SETTLE_S  # Slurm has not answered once since it ought to have settled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dalsegno.launch.again.choice import Again
-from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.facts import JobInfo
 
 _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PER_NODE", "JOB_CPUS_PER_NODE")
 

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from dalsegno.hostlist import HostlistError, expand
-from dalsegno.slurm.parse.text import known, malformed, optional_integer
+from dalsegno.slurm.facts import JobInfo, parse_job_state
+from dalsegno.slurm.parse.text import (
+    PLAIN,
+    Marks,
+    ParseError,
+    duration_s,
+    epoch,
+    gpus_in_tres,
+    integer,
+    known,
+    long_format,
+    malformed,
+    memory_mib,
+    optional_integer,
+    parse_tres,
+    rows,
+)
 
 
 def node_names(command: str, text: str) -> tuple[str, ...]:
@@ -33,3 +53,273 @@ def colon_status(text: str) -> tuple[int, int]:
     """Everyone else writes `code:signal`."""
     code, _, signal = text.partition(":")
     return optional_integer(code) or 0, optional_integer(signal) or 0
+
+
+# ---- `squeue`: the jobs Slurm has in hand.
+
+
+_SQUEUE_FIELDS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "UserID",
+    "UserName",
+    "Account",
+    "QOS",
+    "Partition",
+    "State",
+    "Reason",
+    "NodeList",
+    "NumNodes",
+    "NumCPUs",
+    "tres-alloc",
+    "PriorityLong",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "PreemptTime",
+    "TimeUsed",
+    "TimeLimit",
+    "exit_code",
+    "RestartCnt",
+    "BatchFlag",
+    "Reservation",
+    "BatchHost",
+    "Name",
+    "Comment",
+)
+# Asked for only where one job is looked at: the paths are long.
+_PATHS = ("WorkDir", "Command", "StdOut", "StdErr")
+
+JOBS_ARGV = ("squeue", "--all", "--noheader")
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs of an answer, and how many of its records could not be read."""
+
+    jobs: tuple[JobInfo, ...] = ()
+    unreadable: int = 0
+
+
+def jobs_env(marks: Marks, *, paths: bool = False) -> dict[str, str]:
+    """Return what squeue must have in its environment: the format, where other users cannot read it."""
+    return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
+
+
+def parse_jobs(text: str, marks: Marks, *, paths: bool = False) -> Queue:
+    """Read the answer to JOBS_ARGV under `jobs_env` with the same marks."""
+    fields = _names(paths)
+    found = rows("squeue", text, marks)
+    jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
+    if found and not jobs and len(found[0]) != len(fields):
+        raise malformed("squeue", " ".join(found[0]))  # another format altogether, not a record that is odd
+    return Queue(tuple(jobs), len(found) - len(jobs))
+
+
+def excluded_env(marks: Marks) -> dict[str, str]:
+    """Return the environment in which squeue tells the nodes that a job may not have. -O has no such field in 22.05."""
+    return {"SQUEUE_FORMAT": f"%x{marks.record}"}
+
+
+def parse_excluded(text: str, marks: Marks) -> tuple[str, ...]:
+    """Read the answer to JOBS_ARGV with one job under `excluded_env`."""
+    return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
+
+
+def _names(paths: bool) -> tuple[str, ...]:
+    return (*_SQUEUE_FIELDS, *_PATHS) if paths else _SQUEUE_FIELDS
+
+
+def _read_queued(fields: Sequence[str], row: Sequence[str]) -> JobInfo | None:
+    try:
+        return _queued_job(dict(zip(fields, row, strict=True)))
+    except (ParseError, ValueError):
+        return None
+
+
+def _queued_job(facts: Mapping[str, str]) -> JobInfo:
+    job_id = optional_integer(facts["JobID"])
+    if job_id is None:
+        raise malformed("squeue", facts["JobID"])
+    task = array_task(facts["ArrayTaskID"])
+    tres = facts["tres-alloc"]
+    code, signal = unix_status(facts["exit_code"])
+    return JobInfo(
+        id=job_id,
+        name=facts["Name"],
+        user=facts["UserName"],
+        uid=optional_integer(facts["UserID"]),
+        state=parse_job_state(facts["State"]),
+        account=known(facts["Account"]),
+        qos=known(facts["QOS"]),
+        partition=facts["Partition"],
+        reason=known(facts["Reason"]),
+        nodes=node_names("squeue", facts["NodeList"]),
+        node_count=integer(facts["NumNodes"]),
+        cpus=integer(facts["NumCPUs"]),
+        gpus=gpus_in_tres(tres),
+        memory_mib=memory_mib(parse_tres(tres).get("mem", "")),
+        priority=integer(facts["PriorityLong"]),
+        array_id=optional_integer(facts["ArrayJobID"]) if task else None,
+        array_task=task,
+        het_id=optional_integer(facts["HetJobID"]),
+        het_offset=optional_integer(facts["HetJobOffset"]),
+        submitted_at=epoch(facts["SubmitTime"]),
+        started_at=epoch(facts["StartTime"]),
+        ends_at=epoch(facts["EndTime"]),
+        preempted_at=epoch(facts["PreemptTime"]),
+        elapsed_s=duration_s(facts["TimeUsed"]) or 0,
+        time_limit_s=duration_s(facts["TimeLimit"]),
+        exit_code=code,
+        exit_signal=signal,
+        restarts=integer(facts["RestartCnt"]),
+        batch=facts["BatchFlag"] not in ("", "0"),
+        reservation=known(facts["Reservation"]),
+        batch_host=known(facts["BatchHost"]),
+        comment=known(facts["Comment"]),
+        work_dir=known(facts.get("WorkDir", "")),
+        command=known(facts.get("Command", "")),
+        stdout=known(facts.get("StdOut", "")),
+        stderr=known(facts.get("StdErr", "")),
+    )
+
+
+# ---- `sbatch --parsable`: the id of the job just handed in.
+
+
+def parse_submitted(text: str) -> int:
+    """`12` or `12;cluster`, on the last line: a submit plugin may have talked before."""
+    last = text.strip().splitlines()[-1] if text.strip() else ""
+    job_id = optional_integer(last.partition(";")[0])
+    if job_id is None:
+        raise malformed("sbatch --parsable", text)
+    return job_id
+
+
+# ---- `sacct`: jobs that are over, from the accounting database.
+
+
+_SACCT_FIELDS = (
+    "JobIDRaw",
+    "JobID",
+    "User",
+    "QOS",
+    "Partition",
+    "State",
+    "Reason",
+    "NodeList",
+    "NNodes",
+    "AllocCPUS",
+    "ReqCPUS",
+    "AllocTRES",
+    "ReqTRES",
+    "Priority",
+    "Submit",
+    "Start",
+    "End",
+    "ElapsedRaw",
+    "TimelimitRaw",
+    "ExitCode",
+    "Reservation",
+)
+# Slurm refuses names of more than 1024 bytes.
+_TEXTS = {"JobIDRaw": 24, "Account": 64, "JobName": 1024}
+
+_ALL = ("sacct", "--allusers", "--allocations", "--noheader")
+
+# --parsable ends each record with the delimiter too: with the line end it marks where a record stops.
+HISTORY_ARGV = (*_ALL, "--parsable", f"--delimiter={PLAIN.field}", f"--format={','.join(_SACCT_FIELDS)}")
+TEXTS_ARGV = (*_ALL, "--format=" + ",".join(f"{name}%-{width}" for name, width in _TEXTS.items()))
+
+_LABEL = re.compile(r"(\d+)(?:_(\d+|\[.*\])|\+(\d+))?$")
+
+
+def parse_history(text: str, texts: bytes) -> list[JobInfo]:
+    """Read the answers to HISTORY_ARGV and TEXTS_ARGV. A record that cannot be read is left out."""
+    if not text.strip():
+        return []
+    *rows, rest = text.split(f"{PLAIN.field}\n")
+    if rest.strip() or not rows:
+        raise malformed("sacct", rest)
+    written = _texts(texts)
+    jobs = [job for row in rows if (job := _read_ended(row, written)) is not None]
+    if not jobs:
+        raise malformed("sacct", rows[0])
+    return jobs
+
+
+def _texts(answer: bytes) -> dict[str, dict[str, str]]:
+    """Return the texts of each job by its id. Every column has a blank after it, every record a line end."""
+    length = sum(_TEXTS.values()) + len(_TEXTS) + 1
+    found = {}
+    for start in range(0, len(answer) - length + 1, length):
+        row, at, texts = answer[start : start + length], 0, dict[str, str]()
+        for name, width in _TEXTS.items():
+            texts[name] = row[at : at + width].decode(errors="replace").strip()
+            at += width + 1
+        if not row.endswith(b" \n") or optional_integer(texts["JobIDRaw"]) is None:
+            break  # not these columns: nothing after it can be trusted
+        found[texts["JobIDRaw"]] = texts
+    return found
+
+
+def _read_ended(row: str, written: dict[str, dict[str, str]]) -> JobInfo | None:
+    try:
+        return _ended_job(row, written)
+    except ParseError:
+        return None
+
+
+def _ended_job(row: str, written: dict[str, dict[str, str]]) -> JobInfo:
+    values = row.split(PLAIN.field)
+    job_id = optional_integer(values[0])
+    if len(values) != len(_SACCT_FIELDS) or job_id is None:
+        raise malformed("sacct", row)
+    facts = dict(zip(_SACCT_FIELDS, values, strict=True))
+    texts = written.get(facts["JobIDRaw"], {})
+    tres = facts["AllocTRES"] or facts["ReqTRES"]
+    code, signal = colon_status(facts["ExitCode"])
+    array_id, task, het_id, offset = _family(facts["JobID"])
+    limit_min = optional_integer(facts["TimelimitRaw"])
+    return JobInfo(
+        id=job_id,
+        name=texts.get("JobName", ""),
+        user=facts["User"],
+        state=parse_job_state(facts["State"]),
+        account=known(texts.get("Account", "")),
+        qos=known(facts["QOS"]),
+        partition=facts["Partition"],
+        reason=known(facts["Reason"]),
+        nodes=node_names("sacct", facts["NodeList"]),
+        node_count=integer(facts["NNodes"]),
+        cpus=integer(facts["AllocCPUS"]) or integer(facts["ReqCPUS"]),
+        gpus=gpus_in_tres(tres),
+        memory_mib=memory_mib(parse_tres(tres).get("mem", "")),
+        priority=integer(facts["Priority"]),
+        array_id=array_id,
+        array_task=task,
+        het_id=het_id,
+        het_offset=offset,
+        submitted_at=epoch(facts["Submit"]),
+        started_at=epoch(facts["Start"]),
+        ends_at=epoch(facts["End"]),
+        elapsed_s=integer(facts["ElapsedRaw"]),
+        time_limit_s=None if limit_min is None else limit_min * 60,
+        exit_code=code,
+        exit_signal=signal,
+        reservation=known(facts["Reservation"]),
+    )
+
+
+def _family(label: str) -> tuple[int | None, str, int | None, int | None]:
+    """Array id and task, heterogeneous id and offset, from `5`, `5_3`, `5_[4-9]`, `5+1`."""
+    found = _LABEL.match(label)
+    if found is None or len(label) > 400:
+        return None, "", None, None
+    whole, task, offset = found.groups()
+    if task is not None:
+        return int(whole), task.strip("[]"), None, None
+    return None, "", optional_integer(whole) if offset else None, optional_integer(offset or "")

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from dalsegno.slurm.node_info import NodeInfo
-from dalsegno.slurm.parse.text import epoch, integer, known, malformed, pairs, paragraphs
-from dalsegno.slurm.parse.tres import gpu_type_in_gres, gpus_in_gres, gpus_in_tres
-from dalsegno.slurm.states import parse_node_state
+from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState, parse_node_state
+from dalsegno.slurm.parse.jobs import node_names
+from dalsegno.slurm.parse.text import (
+    duration_s,
+    epoch,
+    gpu_type_in_gres,
+    gpus_in_gres,
+    gpus_in_tres,
+    integer,
+    known,
+    long_format,
+    malformed,
+    pairs,
+    paragraphs,
+    records,
+)
 
 NODES_ARGV = ("scontrol", "--all", "--details", "--oneliner", "show", "node")
 
@@ -78,3 +92,72 @@ def _reason(short: str, line: str) -> tuple[str, str, int | None]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in known(text).split(",") if name.strip())
+
+
+# ---- `sinfo`: partitions, and how many of their nodes are in which state.
+
+
+_SINFO_FIELDS = ("Partition", "Available", "Time", "StateComplete", "NodeList")
+
+PARTITIONS_ARGV = ("sinfo", "--all", "--noheader", "--Format", long_format(_SINFO_FIELDS))
+
+State = tuple[NodeState, frozenset[NodeFlag]]
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """A partition and its nodes by state."""
+
+    name: str
+    default: bool = False
+    up: bool = True
+    time_limit_s: int | None = None  # None: no limit
+    nodes: Mapping[str, State] = field(default_factory=dict)
+
+
+def parse_partitions(text: str) -> list[PartitionInfo]:
+    """The answer to PARTITIONS_ARGV: a row for each partition and state."""
+    found: dict[str, PartitionInfo] = {}
+    for name, available, limit, state, nodes in records("sinfo", text, len(_SINFO_FIELDS)):
+        bare = name.rstrip("*")
+        if not bare:
+            raise malformed("sinfo", name)
+        earlier = found[bare].nodes if bare in found else {}
+        found[bare] = PartitionInfo(
+            name=bare,
+            default=name.endswith("*"),
+            up=available == "up",
+            time_limit_s=duration_s(limit),
+            nodes={**earlier, **dict.fromkeys(node_names("sinfo", nodes), parse_node_state(state))},
+        )
+    return list(found.values())
+
+
+# ---- `sacctmgr show event`: when a node was out of service, and why. Slurm itself forgets it when the node is
+# back.
+
+
+# What a reason says may hold anything, the sign between fields too: it comes last.
+_EVENT_FIELDS = ("NodeName", "TimeStart", "State", "User", "Reason")
+EVENTS_ARGV = ("sacctmgr", "--noheader", "--parsable2", "show", "event", f"format={','.join(_EVENT_FIELDS)}")
+
+
+@dataclass(frozen=True)
+class NodeEvent:
+    """A node left service. `at`: seconds since 1970."""
+
+    node: str
+    at: int
+    state: str  # DRAIN, DOWN
+    user: str
+    reason: str
+
+
+def parse_events(text: str) -> list[NodeEvent]:
+    """The answer to EVENTS_ARGV; what is told of the cluster as a whole is left out."""
+    rows = [line.split("|", len(_EVENT_FIELDS) - 1) for line in text.splitlines()]
+    return [_event(*row, at=at) for row in rows if len(row) == len(_EVENT_FIELDS) and row[0] and (at := epoch(row[1]))]
+
+
+def _event(node: str, _: str, state: str, user: str, reason: str, *, at: int) -> NodeEvent:
+    return NodeEvent(node, at, state, known(re.sub(r"\(\d+\)$", "", user)), reason)

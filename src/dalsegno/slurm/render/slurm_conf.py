@@ -2,14 +2,257 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from dalsegno.hostlist import compress
 from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Layout
-from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, setting
-from dalsegno.slurm.render.node_lines import node_lines
-from dalsegno.slurm.render.partition_lines import partition_lines
-from dalsegno.slurm.render.policy import policy
-from dalsegno.slurm.version import Version
-from dalsegno.spec.facts import Cluster
+from dalsegno.slurm.render.lines import Settings, header, line, lines, merged, number, setting, tres, without, yes
+from dalsegno.slurm.versions import Version
+from dalsegno.spec.facts import Cluster, Node, Partition, Slurm
+
+# ---- NodeName lines: nodes that are alike share one, however many they are.
+
+
+SPARE_REASON = "dalsegno:spare"
+
+
+def node_lines(cluster: Cluster, layout: Layout) -> str:
+    groups: dict[tuple[tuple[str, str], ...], list[Node]] = {}
+    for node in cluster.nodes:
+        groups.setdefault(tuple(_shape(node, layout).items()), []).append(node)
+    return "".join(f"{line(_where(nodes, layout) | dict(shape))}\n" for shape, nodes in groups.items())
+
+
+def _shape(node: Node, layout: Layout) -> Settings:
+    """What makes two nodes alike. Slurm drains spares at its start and at each reconfigure, lent ones too."""
+    return {
+        **_cpus(node, layout),
+        "RealMemory": str(node.memory_mib),
+        "Gres": _gres(node),
+        "Feature": ",".join(node.features),
+        "Weight": str(node.weight) if node.weight != 1 else "",
+        "State": "DRAIN" if node.spare else "UNKNOWN",
+        "Reason": SPARE_REASON if node.spare else "",
+    }
+
+
+def _cpus(node: Node, layout: Layout) -> Settings:
+    """Real nodes are only held to their CPU count: a wrong guess at sockets and threads would drain them."""
+    if not layout.overrides:
+        return {"CPUs": str(node.cpus)}
+    sockets = 2 if node.cpus % 2 == 0 and node.cpus >= 16 else 1
+    return {"CPUs": str(node.cpus), "Sockets": str(sockets), "CoresPerSocket": str(node.cpus // sockets)}
+
+
+def _gres(node: Node) -> str:
+    if not node.gpus:
+        return ""
+    return ":".join(part for part in (node.gres, node.gpu_type, str(node.gpus)) if part)
+
+
+def _where(nodes: Sequence[Node], layout: Layout) -> Settings:
+    places = [layout.place(node.name) for node in nodes]
+    return {
+        "NodeName": compress(node.name for node in nodes),
+        "NodeHostname": _one_or_each([place.hostname for place in places]),
+        "NodeAddr": _one_or_each([place.address for place in places]),
+        "Port": _ports([place.port or layout.slurmd_port for place in places]),
+    }
+
+
+def _one_or_each(values: Sequence[str]) -> str:
+    """Slurm takes one value for all the nodes of a line, or as many as there are nodes."""
+    return values[0] if len(set(values)) == 1 else compress(values)
+
+
+def _ports(ports: Sequence[int]) -> str:
+    listed = _one_or_each([str(port) for port in ports])
+    return f"[{listed}]" if "," in listed and not listed.startswith("[") else listed
+
+
+# ---- PartitionName lines.
+
+
+_MEMORY_DEFAULTS = ("DefMemPerCPU", "DefMemPerNode", "DefMemPerGPU")
+
+
+def partition_lines(cluster: Cluster) -> str:
+    nodes = {node.name: node for node in cluster.nodes}
+    return "".join(f"{line(_partition(partition, cluster, nodes))}\n" for partition in cluster.partitions)
+
+
+def _partition(partition: Partition, cluster: Cluster, nodes: dict[str, Node]) -> Settings:
+    members = [nodes[name] for name in partition.nodes if name in nodes]
+    ours = {
+        "PartitionName": partition.name,
+        "Nodes": compress(partition.nodes),
+        "Default": yes(partition.default),
+        "MaxTime": number(partition.time_limit_min) or "INFINITE",
+        "DefaultTime": number(partition.default_time_min),
+        "MinNodes": number(partition.min_nodes),
+        "MaxNodes": number(partition.max_nodes),
+        "PriorityTier": number(partition.priority_tier),
+        "PriorityJobFactor": number(partition.priority_factor),
+        "OverSubscribe": partition.oversubscribe,
+        "AllowAccounts": ",".join(partition.allow_accounts),
+        "AllowGroups": ",".join(partition.allow_groups),
+        "AllowQos": ",".join(partition.allow_qos),
+        "PreemptMode": partition.preempt_mode,
+        "Hidden": yes(partition.hidden),
+        **_shares(members, cluster),
+        "State": "UP",
+    }
+    if _says_memory(partition.extra):
+        ours = without(ours, _MEMORY_DEFAULTS)
+    return merged(ours, partition.extra)
+
+
+def _shares(members: list[Node], cluster: Cluster) -> Settings:
+    """A job that names no memory gets its CPUs' share of it, and a GPU brings its share of the CPUs.
+
+    Slurm's own default is the whole node's memory: nobody else would fit beside the smallest job.
+    """
+    if not members:
+        return {}
+    per_gpu = min((node.cpus // node.gpus for node in members if node.gpus), default=0)
+    shares = {"DefCpuPerGPU": str(per_gpu) if per_gpu else ""}
+    if not _says_memory(cluster.slurm.extra):
+        shares["DefMemPerCPU"] = str(max(1, min(node.memory_mib // max(1, node.cpus) for node in members)))
+    return shares
+
+
+def _says_memory(extra: Mapping[str, str]) -> bool:
+    """Whether the user set a default of memory: Slurm's three ways to set one exclude each other."""
+    return not {key.lower() for key in extra}.isdisjoint(key.lower() for key in _MEMORY_DEFAULTS)
+
+
+# ---- How Slurm hands out machines: selection, scheduling, priority, preemption, accounting.
+
+
+def policy(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
+    return {
+        **_nodes(cluster, layout),
+        **_scheduling(cluster),
+        **_priority(cluster.slurm),
+        **_preemption(cluster),
+        **_accounting(cluster, layout, slurm),
+    }
+
+
+def _nodes(cluster: Cluster, layout: Layout) -> Settings:
+    return {
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "GresTypes": "gpu" if any(node.gpus for node in cluster.nodes) else "",
+        "SlurmdParameters": "config_overrides" if layout.overrides else "",
+        "ProctrackType": f"proctrack/{layout.proctrack}",
+        "TaskPlugin": layout.task_plugin,
+        "MpiDefault": "none",
+        # Nothing comes back into service before it is validated, whatever made it leave.
+        "ReturnToService": "0",
+        # GPUDirect and RDMA pin memory: the submitting shell's limit must not follow the job to the node.
+        "PropagateResourceLimitsExcept": "MEMLOCK",
+        "TopologyPlugin": "topology/tree" if cluster.slurm.topology else "",
+    }
+
+
+def _scheduling(cluster: Cluster) -> Settings:
+    return {
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": ",".join(_scheduler_parameters(len(cluster.nodes))),
+        # A job that no partition can ever run is refused when it is submitted, not left pending for good.
+        "EnforcePartLimits": "ANY",
+    }
+
+
+def _scheduler_parameters(nodes: int) -> list[str]:
+    """Quick starts where a pass over the queue is cheap; on large clusters Slurm's own patience.
+
+    Backfill comes seldom enough that the main scheduler starts what can start: a job that backfill starts is not in
+    slurmctld's saved state until something else happens, and is lost if slurmctld is killed before (seen on 22.05).
+    """
+    if nodes <= 128:
+        pace = ["sched_interval=2", "bf_interval=10"]
+    elif nodes <= 1024:
+        pace = ["sched_interval=10", "bf_interval=30"]
+    else:
+        pace = ["sched_interval=30", "bf_interval=30"]
+    return ["batch_sched_delay=0", *pace, "bf_continue"]
+
+
+def _priority(slurm: Slurm) -> Settings:
+    priority = slurm.priority
+    return {
+        "PriorityType": "priority/multifactor",
+        "PriorityDecayHalfLife": number(priority.half_life_min),
+        "PriorityUsageResetPeriod": priority.usage_reset,
+        "PriorityCalcPeriod": number(priority.calc_period_min),
+        "PriorityMaxAge": number(priority.max_age_min),
+        "PriorityFavorSmall": "YES" if priority.favor_small else "NO",
+        "PriorityWeightAge": number(priority.age),
+        "PriorityWeightFairshare": number(priority.fair_share),
+        "PriorityWeightJobSize": number(priority.job_size),
+        "PriorityWeightPartition": number(priority.partition),
+        "PriorityWeightQOS": number(priority.qos),
+        "PriorityWeightTRES": tres(priority.tres),
+    }
+
+
+_PREEMPT_TYPES = {"qos": "preempt/qos", "partition": "preempt/partition_prio"}
+
+
+def _preemption(cluster: Cluster) -> Settings:
+    slurm = cluster.slurm
+    if not slurm.preempt_by:
+        return {}
+    mode = slurm.preempt_mode.upper() or "REQUEUE"
+    suspends = "SUSPEND" in {mode, *(partition.preempt_mode.upper() for partition in cluster.partitions)}
+    # Suspended jobs are woken by the gang scheduler: Slurm refuses SUSPEND anywhere without GANG here.
+    gang = ",GANG" if suspends and "GANG" not in mode else ""
+    exempt_s = slurm.preempt_exempt_time_s
+    return {
+        "PreemptType": _PREEMPT_TYPES.get(slurm.preempt_by, slurm.preempt_by),
+        "PreemptMode": mode + gang,
+        "PreemptExemptTime": "" if exempt_s is None else duration(exempt_s),
+    }
+
+
+def duration(seconds: int) -> str:
+    """`90061` → `1-01:01:01`: of Slurm's spellings of a time, the one that cannot be misread as minutes."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours // 24}-{hours % 24:02d}:{minute:02d}:{second:02d}"
+
+
+def _accounting(cluster: Cluster, layout: Layout, slurm: Version) -> Settings:
+    gathered = {"JobAcctGatherType": "jobacct_gather/linux", "JobAcctGatherFrequency": "30"}
+    if not cluster.slurm.accounting or layout.dbd is None:
+        return gathered
+    return gathered | {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": layout.dbd.host.address or layout.dbd.host.name,
+        "AccountingStoragePort": str(layout.dbd.port),
+        # slurmdbd is spoken to through this socket, not the one in AuthInfo.
+        "AccountingStoragePass": layout.paths.munge_socket,
+        "AccountingStorageTRES": _tracked(cluster),
+        "AccountingStorageEnforce": ",".join(cluster.slurm.enforce),
+        **_store_comments(slurm),
+    }
+
+
+def _tracked(cluster: Cluster) -> str:
+    types = sorted({node.gpu_type for node in cluster.nodes if node.gpus and node.gpu_type})
+    return ",".join(["gres/gpu", *(f"gres/gpu:{kind}" for kind in types)])
+
+
+def _store_comments(slurm: Version) -> Settings:
+    if versions.STORE_FLAGS.holds(slurm):
+        return {"AccountingStoreFlags": "job_comment"}
+    return {"AccountingStoreJobComment": "YES"}
+
+
+# ---- slurm.conf: the whole cluster as Slurm's daemons and commands read it.
 
 
 def render_slurm_conf(cluster: Cluster, layout: Layout, slurm: Version) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dalsegno.errors import NotThere
-from dalsegno.hardware import Instance, find_instance, gpu_of, gpus, instances
+from dalsegno.hardware import Instance, did_you_mean, find_instance, gpu_of, gpus, instances
+from dalsegno.hostlist import MAX_NODES
 from dalsegno.spec.checks.report import Report
+from dalsegno.spec.layout import catalog_gpu, catalog_instance, find_circle, find_cycle, members, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.partition import Machine, Partition
-from dalsegno.spec.sizes import catalog_gpu, catalog_instance
+from dalsegno.spec.section import place
+from dalsegno.spec.slurm import Switch, Topology
 
 _PROVIDERS = {"parallelcluster": "aws", "hyperpod": "aws", "oci": "oci"}
 
@@ -134,3 +137,197 @@ def _cloud_needs_instance(partition: Partition, spec: ClusterSpec, report: Repor
         example = "BM.GPU.H100.8" if spec.target == "oci" else "p5.48xlarge"
         what = f"partition `{partition.name}` needs an `instance`: {spec.target} rents machines by type"
         report.add(partition, "instance", what, f"add `instance: {example}`", reads=("nodes_from",))
+
+
+# ---- Partitions: their nodes, where they take them from, and their limits.
+
+
+_OF_THE_MACHINE = ("instance", "cpus", "memory", "gpus", "gpu_type", "features", "weight")
+
+
+def check_partitions(spec: ClusterSpec, report: Report) -> None:
+    """Nodes, shared nodes, spares, limits, the default."""
+    if not spec.partitions and report.whole("partitions"):
+        report.add(spec, "partitions", "there is no partition", "add `partitions: [{name: train, nodes: 4}]`")
+    for partition in spec.partitions:
+        _partition_nodes(partition, spec, report)
+        _spares(partition, report)
+        _sources(partition, spec, report)
+        _times(partition, report)
+    _partition_cycle(spec, report)
+    _defaults(spec, report)
+    _counts(spec, report)
+    _total(spec, report)
+
+
+def _partition_nodes(partition: Partition, spec: ClusterSpec, report: Report) -> None:
+    if partition.nodes is None and not partition.nodes_from:
+        hint = "add `nodes: 4`, or `nodes_from:` with another partition's name"
+        report.add(partition, "nodes", f"partition `{partition.name}` has no nodes", hint, reads=("nodes_from",))
+    if isinstance(partition.nodes, list) and partition.nodes_from:
+        what = f"partition `{partition.name}` names nodes and takes them from `{partition.nodes_from[0]}` as well"
+        report.add(partition, "nodes", what, "with `nodes_from`, `nodes` is how many of them", reads=("nodes_from",))
+
+
+def _spares(partition: Partition, report: Report) -> None:
+    if not partition.spares:
+        return
+    if partition.nodes_from:
+        source = partition.nodes_from[0]
+        what = f"partition `{partition.name}` cannot have spares: its machines are those of `{source}`"
+        report.add(partition, "spares", what, f"give `{source}` the spares", reads=("nodes_from",))
+    elif isinstance(partition.nodes, list) and isinstance(partition.spares, int):
+        what = f"partition `{partition.name}` names its nodes, but not its spares"
+        report.add(partition, "spares", what, "name them too: `spares: gpu[65-66]`", reads=("nodes",))
+    elif isinstance(partition.nodes, int) and isinstance(partition.spares, list):
+        what = f"partition `{partition.name}` names its spares, but not its nodes"
+        report.add(partition, "spares", what, f"write how many: `spares: {len(partition.spares)}`", reads=("nodes",))
+
+
+def _sources(partition: Partition, spec: ClusterSpec, report: Report) -> None:
+    names = [each.name for each in spec.partitions]
+    for source in partition.nodes_from:
+        if source not in names and report.unnamed(source, "partitions"):
+            what = f"partition `{partition.name}` takes its nodes from `{source}`, which is no partition"
+            report.add(partition, "nodes_from", what, did_you_mean(source, names, f"partitions: {', '.join(names)}"))
+    for field in _OF_THE_MACHINE if partition.nodes_from else ():
+        if field in partition.model_fields_set:
+            source = partition.nodes_from[0]
+            what = f"partition `{partition.name}` cannot set `{field}`: its machines are those of `{source}`"
+            report.add(partition, field, what, f"set it in `{source}`", reads=("nodes_from",))
+
+
+def _times(partition: Partition, report: Report) -> None:
+    limit, default = partition.time_limit, partition.default_time
+    if limit is not None and default is not None and default > limit:
+        what = f"`default_time` of partition `{partition.name}` ({default} min) is over its `time_limit` ({limit} min)"
+        report.add(partition, "default_time", what, "make it shorter, or leave it out", reads=("time_limit",))
+
+
+def _partition_cycle(spec: ClusterSpec, report: Report) -> None:
+    circle = find_circle(spec)
+    if circle:
+        first = next(partition for partition in spec.partitions if partition.name == circle[0])
+        said = ", ".join(f"`{name}`" for name in circle)
+        what = f"partitions {said} take their nodes from each other in a circle"
+        if len(circle) == 1:
+            what = f"partition {said} takes its nodes from itself"
+        report.add(first, "nodes_from", what, "let one of them have `nodes`")
+
+
+def _defaults(spec: ClusterSpec, report: Report) -> None:
+    defaults = [partition for partition in spec.partitions if partition.default]
+    for other in defaults[1:]:
+        what = f"partitions `{defaults[0].name}` and `{other.name}` are both default"
+        report.add(other, "default", what, "keep `default: true` in one")
+
+
+def _counts(spec: ClusterSpec, report: Report) -> None:
+    held = members(spec)
+    spares = {name for partition in spec.partitions for name in own_spares(partition)}
+    if not nodes_known(spec, report):
+        return
+    for partition in spec.partitions:
+        count = sum(name not in spares for name in held[partition.name])
+        if count:
+            _share(partition, spec, held, report)
+            _limits(partition, count, report)
+
+
+def _share(partition: Partition, spec: ClusterSpec, held: dict[str, list[str]], report: Report) -> None:
+    """With `nodes_from`, `nodes: K` must not ask for more than there are."""
+    there = len({name for source in partition.nodes_from for name in held.get(source, [])})
+    if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
+        sources = ", ".join(f"`{source}`" for source in partition.nodes_from)
+        what = f"partition `{partition.name}` takes {partition.nodes} nodes from {sources}, which has {there}"
+        report.add(partition, "nodes", what, f"write at most `nodes: {there}`, or leave it out for all")
+
+
+def _limits(partition: Partition, count: int, report: Report) -> None:
+    name, most, least = partition.name, partition.max_nodes, partition.min_nodes
+    if most is not None and most > count:
+        what = f"`max_nodes` of partition `{name}` is {most}, but it has {count} nodes"
+        report.add(partition, "max_nodes", what, f"write at most {count}, or leave it out")
+    if least is not None and least > count:
+        what = f"`min_nodes` of partition `{name}` is {least}, but it has {count} nodes"
+        report.add(partition, "min_nodes", what, f"write at most {count}, or leave it out")
+    elif least is not None and most is not None and least > most:
+        what = f"`min_nodes` of partition `{name}` ({least}) is over its `max_nodes` ({most})"
+        report.add(partition, "min_nodes", what, "no job would fit", reads=("max_nodes",))
+
+
+def _total(spec: ClusterSpec, report: Report) -> None:
+    total = sum(len(own_nodes(partition)) + len(own_spares(partition)) for partition in spec.partitions)
+    if total > MAX_NODES:
+        report.add(spec, "partitions", f"the cluster has {total:,} nodes", f"Slurm takes at most {MAX_NODES:,}")
+
+
+def nodes_known(spec: ClusterSpec, report: Report) -> bool:
+    """The names of all nodes can be trusted: nothing that makes them was faulty."""
+    fields = ("name", "nodes", "nodes_from", "spares")
+    return report.complete("partitions") and all(
+        report.whole(*place(partition), field) for partition in spec.partitions for field in fields
+    )
+
+
+# ---- The network's switches: a tree that holds every node once.
+
+
+_SHOWN = 4
+
+
+def check_topology(spec: ClusterSpec, report: Report) -> None:
+    """Switches that are there, and nodes on exactly one leaf."""
+    topology = spec.slurm.topology
+    if topology is None:
+        return
+    if bool(topology.nodes_per_switch) == bool(topology.switches):
+        what = "`slurm.topology` needs either `nodes_per_switch` or `switches`"
+        report.add(spec.slurm, "topology", what, "keep one of the two")
+    for switch in topology.switches:
+        _switch(switch, topology, report)
+    _switch_cycle(topology, report)
+    if topology.switches and nodes_known(spec, report) and report.complete("slurm", "topology", "switches"):
+        _switch_nodes(topology, spec, report)
+
+
+def _switch(switch: Switch, topology: Topology, report: Report) -> None:
+    if bool(switch.nodes) == bool(switch.switches):
+        what = f"switch `{switch.name}` must name either nodes or switches"
+        report.add(switch, "name", what, "a leaf has `nodes`, any other has `switches`", reads=("nodes", "switches"))
+    names = [each.name for each in topology.switches]
+    for other in switch.switches:
+        if other not in names and report.complete("slurm", "topology", "switches"):
+            what = f"switch `{switch.name}` is above `{other}`, which is no switch"
+            report.add(switch, "switches", what, did_you_mean(other, names, "add it"))
+
+
+def _switch_cycle(topology: Topology, report: Report) -> None:
+    circle = find_cycle({switch.name: switch.switches for switch in topology.switches})
+    if circle:
+        first = next(switch for switch in topology.switches if switch.name == circle[0])
+        said = ", ".join(f"`{name}`" for name in circle)
+        report.add(first, "switches", f"switches {said} are above each other in a circle", "make it a tree")
+
+
+def _switch_nodes(topology: Topology, spec: ClusterSpec, report: Report) -> None:
+    known = {name for partition in spec.partitions for name in (*own_nodes(partition), *own_spares(partition))}
+    leaf_of: dict[str, str] = {}
+    for switch in topology.switches:
+        strange = next((name for name in switch.nodes if name not in known), None)
+        if strange:
+            what = f"switch `{switch.name}` holds the node `{strange}`, which is not there"
+            report.add(switch, "nodes", what, did_you_mean(strange, known))
+        twice = next((name for name in switch.nodes if name in leaf_of), None)
+        if twice:
+            what = f"node `{twice}` is on switch `{leaf_of[twice]}` and on `{switch.name}`"
+            report.add(switch, "nodes", what, "keep it on one")
+        leaf_of |= dict.fromkeys(switch.nodes, switch.name)
+    _left_out(known - leaf_of.keys(), topology, report)
+
+
+def _left_out(names: set[str], topology: Topology, report: Report) -> None:
+    if names:
+        shown = ", ".join(f"`{name}`" for name in sorted(names)[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        report.add(topology, "switches", f"no switch holds {shown}{more}", "put every node on a leaf switch")

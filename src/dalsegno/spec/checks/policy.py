@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from dalsegno.hardware import did_you_mean
+from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Report
+from dalsegno.spec.layout import find_cycle, members
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.slurm import Qos
+from dalsegno.spec.people import User
+from dalsegno.spec.section import Section
+from dalsegno.spec.slurm import Qos, Reservation
 
 BUILT_IN_QOS = "normal"  # Slurm makes it; everyone has it
 
@@ -42,3 +48,181 @@ def _preempts(qos: Qos, spec: ClusterSpec, report: Report) -> None:
     if qos.preempts and by_partition and report.whole("slurm", "preemption"):
         what = f"qos `{qos.name}` preempts others, but preemption goes by partition"
         report.add(qos, "preempts", what, "set `slurm: {preemption: {by: qos}}`, or leave `preempts` out")
+
+
+# ---- What needs Slurm's database, on a cluster that has none.
+
+
+_HINT = "set `slurm: {accounting: true}`, or leave it out"
+_ENFORCE = "Slurm applies limits only with `slurm: {enforce: [associations, limits, qos]}`"
+_LIMITS = {"max_time", "max_tres_per_user", "max_jobs_per_user", "group_tres"}
+_WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")
+_OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
+
+
+def check_accounting(spec: ClusterSpec, report: Report) -> None:
+    """Everything that would silently do nothing: with accounting off, or limits that Slurm is not told to apply."""
+    if spec.slurm.accounting:
+        _check_limits(spec, report)
+        return
+    if not report.whole("slurm", "accounting"):
+        return
+    for section, field, subject in _needing(spec):
+        report.add(section, field, f"{subject} needs accounting, which is off", _HINT)
+
+
+def _check_limits(spec: ClusterSpec, report: Report) -> None:
+    if {"limits", "safe"} & set(spec.slurm.enforce) or not report.whole("slurm", "enforce"):
+        return
+    for section, name in [
+        *((qos, f"QOS `{qos.name}`") for qos in spec.slurm.qos),
+        *((account, f"account `{account.name}`") for account in spec.accounts),
+    ]:
+        for field in sorted(_LIMITS & section.model_fields_set):
+            report.add(section, field, f"`{field}` of {name} is a limit, and `slurm.enforce` names no limits", _ENFORCE)
+
+
+def _needing(spec: ClusterSpec) -> Iterator[tuple[Section, str, str]]:
+    slurm = spec.slurm
+    for field in ("qos", "enforce"):
+        if getattr(slurm, field):
+            yield slurm, field, f"`slurm.{field}`"
+    for field in _WEIGHTS:
+        if field in slurm.priority.model_fields_set:
+            yield slurm.priority, field, f"`slurm.priority.{field}`"
+    if slurm.preemption is not None and slurm.preemption.by == "qos":
+        yield slurm, "preemption", "preemption by QOS"
+    if spec.accounts:
+        yield spec, "accounts", "`accounts`"
+    for user in spec.users:
+        for field in _OF_USERS:
+            if field in user.model_fields_set:
+                yield user, field, f"`{field}` of user `{user.name}`"
+    for partition in spec.partitions:
+        for field in ("allow_accounts", "allow_qos"):
+            if getattr(partition, field):
+                yield partition, field, f"`{field}` of partition `{partition.name}`"
+    for reservation in spec.reservations:
+        if reservation.accounts:
+            yield reservation, "accounts", f"`accounts` of reservation `{reservation.name}`"
+
+
+# ---- Accounts, users and QOS that name each other.
+
+
+DEFAULT_ACCOUNT = "users"  # of people for whom the file names none
+
+
+def known_accounts(spec: ClusterSpec) -> list[str]:
+    """Accounts that may be named: those of the file and Slurm's own."""
+    extra = [DEFAULT_ACCOUNT] if any(not user.accounts for user in spec.users) else []
+    return [*(account.name for account in spec.accounts), "root", *extra]
+
+
+class _Known:
+    """Accounts and QOS that are there, gathered once."""
+
+    def __init__(self, spec: ClusterSpec, report: Report) -> None:
+        self.report = report
+        self._accounts = dict.fromkeys(known_accounts(spec))
+        self._qos = dict.fromkeys(known_qos(spec))
+
+    def accounts(self, section: Section, field: str, names: Iterable[str], whose: str) -> None:
+        for name in names:
+            if name not in self._accounts and self.report.unnamed(name, "accounts"):
+                hint = did_you_mean(name, self._accounts, f"add it: `accounts: [{{name: {name}}}]`")
+                self.report.add(section, field, f"{whose} the account `{name}`, which is not there", hint)
+
+    def qos(self, section: Section, field: str, names: Iterable[str], whose: str) -> None:
+        for name in names:
+            if name not in self._qos and self.report.unnamed(name, "slurm", "qos"):
+                hint = did_you_mean(name, self._qos, f"add it: `slurm: {{qos: [{{name: {name}}}]}}`")
+                self.report.add(section, field, f"{whose} the qos `{name}`, which is not there", hint)
+
+
+def check_people(spec: ClusterSpec, report: Report) -> None:
+    """Every account and QOS that is named must be there."""
+    known = _Known(spec, report)
+    for partition in spec.partitions:
+        whose = f"partition `{partition.name}` allows"
+        known.accounts(partition, "allow_accounts", partition.allow_accounts, whose)
+        known.qos(partition, "allow_qos", partition.allow_qos, whose)
+    for account in spec.accounts:
+        known.accounts(account, "parent", [account.parent], f"account `{account.name}` is below")
+        known.qos(account, "qos", account.qos, f"account `{account.name}` uses")
+    for reservation in spec.reservations:
+        known.accounts(reservation, "accounts", reservation.accounts, f"reservation `{reservation.name}` is for")
+    for user in spec.users:
+        known.accounts(user, "accounts", user.accounts, f"user `{user.name}` is in")
+        known.qos(user, "qos", user.qos, f"user `{user.name}` uses")
+        _defaults(user, known)
+    _circle(spec, report)
+
+
+def _defaults(user: User, known: _Known) -> None:
+    if user.default_account and user.default_account not in (user.accounts or [DEFAULT_ACCOUNT]):
+        what = f"`default_account` of user `{user.name}` is `{user.default_account}`, which is not among their accounts"
+        known.report.add(user, "default_account", what, f"add it to `accounts` of `{user.name}`", reads=("accounts",))
+    if user.default_qos and user.qos and user.default_qos not in user.qos:
+        what = f"`default_qos` of user `{user.name}` is `{user.default_qos}`, which is not among their QOS"
+        known.report.add(user, "default_qos", what, f"add it to `qos` of `{user.name}`", reads=("qos",))
+    elif user.default_qos and not user.qos:
+        known.qos(user, "default_qos", [user.default_qos], f"user `{user.name}` uses")
+
+
+def _circle(spec: ClusterSpec, report: Report) -> None:
+    circle = find_cycle({account.name: [account.parent] for account in spec.accounts})
+    if circle:
+        first = next(account for account in spec.accounts if account.name == circle[0])
+        said = ", ".join(f"`{name}`" for name in circle)
+        report.add(first, "parent", f"accounts {said} are each other's parents", "let one be below `root`")
+
+
+# ---- Reservations: of nodes that are there, for someone.
+
+
+def check_reservations(spec: ClusterSpec, report: Report) -> None:
+    """Nodes, partition, and who it is for."""
+    for reservation in spec.reservations:
+        _nodes_or_count(reservation, report)
+        _for_whom(reservation, report)
+        _partition(reservation, spec, report)
+    if spec.reservations and nodes_known(spec, report):
+        held = {name: dict.fromkeys(nodes) for name, nodes in members(spec).items()}
+        everything = {node: None for nodes in held.values() for node in nodes}
+        for reservation in spec.reservations:
+            _nodes(reservation, held.get(reservation.partition, everything), report)
+
+
+def _nodes_or_count(reservation: Reservation, report: Report) -> None:
+    if bool(reservation.nodes) == bool(reservation.node_count):
+        what = f"reservation `{reservation.name}` must have either `nodes` or `node_count`"
+        report.add(reservation, "name", what, "name the nodes, or say how many", reads=("nodes", "node_count"))
+
+
+def _for_whom(reservation: Reservation, report: Report) -> None:
+    if not reservation.users and not reservation.accounts:
+        what = f"reservation `{reservation.name}` is for nobody"
+        report.add(reservation, "name", what, "add `users: [root]` or `accounts:`", reads=("users", "accounts"))
+
+
+def _partition(reservation: Reservation, spec: ClusterSpec, report: Report) -> None:
+    names = [partition.name for partition in spec.partitions]
+    if (
+        reservation.partition
+        and reservation.partition not in names
+        and report.unnamed(reservation.partition, "partitions")
+    ):
+        what = f"reservation `{reservation.name}` is in `{reservation.partition}`, which is no partition"
+        report.add(reservation, "partition", what, did_you_mean(reservation.partition, names))
+
+
+def _nodes(reservation: Reservation, there: dict[str, None], report: Report) -> None:
+    strange = next((name for name in reservation.nodes if name not in there), None)
+    if strange:
+        where = f"not in `{reservation.partition}`" if reservation.partition else "not there"
+        what = f"reservation `{reservation.name}` is of the node `{strange}`, which is {where}"
+        report.add(reservation, "nodes", what, did_you_mean(strange, there), reads=("partition",))
+    if reservation.node_count and reservation.node_count > len(there):
+        what = f"reservation `{reservation.name}` is of {reservation.node_count} nodes, but there are {len(there)}"
+        report.add(reservation, "node_count", what, f"write at most {len(there)}", reads=("partition",))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
+import re
 
+from dalsegno.hardware import did_you_mean
+from dalsegno.spec.checks.machines import nodes_known
 from dalsegno.spec.checks.report import Report
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.target_names import TARGETS
-from dalsegno.spec.unknown_keys import required_keys
+from dalsegno.spec.people import Storage
+from dalsegno.spec.section import Section, required_keys
+from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # The platform runs slurmctld itself and would not know of a second one.
@@ -67,3 +72,243 @@ def _subnet(spec: ClusterSpec, report: Report) -> None:
     if wanted > there:
         what = f"`local.subnet` {spec.local.subnet} has {there} addresses, but {wanted} are needed"
         report.add(spec.local, "subnet", what, "choose a larger one, or leave it out")
+
+
+# ---- What one cloud platform or another will not take.
+
+
+_QUEUE_NAME = re.compile(r"[a-z][a-z0-9-]{0,24}")
+_HYPHENS_ONLY = ("parallelcluster", "hyperpod", "oci")
+
+
+def check_platforms(spec: ClusterSpec, report: Report) -> None:
+    """Names and settings that ParallelCluster, HyperPod or OCI would refuse, most of them only after minutes."""
+    if not report.whole("target"):
+        return
+    if spec.target in _HYPHENS_ONLY:
+        _names(spec, report)
+    if spec.target == "parallelcluster" and spec.parallelcluster:
+        _parallelcluster(spec.parallelcluster, spec, report)
+    if spec.target == "hyperpod" and spec.hyperpod:
+        _hyperpod(spec.hyperpod, spec, report)
+    if spec.target == "oci" and spec.oci:
+        _oci(spec.oci, report)
+
+
+def _names(spec: ClusterSpec, report: Report) -> None:
+    if "_" in spec.name:
+        what = f"a cluster on {spec.target} cannot be called `{spec.name}`"
+        report.add(spec, "name", what, f"write `{spec.name.replace('_', '-')}`")
+    for partition in spec.partitions:
+        if not _QUEUE_NAME.fullmatch(partition.name):
+            what = f"a partition on {spec.target} cannot be called `{partition.name}`"
+            hint = "use lowercase letters, digits and `-`, starting with a letter, at most 25"
+            report.add(partition, "name", what, hint)
+
+
+def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Report) -> None:
+    _partitions_named(settings, "queues", list(settings.queues), spec, report)
+    if settings.subnets and not settings.head_subnet:
+        what = "`parallelcluster.subnets` is given without `head_subnet`"
+        report.add(settings, "subnets", what, "add `head_subnet:`, or leave both out", reads=("head_subnet",))
+    if settings.capacity_type == "CAPACITY_BLOCK" and not settings.capacity_reservation:
+        _block_without_id(settings, "parallelcluster", report)
+    for name, queue in settings.queues.items():
+        reserved = queue.capacity_reservation or settings.capacity_reservation
+        if queue.capacity_type == "CAPACITY_BLOCK" and not reserved:
+            _block_without_id(queue, f"parallelcluster.queues.{name}", report)
+        _grows(name, queue.max_count, queue, spec, report)
+
+
+def _block_without_id(section: Section, whose: str, report: Report) -> None:
+    what = f"`{whose}` buys a CAPACITY_BLOCK without saying which"
+    hint = "add `capacity_reservation: cr-…`"
+    report.add(section, "capacity_type", what, hint, reads=("capacity_reservation",))
+
+
+def _grows(name: str, most: int | None, queue: Section, spec: ClusterSpec, report: Report) -> None:
+    always = next((partition.nodes for partition in spec.partitions if partition.name == name), None)
+    if most is not None and isinstance(always, int) and most < always:
+        what = f"queue `{name}` may grow to {most} nodes, but partition `{name}` always has {always}"
+        report.add(queue, "max_count", what, f"write at least {always}, or leave it out")
+
+
+def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Report) -> None:
+    _partitions_named(settings, "groups", list(settings.groups), spec, report)
+    if bool(settings.subnets) != bool(settings.security_groups):
+        given = "subnets" if settings.subnets else "security_groups"
+        what = "`hyperpod.subnets` and `hyperpod.security_groups` go together"
+        report.add(settings, given, what, "give both or neither", reads=("subnets", "security_groups"))
+    for name in {settings.controller_group, settings.login_group} & {each.name for each in spec.partitions}:
+        partition = next(each for each in spec.partitions if each.name == name)
+        what = f"partition `{name}` has the name of HyperPod's own instance group `{name}`"
+        report.add(partition, "name", what, "give the partition another name")
+
+
+def _partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Report) -> None:
+    known = [partition.name for partition in spec.partitions]
+    for name in names:
+        if name not in known and report.unnamed(name, "partitions"):
+            what = f"`{spec.target}.{field}` names `{name}`, which is no partition"
+            report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
+
+
+def _oci(settings: Oci, report: Report) -> None:
+    subnets = [field for field in ("public_subnet", "private_subnet") if getattr(settings, field)]
+    if subnets and not settings.vcn:
+        what = f"`oci.{subnets[0]}` is given without the `vcn` it belongs to"
+        report.add(settings, subnets[0], what, "add `vcn:`, or leave the subnets out", reads=("vcn",))
+
+
+# ---- `target: ssh`: every machine must be reachable, every host must be a machine.
+
+
+_SHOWN = 4
+
+
+def check_ssh_hosts(spec: ClusterSpec, report: Report) -> None:
+    """Hosts against machines."""
+    if spec.target != "ssh" or not report.whole("target"):
+        return
+    ssh = spec.ssh
+    hosts = _hosts(ssh, report) if ssh else {}
+    if not nodes_known(spec, report) or not report.whole("head") or not report.whole("login"):
+        return
+    if ssh:
+        _strange(ssh, hosts, set(_machines(spec)), report)
+    # A machine that the file calls by its real name is reached by it.
+    missing = [name for name, named in _machines(spec).items() if not named and name not in hosts]
+    if missing and report.whole("ssh"):
+        shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        hint = f"add `{missing[0]}: ADDRESS` and so on under `ssh: hosts:`"
+        report.add(spec, "ssh" if ssh else "target", f"no host is given for {shown}{more}", hint)
+
+
+def _machines(spec: ClusterSpec) -> dict[str, bool]:
+    """All machines, and whether the file called each by a name of its own."""
+    machines = {spec.head.name: "name" in spec.head.model_fields_set}
+    machines |= dict.fromkeys(login_nodes(spec), bool(spec.login.names))
+    for partition in spec.partitions:
+        names = (*own_nodes(partition), *own_spares(partition))
+        machines |= dict.fromkeys(names, isinstance(partition.nodes, list))
+    return machines
+
+
+def _hosts(ssh: Ssh, report: Report) -> dict[str, str]:
+    """Machine to the key of `hosts` that names it."""
+    found: dict[str, str] = {}
+    for key, host in ssh.hosts.items():
+        try:
+            names = list(addresses(key, host.address))
+        except ValueError as error:
+            report.add(ssh, f"hosts.{key}", f"`ssh.hosts.{key}` does not fit: {error}", "as many addresses as names")
+            continue
+        twice = next((name for name in names if name in found), None)
+        if twice:
+            report.add(ssh, f"hosts.{key}", f"host `{twice}` is given twice under `ssh.hosts`", "keep one")
+        found |= dict.fromkeys(names, key)
+    return found
+
+
+def _strange(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Report) -> None:
+    for name, key in hosts.items():
+        if name not in machines:
+            what = f"`ssh.hosts` names `{name}`, which is no machine of this cluster"
+            hint = did_you_mean(name, machines, "nodes are called `<partition>-1`, the head node `head`")
+            report.add(ssh, f"hosts.{key}", what, hint)
+
+
+# ---- Shared storage: where it is mounted, and whether the target has that kind.
+
+
+_TYPES = {
+    "local": ("folder",),
+    "ssh": ("folder", "nfs", "lustre"),
+    "parallelcluster": ("lustre", "openzfs", "efs", "ebs"),
+    "hyperpod": ("lustre", "openzfs"),
+    "oci": ("fss", "nfs", "lustre"),
+}
+# A machine would not start, or lose its own files, with something else mounted there …
+_SYSTEM = {"/", "/boot", "/dev", "/etc", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var"}
+_SYSTEM |= {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr/bin", "/usr/lib", "/usr/sbin", "/var/lib"}
+# … or anywhere below.
+_SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/run/")
+_LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
+
+
+def check_storage(spec: ClusterSpec, report: Report) -> None:
+    """Mounts apart from each other and from the system, types the target has, sizes it sells."""
+    for storage in spec.storage:
+        _mount(storage, report)
+        _type(storage, spec, report)
+        _source_or_size(storage, spec, report)
+    _overlaps(spec, report)
+    _homes(spec, report)
+
+
+def _mount(storage: Storage, report: Report) -> None:
+    straight = posixpath.normpath(storage.mount)
+    if straight != storage.mount:
+        what = f"storage `{storage.name}` is mounted at `{storage.mount}`"
+        report.add(storage, "mount", what, f"write it straight: `{straight}`")
+    elif storage.mount in _SYSTEM or f"{storage.mount}/".startswith(_SYSTEM_TREES):
+        what = f"storage `{storage.name}` would be mounted over the system's own `{storage.mount}`"
+        report.add(storage, "mount", what, "choose a place of its own, such as `/fsx` or `/shared`")
+
+
+def _type(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+    types = _TYPES[spec.target]
+    if storage.type not in types and report.whole("target"):
+        what = f"storage `{storage.name}` is of type `{storage.type}`, which target `{spec.target}` does not have"
+        report.add(storage, "type", what, f"use {' or '.join(f'`{each}`' for each in types)}")
+
+
+def _source_or_size(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+    if not report.whole("target"):
+        return
+    if storage.type == "nfs" and ":/" not in storage.source:
+        what = f"storage `{storage.name}` needs the server it comes from"
+        report.add(storage, "source", what, "add `source: server:/export`")
+    elif storage.type == "openzfs" and spec.target == "parallelcluster" and not storage.source:
+        what = f"storage `{storage.name}` needs a volume that exists: ParallelCluster makes no OpenZFS"
+        report.add(storage, "source", what, "add `source: fsvol-0123456789abcdef0`")
+    elif storage.type in ("lustre", "openzfs", "ebs") and spec.target != "local":
+        _size(storage, spec, report)
+
+
+def _size(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+    if not storage.source and storage.size is None:
+        what = f"storage `{storage.name}` needs a `size`, or the `source` of one that exists"
+        report.add(storage, "size", what, "add `size: 1200G`", reads=("source", "type"))
+    aws = spec.target in ("parallelcluster", "hyperpod")
+    if aws and storage.type == "lustre" and storage.size and not storage.source:
+        gib = storage.size / 1024
+        if gib != _LUSTRE_FIRST_GIB and gib % _LUSTRE_STEP_GIB:
+            what = f"storage `{storage.name}` is {gib:g} GiB, but FSx for Lustre comes in 1200 or multiples of 2400 GiB"
+            report.add(storage, "size", what, "write `1200G`, `2400G`, `4800G` …", reads=("source", "type"))
+
+
+def _overlaps(spec: ClusterSpec, report: Report) -> None:
+    for at, storage in enumerate(spec.storage):
+        for other in spec.storage[:at]:
+            first, second = f"{posixpath.normpath(other.mount)}/", f"{posixpath.normpath(storage.mount)}/"
+            if first.startswith(second) or second.startswith(first):
+                what = f"the mounts `{other.mount}` of `{other.name}` and `{storage.mount}` of `{storage.name}` overlap"
+                report.add(storage, "mount", what, "keep them side by side")
+
+
+def _homes(spec: ClusterSpec, report: Report) -> None:
+    homes = [storage for storage in spec.storage if storage.home]
+    for other in homes[1:]:
+        what = f"storage `{homes[0].name}` and `{other.name}` both hold people's homes"
+        report.add(other, "home", what, "keep `home: true` in one")
+
+
+# ---- Images that nobody could run.
+
+
+def check_containers(spec: ClusterSpec, report: Report) -> None:
+    if spec.containers.images and spec.containers.enabled is False:
+        what = "`images` are to be imported, but the cluster is to run no containers"
+        report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))

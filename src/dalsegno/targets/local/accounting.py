@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.render.accounting import accounting_commands
-from dalsegno.slurm.render.reservations import reservation_commands
+from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
 from dalsegno.spec.facts import Cluster
 
 

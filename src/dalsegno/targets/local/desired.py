@@ -18,7 +18,7 @@ from dalsegno.slurm.render import (
     render_slurmdbd_conf,
     render_topology_conf,
 )
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import HostPlan, revision
 from dalsegno.system.machine import Machine

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.slurm.parse.reasons import is_absence
 from dalsegno.slurm.render import SPARE_REASON
-from dalsegno.slurm.states import NodeState
 from dalsegno.system.apart import slowness
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.base import Say

@@ -7,9 +7,9 @@ from pathlib import Path
 from dalsegno.containers.native import PLUGIN, build_key
 from dalsegno.slurm import versions
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
-from dalsegno.spec.sizes import UNSIZED_MIB
+from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.machine import Machine
 from dalsegno.targets.local.folder import Folder

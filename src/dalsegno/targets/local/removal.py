@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.job_info import JobInfo
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import controller_runs
 from dalsegno.targets.local.plan import named

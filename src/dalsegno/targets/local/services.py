@@ -9,7 +9,7 @@ from dalsegno import __version__
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
 from dalsegno.programs import launcher
 from dalsegno.slurm import versions
-from dalsegno.slurm.version import Version
+from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import Machine, program

@@ -8,8 +8,7 @@ from dataclasses import replace
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.slurm.job_info import JobInfo
-from dalsegno.slurm.node_info import NodeInfo
+from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.spec.facts import Cluster
-from dalsegno.spec.facts_json import facts_from_json, facts_to_json
+from dalsegno.spec.facts import Cluster, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_json, write_atomic
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import Placement

@@ -18,7 +18,8 @@ from typing import Any
 from dalsegno.errors import NotThere, TargetError, UsageError
 from dalsegno.launch.vacating import OURS
 from dalsegno.programs import launcher
-from dalsegno.slurm import JobInfo, JobState, SlurmClient
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 from dalsegno.targets.base import Wound

@@ -1,11 +1,56 @@
-"""`sdiag`: how slurmctld itself is doing."""
+"""`scontrol show config`: the settings slurmctld runs with."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.parse.text import integer, malformed
+
+CONFIG_ARGV = ("scontrol", "show", "config")
+
+_SETTING = re.compile(r"^([\w\[\]/]+)\s*= ?(.*)$")
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Settings by name. `(null)` stays as Slurm wrote it."""
+    if not text.startswith("Configuration data as of"):
+        raise malformed("scontrol show config", text)
+    found = (_SETTING.match(line) for line in text.splitlines()[1:])
+    settings: dict[str, str] = {}
+    for match in found:
+        if match:
+            settings.setdefault(match[1], match[2].strip())
+    return settings
+
+
+# ---- `scontrol ping`: which controllers answer.
+
+
+PING_ARGV = ("scontrol", "ping")
+
+_CONTROLLER = re.compile(r"^Slurmctld\((\w+)\) at (.+?) (?:is|are) (\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ControllerPing:
+    role: str  # primary, backup, backup2 ...
+    host: str
+    up: bool
+
+
+def parse_ping(text: str) -> list[ControllerPing]:
+    """The answer to PING_ARGV, which exits 1 when the primary is down and answers all the same."""
+    found = [ControllerPing(role, host, state == "UP") for role, host, state in _CONTROLLER.findall(text)]
+    if not found:
+        raise malformed("scontrol ping", text)
+    return found
+
+
+# ---- `sdiag`: how slurmctld itself is doing.
+
 
 DIAG_ARGV = ("sdiag",)
 
@@ -94,3 +139,49 @@ def _stamp(text: str, before: str) -> int:
     line = next((line for line in text.splitlines() if line.startswith(before)), "")
     found = _STAMP.search(line)
     return int(found[1]) if found else 0
+
+
+# ---- `sacctmgr show qos | assoc | user`: what the accounting database holds.
+
+
+_QOS = (
+    "Name",
+    "Priority",
+    "Preempt",
+    "PreemptMode",
+    "MaxWall",
+    "MaxTRESPerUser",
+    "MaxJobsPerUser",
+    "GrpTRES",
+    "UsageFactor",
+)
+_ASSOC = ("Account", "User", "ParentName", "Fairshare", "QOS", "DefaultQOS", "GrpTRES")
+_USER = ("User", "DefaultAccount", "AdminLevel")
+
+
+def _show(what: str, fields: tuple[str, ...]) -> tuple[str, ...]:
+    return ("sacctmgr", "--noheader", "--parsable2", "show", what, f"format={','.join(fields)}")
+
+
+QOS_ARGV = _show("qos", _QOS)
+ASSOC_ARGV = (*_show("assoc", _ASSOC), "WOPLimits")  # what is set at each, without what comes down from parents
+USER_ARGV = _show("user", _USER)
+
+
+def parse_accounts(qos: str, assoc: str, user: str) -> AccountsInfo:
+    """The answers to QOS_ARGV, ASSOC_ARGV and USER_ARGV."""
+    associations = list(_rows(assoc, _ASSOC))
+    return AccountsInfo(
+        qos={row["Name"]: row for row in _rows(qos, _QOS)},
+        accounts={row["Account"]: row for row in associations if not row["User"]},
+        members={(row["User"], row["Account"]): row for row in associations if row["User"]},
+        users={row["User"]: row for row in _rows(user, _USER)},
+    )
+
+
+def _rows(text: str, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) != len(fields):
+            raise malformed("sacctmgr show", line)
+        yield dict(zip(fields, values, strict=True))

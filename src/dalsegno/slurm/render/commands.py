@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dalsegno.slurm.accounts_info import AccountsInfo
+from dalsegno.hostlist import compress
+from dalsegno.slurm.facts import AccountsInfo
 from dalsegno.slurm.render.lines import number, tres
-from dalsegno.spec.facts import Account, Cluster, Qos, User
+from dalsegno.spec.facts import Account, Cluster, Qos, Reservation, User
 
 Command = list[str]
 Wanted = dict[str, str]
@@ -178,3 +179,31 @@ def _parents_first(accounts: Iterable[Account]) -> list[Account]:
         for account in ready or list(waiting.values()):  # a circle: sacctmgr will say so
             ordered.append(waiting.pop(account.name))
     return ordered
+
+
+# ---- scontrol's words for the cluster's reservations.
+
+
+def reservation_commands(cluster: Cluster) -> list[list[str]]:
+    """Each reservation as the words after `scontrol`: `create reservation ReservationName=…`."""
+    return [["create", "reservation", *_words(reservation)] for reservation in cluster.reservations]
+
+
+def _words(reservation: Reservation) -> list[str]:
+    settings = {
+        "ReservationName": reservation.name,
+        "StartTime": reservation.start,
+        "Duration": number(reservation.duration_min) or "UNLIMITED",
+        "Nodes": compress(reservation.nodes),
+        "NodeCnt": number(reservation.node_count) if not reservation.nodes else "",
+        "PartitionName": reservation.partition,
+        **_who(reservation),
+        "Flags": ",".join(reservation.flags),
+    }
+    return [f"{key}={value}" for key, value in settings.items() if value]
+
+
+def _who(reservation: Reservation) -> dict[str, str]:
+    """Slurm refuses a reservation that is for nobody; one without names is the administrator's own."""
+    users = reservation.users if reservation.users or reservation.accounts else ("root",)
+    return {"Users": ",".join(users), "Accounts": ",".join(reservation.accounts)}

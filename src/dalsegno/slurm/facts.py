@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -157,3 +159,149 @@ def parse_job_state(text: str) -> JobState:
     """`RUNNING`, `CANCELLED by 1000`, `COMPLETED,REQUEUED`: the first word is the state."""
     words = text.replace("+", " ").replace(",", " ").split()
     return JobState.__members__.get(words[0].upper(), JobState.UNKNOWN) if words else JobState.UNKNOWN
+
+
+# ---- A node as Slurm sees it.
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A node as Slurm sees it. Times are seconds since 1970."""
+
+    name: str
+    state: NodeState
+    flags: frozenset[NodeFlag] = frozenset()
+    state_text: str = ""  # as Slurm wrote it
+    reason: str = ""
+    reason_user: str = ""
+    reason_at: int | None = None
+    partitions: tuple[str, ...] = ()
+    gpus: int = 0
+    gpus_used: int = 0
+    gpu_type: str = ""
+    cpus: int = 0
+    cpus_used: int = 0
+    memory_mib: int = 0
+    memory_used_mib: int = 0
+    address: str = ""
+    hostname: str = ""
+    port: int = 0
+    features: tuple[str, ...] = ()
+    weight: int = 1
+    version: str = ""
+    booted_at: int | None = None
+    slurmd_started_at: int | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Out of service, and no job left on it."""
+        return self.draining and self.state not in (NodeState.ALLOCATED, NodeState.MIXED) and not self.completing
+
+    @property
+    def draining(self) -> bool:
+        """Taken out of service, with or without jobs still on it."""
+        return NodeFlag.DRAIN in self.flags
+
+    @property
+    def completing(self) -> bool:
+        return NodeFlag.COMPLETING in self.flags
+
+    @property
+    def down(self) -> bool:
+        return self.state in (NodeState.DOWN, NodeState.ERROR)
+
+    @property
+    def responding(self) -> bool:
+        return NodeFlag.NOT_RESPONDING not in self.flags
+
+    @property
+    def powered_down(self) -> bool:
+        """Off until a job wants it."""
+        return bool(self.flags & {NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.POWER_DOWN})
+
+    @property
+    def in_service(self) -> bool:
+        """Slurm would start a job here, now or when the present ones end."""
+        busy_or_free = self.state in (NodeState.IDLE, NodeState.MIXED, NodeState.ALLOCATED)
+        return busy_or_free and self.responding and not self.flags & _OUT_OF_SERVICE
+
+
+_OUT_OF_SERVICE = {
+    NodeFlag.DRAIN,
+    NodeFlag.FAIL,
+    NodeFlag.INVALID_REG,
+    NodeFlag.MAINTENANCE,
+    NodeFlag.POWERED_DOWN,
+    NodeFlag.POWERING_DOWN,
+    NodeFlag.REBOOT_ISSUED,
+}
+
+
+# ---- A job as Slurm sees it.
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job, from whichever command told. Times are seconds since 1970.
+
+    Of a job that waits, `cpus`, `gpus` and `memory_mib` are what it asks for, and `started_at` is a forecast.
+    """
+
+    id: int
+    name: str
+    user: str
+    state: JobState
+    uid: int | None = None  # None: the command did not tell
+    account: str = ""
+    qos: str = ""
+    partition: str = ""
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    node_count: int = 0
+    cpus: int = 0
+    gpus: int = 0
+    memory_mib: int = 0
+    priority: int = 0
+    array_id: int | None = None
+    array_task: str = ""  # "3", or "4-9%2" for those that have not started
+    het_id: int | None = None
+    het_offset: int | None = None
+    submitted_at: int | None = None
+    started_at: int | None = None
+    ends_at: int | None = None  # ended, or will at the latest
+    preempted_at: int | None = None
+    elapsed_s: int = 0
+    time_limit_s: int | None = None  # None: no limit
+    exit_code: int = 0
+    exit_signal: int = 0
+    restarts: int = 0
+    reservation: str = ""
+    batch_host: str = ""
+    comment: str = ""
+    batch: bool = False  # it has a script, which Slurm can start again
+    # Told only of one job that is asked for by its id.
+    work_dir: str = ""
+    command: str = ""
+    excluded: tuple[str, ...] = ()  # nodes it may not have
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def label(self) -> str:
+        """The id as users know it: `5`, `5_3`, `5+1`."""
+        if self.array_id is not None:
+            return f"{self.array_id}_{self.array_task if self.array_task.isdigit() else f'[{self.array_task}]'}"
+        return f"{self.het_id}+{self.het_offset}" if self.het_id is not None else str(self.id)
+
+
+# ---- What the accounting database holds: QOS, accounts, users. Values are in sacctmgr's own spelling.
+
+
+@dataclass(frozen=True)
+class AccountsInfo:
+    """As found. Nothing found is a database that was just made."""
+
+    qos: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    accounts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    members: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # by (user, account)
+    users: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

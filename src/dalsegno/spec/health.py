@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from dalsegno.errors import UsageError
 from dalsegno.image_name import parse_name
-from dalsegno.spec.names import AbsolutePath
-from dalsegno.spec.patterns import matching
+from dalsegno.spec.names import AbsolutePath, matching
 from dalsegno.spec.quantities import Seconds, Share
 from dalsegno.spec.section import Section, fault, show
-from dalsegno.spec.words import one_of, word
+from dalsegno.spec.slurm import one_of, word
 
 _CHECK = r"[a-z][a-z0-9_-]{0,47}"
 _MODULE = r"[A-Za-z0-9][A-Za-z0-9_./+-]{0,99}"
@@ -109,3 +109,41 @@ class Modules(Section):
     enabled: bool = Field(default=False, description="Set Lmod up on every node.")
     paths: list[AbsolutePath] = Field(default=[], description="Folders with modulefiles.")
     load: list[ModuleName] = Field(default=[], description="Modules everyone starts with.")
+
+
+# ---- The health checks that a cluster file may name, and their thresholds. The room `health` keeps this true by a
+# test.
+
+
+CHECK_THRESHOLDS: Mapping[str, tuple[str, ...]] = {
+    "xid": ("window_s", "repeats"),
+    "gpu-count": (),
+    "gpu-ecc": ("corrected",),
+    "gpu-rows": ("rows",),
+    "gpu-temperature": ("margin_c", "least_c"),
+    "gpu-heating": ("within_min", "near_c", "window_s", "least_s"),
+    "gpu-clocks": ("least_share",),
+    "gpu-leftovers": ("used_mib",),
+    "nvlink": ("errors",),
+    "pcie-width": ("lanes",),
+    "fabric-manager": (),
+    "dcgm": (),
+    "fabric-ports": ("count",),
+    "fabric-flaps": ("most", "window_s", "after_boot_s"),
+    "fabric-errors": ("most",),
+    "network": ("percent", "least", "window_s"),
+    "kernel-log": ("window_s",),
+    "oom": ("window_s",),
+    "disk": ("warn_percent", "fail_percent"),
+    "inodes": ("fail_percent",),
+    "memory": ("warn_share", "fail_share"),
+    "stuck": ("older_than_s",),
+    "zombies": ("older_than_s",),
+    "clock": ("warn_s", "fail_s"),
+    "nvme": (),
+    "slurmd": (),
+    "munge": (),
+    "file-systems": (),
+    "containers": (),
+    "host-names": (),
+}

@@ -1,0 +1,290 @@
+"""What a benchmark of the ladder found: times, messages, bytes and spans of every rung, as values and as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dalsegno.errors import DalsegnoError, UsageError
+
+BASELINE = "ddp"  # with torch's own bucket_cap_mb
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One rank's messages in one step; `computed`: what a ring all-reduce needs, not what was counted."""
+
+    calls: int
+    messages: int
+    sent_bytes: int
+    received_bytes: int
+    computed: bool
+    tcp_bytes: int | None = None  # sent, by the kernel's count; None where it does not go over TCP
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A span of one rank's step, in seconds from its start: forward, backward, update or communicate."""
+
+    rank: int
+    kind: str
+    label: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class RungResult:
+    """One rung. `steps_s`: each step as its slowest rank saw it; `why_not`: it was not measured, and why."""
+
+    name: str
+    steps_s: tuple[float, ...] = ()
+    traffic: tuple[Traffic, ...] = ()  # by rank
+    marks: tuple[Mark, ...] = ()
+    why_not: str = ""
+
+    @property
+    def median_s(self) -> float:
+        return median(self.steps_s)
+
+    @property
+    def busiest(self) -> Traffic | None:
+        """The rank that sends most: it is what the others wait for."""
+        return max(self.traffic, key=lambda each: each.sent_bytes, default=None)
+
+
+@dataclass(frozen=True)
+class LadderReport:
+    """All rungs, and what they ran on."""
+
+    processes: int
+    backend: str
+    device: str
+    torch: str
+    parameters: int
+    gradient_bytes: int
+    rungs: tuple[RungResult, ...] = field(default=())
+
+    @property
+    def headline(self) -> str:
+        where = f"{count_processes(self.processes)}, {self.backend} on {self.device}"
+        return f"{where}, {self.gradient_bytes / 2**20:.2f} MiB of gradients"
+
+    def ratio(self, rung: RungResult) -> float | None:
+        """Its time in times of DDP's; None where either is missing."""
+        ddp = next((each for each in self.rungs if each.name == BASELINE), None)
+        return rung.median_s / ddp.median_s if rung.steps_s and ddp and ddp.steps_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        rungs = [
+            {**asdict(each), "median_s": each.median_s if each.steps_s else None, "times_ddp": self.ratio(each)}
+            for each in self.rungs
+        ]
+        return {**asdict(self), "rungs": rungs}
+
+
+def count_processes(number: int) -> str:
+    return f"{number} process{'es' * (number != 1)}"
+
+
+def read_report(text: str) -> LadderReport:
+    found = json.loads(text)
+    return LadderReport(**{**found, "rungs": tuple(_rung(each) for each in found["rungs"])})
+
+
+def _rung(found: dict[str, Any]) -> RungResult:
+    return RungResult(
+        name=found["name"],
+        steps_s=tuple(found["steps_s"]),
+        traffic=tuple(Traffic(**each) for each in found["traffic"]),
+        marks=tuple(Mark(**each) for each in found["marks"]),
+        why_not=found["why_not"],
+    )
+
+
+# ---- What a benchmark of the ladder is asked to do.
+
+
+@dataclass(frozen=True)
+class LadderAsk:
+    """A model of so many MiB in so many layers, trained for so many steps by every rung."""
+
+    model_mb: float = 16.0
+    layers: int = 8
+    steps: int = 20
+    batch: int = 64  # of each rank
+    device: str = "auto"  # auto, cpu or cuda
+    bucket_caps_mb: tuple[float, ...] = (1.0, 5.0, 25.0)
+
+    def progress(self, number: int) -> str:
+        """What to say before a step; empty where it is too soon to say something again."""
+        return "" if number % max(1, self.steps // 4) else f"step {number + 1} of {self.steps}, all rungs in turn"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LadderAsk:
+        found = json.loads(text)
+        return cls(**{**found, "bucket_caps_mb": tuple(found["bucket_caps_mb"])})
+
+
+def parse_caps(text: str) -> tuple[float, ...]:
+    """`1,5,25` → 1.0, 5.0, 25.0, each once."""
+    try:
+        caps = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+    except ValueError:
+        caps = ()
+    if not caps or not all(0 < cap < float("inf") for cap in caps):
+        raise UsageError(f"`{text}` is no list of sizes", where="--bucket-cap-mb", hint="MiB with commas: 1,5,25")
+    return caps
+
+
+# ---- The ladder's report as rows of a table. Pure.
+
+
+HEADERS = ("RUNG", "STEP", "TIMES DDP", "CALLS", "MESSAGES", "SENT", "BY TCP")
+NOTES = (
+    "STEP: median of the slowest rank. CALLS, MESSAGES and bytes: one step of the rank that sends most.",
+    "~ computed: what a ring all-reduce needs, 2(N-1) messages and 2(N-1)/N of the bytes. BY TCP: the kernel's count.",
+)
+
+
+def rows(report: LadderReport) -> list[list[str]]:
+    return [_row(report, each) for each in report.rungs]
+
+
+def _row(report: LadderReport, rung: RungResult) -> list[str]:
+    if rung.why_not:
+        return [rung.name, "-", "-", "-", "-", "-", "-"]
+    ratio = report.ratio(rung)
+    times = f"{ratio:.2f}" if ratio is not None else "-"
+    return [rung.name, f"{rung.median_s * 1000:.1f} ms", times, *_traffic(rung.busiest)]
+
+
+def _traffic(traffic: Traffic | None) -> list[str]:
+    if traffic is None:
+        return ["-"] * 4
+    about = "~" if traffic.computed else ""
+    by_tcp = "-" if traffic.tcp_bytes is None else mib(traffic.tcp_bytes)
+    return [str(traffic.calls), f"{about}{traffic.messages}", f"{about}{mib(traffic.sent_bytes)}", by_tcp]
+
+
+def mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
+
+
+def why_nots(report: LadderReport) -> list[str]:
+    return [f"{each.name} is not measured: {each.why_not}" for each in report.rungs if each.why_not]
+
+
+# ---- Where the rungs are: the example `ladder`, packed with us, or at the root of a clone.
+
+
+_HERE = Path(__file__).resolve()
+
+
+def examples_folder() -> Path:
+    """The folder that holds `ladder`."""
+    places = (_HERE.parent / "examples", _HERE.parents[3] / "examples")
+    found = next((place for place in places if (place / "ladder" / "__init__.py").exists()), None)
+    if found is None:
+        raise DalsegnoError("the example `ladder` is missing", hint="install dalsegno again, or take a whole clone")
+    return found
+
+
+def make_importable() -> None:
+    """`import ladder` finds the example, before anything else of that name."""
+    sys.path.insert(0, str(examples_folder()))
+
+
+def check_torch(find: Callable[[str], object] = find_spec) -> None:
+    """Without importing it: that takes seconds."""
+    if find("torch") is None:
+        raise DalsegnoError(
+            "`dalsegno bench ddp` needs PyTorch, which this Python does not have",
+            hint="pip install 'dalsegno[torch]', or in a clone: ./dalsegno setup --torch",
+        )
+
+
+# ---- Which process of how many this one is, by its environment: torchrun's words, or srun's.
+
+
+_FIRST_PORT, _PORTS = 20_000, 20_000
+
+
+def world_env(environ: Mapping[str, str], first_host: Callable[[str], str]) -> dict[str, str] | None:
+    """What torch has to find in the environment; None where nobody started us as one of several.
+
+    `first_host` reads Slurm's host lists. In a batch script, too, Slurm says which task this is, but only a step of
+    srun's says how many the step has.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return {}
+    if not environ.get("SLURM_STEP_NUM_TASKS") or "SLURM_PROCID" not in environ:
+        return None
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": _first_number(environ.get("SLURM_STEP_TASKS_PER_NODE", "")) or "1",
+        "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(_port(environ)),
+    }
+
+
+def local_env(rank: int, processes: int) -> dict[str, str]:
+    """For one of several processes on this machine. Threads as torchrun sets them, or they would fight for cores."""
+    local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
+    return {"RANK": str(rank), "WORLD_SIZE": str(processes), **local, "OMP_NUM_THREADS": "1"}
+
+
+def _first_number(tasks_per_node: str) -> str:
+    """Slurm writes `4(x2),3`: four on each of two nodes, then three."""
+    return "".join(takewhile(str.isdigit, tasks_per_node))
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """The same for all tasks of a step, and another for the next one."""
+    job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
+    return _FIRST_PORT + (job * 101 + step) % _PORTS
+
+
+# ---- How many bytes this process sent over TCP, by the kernel's own count: what a library sends inside shows here
+# too.
+
+
+_BYTES_SENT = 200  # where `tcpi_bytes_sent` stands in the kernel's `struct tcp_info`; since Linux 4.19
+_LENGTH = _BYTES_SENT + 8
+
+
+def tcp_bytes_sent() -> int | None:
+    """Summed over all open connections; None where the kernel does not tell (not Linux, or an old one)."""
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return None
+    counts = [count for number in numbers if (count := _sent(number)) is not None]
+    return sum(counts) if counts else None
+
+
+def _sent(number: int) -> int | None:
+    with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not TCP
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return None
+        with socket.socket(fileno=os.dup(number)) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
+        return int(struct.unpack_from("=Q", info, _BYTES_SENT)[0]) if len(info) >= _LENGTH else None
+    return None
