@@ -8,14 +8,14 @@ from typing import Any
 
 from dalsegno.jobs import first_status, plan_run, prepare_run
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import ENDED, RUNNING, NodeStatus, Status, write_status
+from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status, write_status
 from tests.jobs.runs import FOREIGN, HEAD, asked
 
-BASE = Status("train-k3f9x", "train", "ada", RUNNING, 100.0, 100.0)
+BASE = Status("train-k3f9x", "train", "ada", RunPhase.RUNNING, 100.0, 100.0)
 
 
 def members(*names: str) -> tuple[NodeStatus, ...]:
-    return tuple(NodeStatus(name, "member", rank) for rank, name in enumerate(names))
+    return tuple(NodeStatus(name, NodeRole.MEMBER, rank) for rank, name in enumerate(names))
 
 
 def status(**fields: Any) -> Status:
@@ -43,7 +43,7 @@ def tell(run: RunFolder, **fields: Any) -> None:
 
 
 def end(run: RunFolder, code: int = 0, **fields: Any) -> None:
-    tell(run, **{"phase": ENDED, "exit_code": code, "started": 100.0, "ended": 160.0, **fields})
+    tell(run, **{"phase": RunPhase.ENDED, "exit_code": code, "started": 100.0, "ended": 160.0, **fields})
 
 
 def say(run: RunFolder, generation: int, rank: int, text: str) -> None:

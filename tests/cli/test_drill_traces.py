@@ -13,7 +13,7 @@ import pytest
 from dalsegno.cli.drill_traces import Traces
 from dalsegno.drill.schedule import Kind
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.status import read_status
+from dalsegno.launch.status import RunPhase, read_status
 from dalsegno.targets.base import Wound
 from dalsegno.targets.faults import Fault, Options
 from tests.cli.runs import make_run, tell
@@ -60,7 +60,7 @@ def test_the_runs_of_a_drill_that_went_well_can_be_removed_and_other_runs_stay(t
 
 def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(tmp_path: Path):
     run, never_begun = make_run(tmp_path), make_run(tmp_path, "drill-other")
-    tell(run, phase="running")
+    tell(run, phase=RunPhase.RUNNING)
     never_begun.status.unlink()
     bench, said = Bench(), list[str]()
     traces = Traces(bench, runs=[run, never_begun])
@@ -70,7 +70,7 @@ def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(t
         traces.strike(Kind("agent-dead"), "stuck")
         raise KeyboardInterrupt
     ended = read_status(run.status)
-    assert ended is not None and (ended.phase, ended.message) == ("ended", "cancelled")
+    assert ended is not None and (ended.phase, ended.message) == (RunPhase.ENDED, "cancelled")
     assert said == [
         f"the drill is cut short: run {run.run} is cancelled; agent-dead on n2 is undone; "
         "agent-dead on stuck is not undone: stuck is being replaced; "

@@ -9,29 +9,29 @@ import pytest
 
 from dalsegno.cli.drill import View, now
 from dalsegno.drill.story import Step
-from dalsegno.launch.status import NodeStatus, Status
+from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status
 
-NODES = (NodeStatus("n1", "member"), NodeStatus("n2", "member"), NodeStatus("n3", "spare"))
+NODES = (NodeStatus("n1", NodeRole.MEMBER), NodeStatus("n2", NodeRole.MEMBER), NodeStatus("n3", NodeRole.SPARE))
 
 
-def status(phase: str = "running", **what: Any) -> Status:
+def status(phase: RunPhase = RunPhase.RUNNING, **what: Any) -> Status:
     return Status("drill-x", "drill", "ada", phase, 0.0, 9.0, nodes=NODES, **what)
 
 
 def test_it_tells_where_training_is():
-    assert now(None, status("waiting")) == "the run is waiting"
+    assert now(None, status(RunPhase.WAITING)) == "the run is waiting"
     assert now(Step(1.0, 40, 2.5, 1), status(generation=1)) == "step 40, loss 2.50, generation 1; trains on n1, n2"
 
 
 def test_a_generation_that_has_no_step_yet_is_not_told_of_by_a_step_of_the_one_before():
     last = Step(1.0, 40, 2.5, 1)
-    assert now(last, status("restarting", generation=1)) == "step 40 was the last so far; the run is restarting"
+    assert now(last, status(RunPhase.RESTARTING, generation=1)) == "step 40 was the last so far; the run is restarting"
     assert now(last, status(generation=2)) == "step 40 was the last so far; generation 2 begins on n1, n2"
 
 
 def test_of_nodes_that_have_all_left_nothing_is_said():
     """At the end of the run; that it trains on none would be news of a fault."""
-    left = replace(status(generation=1), nodes=(NodeStatus("n3", "spare"),))
+    left = replace(status(generation=1), nodes=(NodeStatus("n3", NodeRole.SPARE),))
     assert now(Step(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
     assert now(Step(1.0, 40, 2.5, 1), replace(left, generation=2)) == (
         "step 40 was the last so far; generation 2 begins"
@@ -51,7 +51,7 @@ class Training:
         return self.step
 
     def status(self) -> Status:
-        return status("starting")
+        return status(RunPhase.STARTING)
 
 
 def test_where_no_line_is_drawn_anew_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.refusals import end_hint
+from dalsegno.launch.status import RunCause
 from tests.cli.runs import make_run, status
 
 MEMORY = """salloc: error: Memory specification can not be satisfied
@@ -26,7 +27,7 @@ salloc: error: Job submit/allocate failed: Requested node configuration is not a
 def test_the_hint_fits_slurm_s_words(tmp_path: Path, said: str, hint: str) -> None:
     run = make_run(tmp_path)
     run.salloc_log(1).write_text(said)
-    assert hint in end_hint(run, status(message="Slurm refused: see above"))
+    assert hint in end_hint(run, status(message="Slurm refused: see above", cause=RunCause.REFUSED))
 
 
 def test_other_failures_are_in_the_logs_where_there_are_any(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.goodput import Goodput
 from dalsegno.launch.progress import Progress
-from dalsegno.launch.status import ENDED, read_status
+from dalsegno.launch.status import RunPhase, read_status
 from dalsegno.spec.facts import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 
@@ -72,10 +72,10 @@ def test_a_line_of_the_table(tmp_path: Path) -> None:
         "train-k3f9x", "running", "2/4", "2", "1", "1m", "1:02", "12,13", "-", "two lines",
     ]  # fmt: skip
     journal.append(run.journal, 1.0, "submitted", job=9)
-    waiting = status(phase="waiting", wanted_nodes=4)
+    waiting = status(phase=RunPhase.WAITING, wanted_nodes=4)
     assert row(run, waiting, 107.0)[1:9] == ["waiting", "0/4", "-", "0", "7s", "-", "9", "-"]
-    assert row(run, status(phase=ENDED), 107.0)[1] == "ending"
-    over = status(phase=ENDED, exit_code=3, started=100.0, ended=160.0)
+    assert row(run, status(phase=RunPhase.ENDED), 107.0)[1] == "ending"
+    over = status(phase=RunPhase.ENDED, exit_code=3, started=100.0, ended=160.0)
     assert (row(run, over, 1e6)[1], row(run, over, 1e6)[6], row(run, over, 1e6)[8]) == ("failed", "1:00", "3")
 
 
@@ -176,7 +176,12 @@ def test_a_run_whose_cluster_is_gone_ends_here(call: Call, tmp_path: Path, on_he
     assert done.stderr.endswith("run train-k3f9x is cancelled\n")
     found = read_status(run.status)
     assert found is not None
-    assert (found.phase, found.exit_code, found.message, run.cancel.exists()) == (ENDED, 143, "cancelled", True)
+    assert (found.phase, found.exit_code, found.message, run.cancel.exists()) == (
+        RunPhase.ENDED,
+        143,
+        "cancelled",
+        True,
+    )
     assert call(runs).stdout.splitlines()[1].split()[1] == "cancelled"
 
 
@@ -197,7 +202,7 @@ def progress_of(run: RunFolder, **figures: float) -> None:
 
 def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, call: Call) -> None:
     run = make_run(tmp_path, "train-k3f9x")
-    tell(run, phase="running", nodes=members("a", "b"))
+    tell(run, phase=RunPhase.RUNNING, nodes=members("a", "b"))
     progress_of(run, step_s=0.052, loss=2.3125, stall_s=0.004, snapshots=120, skipped=3, saves=6)
     lines = call(runs, "show", "train").stdout.splitlines()
     assert lines[1:] == [
@@ -210,7 +215,7 @@ def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, cal
 
 def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> None:
     run = make_run(tmp_path, "train-k3f9x")
-    tell(run, phase="running", nodes=members("a"))
+    tell(run, phase=RunPhase.RUNNING, nodes=members("a"))
     assert json.loads(call(runs, "show", "--json").stdout)["progress"] is None
     progress_of(run, step_s=0.1)
     told = json.loads(call(runs, "show", "--json").stdout)
@@ -219,5 +224,5 @@ def test_show_in_json_has_status_and_progress(tmp_path: Path, call: Call) -> Non
 
 def test_show_of_a_run_without_steps_says_who_would_report_them(tmp_path: Path, call: Call) -> None:
     run = make_run(tmp_path, "train-k3f9x")
-    tell(run, phase="running", nodes=members("a"))
+    tell(run, phase=RunPhase.RUNNING, nodes=members("a"))
     assert "Checkpointer" in call(runs, "show").stderr

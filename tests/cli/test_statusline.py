@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dalsegno.cli.statusline import clock, farewell, last_cause, live_text, sentences
-from dalsegno.launch.status import ENDED, RESTARTING, STARTING, STOPPING, WAITING, NodeStatus
+from dalsegno.cli.statusline import Cause, clock, farewell, last_cause, live_text, sentences
+from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase
 from tests.cli.runs import members, status
 
-WAITS = status(phase=WAITING, message="Priority", wanted_nodes=4)
+WAITS = status(phase=RunPhase.WAITING, message="Priority", wanted_nodes=4)
 RUNS = status(
     generation=1, wanted_nodes=4, world_size=8, nproc_per_node=2, nodes=members("n1", "n2", "n3", "n4"), started=130.0
 )
@@ -15,7 +15,7 @@ RUNS = status(
 def test_the_line_says_what_matters_now() -> None:
     assert live_text(WAITS, 107.0) == "train-k3f9x  waiting  0/4 nodes  Priority  0:07"
     assert live_text(RUNS, 192.0) == "train-k3f9x  running  4/4 nodes  generation 1  1:02"
-    spare = status(generation=3, restarts=1, world_size=1, nodes=(*members("n1"), NodeStatus("n2", "spare")))
+    spare = status(generation=3, restarts=1, world_size=1, nodes=(*members("n1"), NodeStatus("n2", NodeRole.SPARE)))
     assert live_text(spare, 100.0) == "train-k3f9x  running  1/1 node and 1 spare  generation 3  1 restart  0:00"
 
 
@@ -31,25 +31,27 @@ def test_a_run_that_is_smaller_than_asked_says_so_everywhere() -> None:
 
 
 def test_what_has_changed_is_told_once() -> None:
-    handed = status(phase=WAITING, message="handed over")
+    handed = status(phase=RunPhase.WAITING, message="handed over", cause=RunCause.HANDED_OVER)
     assert sentences(None, handed) == ["run train-k3f9x is handed over"]
     assert sentences(handed, WAITS) == ["run train-k3f9x waits in the queue: Priority"]
     assert sentences(WAITS, WAITS) == []
-    starts = status(phase=STARTING, wanted_nodes=4)
+    starts = status(phase=RunPhase.STARTING, wanted_nodes=4)
     assert sentences(WAITS, starts) == ["run train-k3f9x starts on 4 nodes"]
     assert sentences(starts, RUNS) == ["generation 1: 4 nodes, 8 processes"]
     assert sentences(RUNS, RUNS) == []
 
 
 def test_a_restart_says_why_once() -> None:
-    why = "rank 3 on n2 was ended by SIGKILL"
-    stopped = status(phase=RESTARTING, generation=1, started=130.0)
-    forming = status(phase=RESTARTING, generation=2, started=130.0)
+    cause = Cause("rank 3 on n2 was ended by SIGKILL", "n2")
+    stopped = status(phase=RunPhase.RESTARTING, generation=1, started=130.0)
+    forming = status(phase=RunPhase.RESTARTING, generation=2, started=130.0)
     again = status(generation=2, world_size=8, nproc_per_node=2, wanted_nodes=4)
-    assert sentences(RUNS, stopped, why) == [f"run train-k3f9x restarts: {why}"]
-    assert sentences(stopped, forming, why) == []
-    assert sentences(forming, again, why) == ["generation 2: 4 nodes, 8 processes"]
-    assert sentences(RUNS, again, why) == [f"generation 2: 4 nodes, 8 processes ({why})"], "too quick to be seen"
+    assert sentences(RUNS, stopped, cause) == [f"run train-k3f9x restarts: {cause.text}"]
+    assert sentences(stopped, forming, cause) == []
+    assert sentences(forming, again, cause) == ["generation 2: 4 nodes, 8 processes"]
+    assert sentences(RUNS, again, cause) == [f"generation 2: 4 nodes, 8 processes ({cause.text})"], (
+        "too quick to be seen"
+    )
 
 
 def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() -> None:
@@ -57,47 +59,49 @@ def test_the_cause_is_the_first_rank_that_failed_and_not_the_noise_after_it() ->
     lost = {"event": "lost", "node": "n2", "why": "no answer for 1.5 s"}
     noise = {"event": "failed", "rank": 0, "node": "n1", "what": "ended with code 1", "noise": True}
     failed = {"event": "failed", "rank": 3, "node": "n2", "what": "was ended by SIGKILL", "noise": False}
-    assert last_cause([generation]) == ""
-    assert last_cause([generation, noise, failed, lost]) == "rank 3 on n2 was ended by SIGKILL"
-    assert last_cause([generation, failed, generation, noise, lost]) == "n2 is lost: no answer for 1.5 s"
-    assert last_cause([generation, lost, generation]) == "n2 is lost: no answer for 1.5 s"
-    assert last_cause([generation, lost, generation, generation]) == ""
+    assert last_cause([generation]).text == ""
+    assert last_cause([generation, noise, failed, lost]).text == "rank 3 on n2 was ended by SIGKILL"
+    assert last_cause([generation, failed, generation, noise, lost]).text == "n2 is lost: no answer for 1.5 s"
+    assert last_cause([generation, lost, generation]).text == "n2 is lost: no answer for 1.5 s"
+    assert last_cause([generation, lost, generation, generation]).text == ""
 
 
 def test_a_parent_that_was_killed_ends_the_generation_of_its_workers_and_of_no_spare() -> None:
     formed = {"event": "generation", "nodes": ["n1", "n2"]}
     killed = {"event": "cold", "node": "n2", "why": "its warm parent was killed"}
-    assert last_cause([formed, killed]) == "n2: its warm parent was killed, and its workers with it"
-    assert last_cause([formed, {**killed, "node": "n3"}]) == ""
+    assert last_cause([formed, killed]).text == "n2: its warm parent was killed, and its workers with it"
+    assert last_cause([formed, {**killed, "node": "n3"}]).text == ""
 
 
 def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
     generation = {"event": "generation"}
     spare = {"event": "lost", "node": "n3", "why": "no answer", "was": "spare"}
     member = {"event": "lost", "node": "n4", "why": "silence", "was": "member"}
-    assert last_cause([generation, spare, member]) == "n4 is lost: silence"
-    assert last_cause([generation, spare]) == ""
+    assert last_cause([generation, spare, member]).text == "n4 is lost: silence"
+    assert last_cause([generation, spare]).text == ""
 
 
 def test_the_loss_of_a_spare_is_told_though_nothing_restarts() -> None:
-    whole = status(generation=1, nodes=(*members("n1"), NodeStatus("n12", "spare")), world_size=1)
+    whole = status(generation=1, nodes=(*members("n1"), NodeStatus("n12", NodeRole.SPARE)), world_size=1)
     alone = status(generation=1, nodes=members("n1"), world_size=1, lost_nodes=1)
     assert sentences(whole, alone) == ["spare n12 is lost"]
-    assert sentences(whole, alone, "n1 is lost: silence") == ["spare n12 is lost"]
+    assert sentences(whole, alone, Cause("n1 is lost: silence", "n1")) == ["spare n12 is lost"]
 
 
 def test_while_it_is_not_decided_whether_a_run_goes_on_nothing_is_said_of_a_restart() -> None:
-    why = "rank 1 on n2 failed: ValueError"
-    stopping = status(phase=STOPPING, generation=1, started=130.0, nodes=RUNS.nodes)
-    restarts = status(phase=RESTARTING, generation=1, started=130.0, nodes=RUNS.nodes)
-    assert sentences(RUNS, stopping, why) == []
-    assert sentences(stopping, restarts, why) == [f"run train-k3f9x restarts: {why}"]
+    cause = Cause("rank 1 on n2 failed: ValueError", "n2")
+    stopping = status(phase=RunPhase.STOPPING, generation=1, started=130.0, nodes=RUNS.nodes)
+    restarts = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=RUNS.nodes)
+    assert sentences(RUNS, stopping, cause) == []
+    assert sentences(stopping, restarts, cause) == [f"run train-k3f9x restarts: {cause.text}"]
 
 
 def test_a_lost_node_has_a_name() -> None:
-    lost = status(phase=RESTARTING, generation=1, started=130.0, nodes=members("n1", "n3", "n4"), lost_nodes=1)
+    lost = status(phase=RunPhase.RESTARTING, generation=1, started=130.0, nodes=members("n1", "n3", "n4"), lost_nodes=1)
     assert sentences(RUNS, lost) == ["node n2 is lost", "run train-k3f9x restarts"]
-    assert sentences(RUNS, lost, "n2 is lost: silence") == ["run train-k3f9x restarts: n2 is lost: silence"]
+    assert sentences(RUNS, lost, Cause("n2 is lost: silence", "n2")) == [
+        "run train-k3f9x restarts: n2 is lost: silence"
+    ]
     assert sentences(lost, lost) == []
     left = status(generation=1, nodes=members("n1"), world_size=2, nproc_per_node=2)
     assert sentences(RUNS, left) == [], "a node whose job is over is not lost"
@@ -110,10 +114,16 @@ def test_what_a_coordinator_has_to_say_is_told_once() -> None:
 
 
 def test_the_last_word() -> None:
-    done = status(phase=ENDED, started=100.0, ended=3725.0, exit_code=0, generation=1)
+    done = status(phase=RunPhase.ENDED, started=100.0, ended=3725.0, exit_code=0, generation=1)
     assert farewell(done) == "run train-k3f9x is done after 1:00:25"
     failed = status(
-        phase=ENDED, started=100.0, ended=160.0, exit_code=1, generation=3, lost_nodes=1, message="rank 0: ValueError"
+        phase=RunPhase.ENDED,
+        started=100.0,
+        ended=160.0,
+        exit_code=1,
+        generation=3,
+        lost_nodes=1,
+        message="rank 0: ValueError",
     )
     assert (
         farewell(failed)

@@ -14,7 +14,7 @@ import pytest
 from dalsegno.cli.watch import RunLost, Watch, coordinator_is_dead, is_over, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
-from dalsegno.launch.status import ENDED, STARTING, WAITING
+from dalsegno.launch.status import RunPhase
 from dalsegno.slurm.facts import JobInfo, JobState
 from tests.cli.runs import end, make_run, status, tell
 
@@ -46,8 +46,8 @@ def watching(run_at: Path, *answers: list[JobInfo] | DalsegnoError, on_head: boo
 def test_a_run_in_the_queue_says_what_it_waits_for(tmp_path: Path) -> None:
     waits, has_nodes = [job(JobState.PENDING, reason="Priority")], [job(JobState.RUNNING)]
     watch, _ = watching(tmp_path, waits, has_nodes)
-    assert (watch.look(101.0).phase, watch.look(101.0).message) == (WAITING, "Priority (job 12)")
-    assert (watch.look(110.0).phase, watch.look(110.0).message) == (STARTING, "job 12 has its nodes")
+    assert (watch.look(101.0).phase, watch.look(101.0).message) == (RunPhase.WAITING, "Priority (job 12)")
+    assert (watch.look(110.0).phase, watch.look(110.0).message) == (RunPhase.STARTING, "job 12 has its nodes")
 
 
 def test_slurm_is_not_asked_at_every_look(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_coordinator_that_speaks_is_believed(tmp_path: Path) -> None:
     watch = Watch(run, queue, on_head=False, answers=lambda: False)
     tell(run, coordinator_pid=7, updated=200.0, message="")
     assert watch.look(201.0) == status(run="other-00000", coordinator_pid=7, updated=200.0)
-    tell(run, coordinator_pid=7, updated=200.0, phase=ENDED)
+    tell(run, coordinator_pid=7, updated=200.0, phase=RunPhase.ENDED)
     assert not is_over(watch.look(201.0)), "it says that it ends, and clears up"
     end(run, 3)
     assert is_over(watch.look(9999.0))
@@ -74,10 +74,10 @@ def test_why_a_job_waits_only_slurm_knows(tmp_path: Path) -> None:
     run = make_run(tmp_path, on_head=True)
     queue = Answers([job(JobState.PENDING, reason="Resources")], [job(JobState.RUNNING)], [])
     watch = Watch(run, queue, on_head=True, answers=lambda: True)
-    tell(run, phase=WAITING, coordinator_pid=7, updated=200.0)
+    tell(run, phase=RunPhase.WAITING, coordinator_pid=7, updated=200.0)
     assert watch.look(201.0).message == "Resources (job 12)"
-    assert [(watch.look(now).phase, watch.look(now).message) for now in (205.0, 209.0)] == [(WAITING, "")] * 2
-    assert watch.look(999.0).phase == WAITING, "no job at all: its coordinator asks for one again"
+    assert [(watch.look(now).phase, watch.look(now).message) for now in (205.0, 209.0)] == [(RunPhase.WAITING, "")] * 2
+    assert watch.look(999.0).phase is RunPhase.WAITING, "no job at all: its coordinator asks for one again"
 
 
 def test_a_run_whose_jobs_are_gone_is_lost(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_a_job_that_comes_back_is_not_lost(tmp_path: Path) -> None:
 
 def test_a_slurm_that_does_not_answer_says_nothing_about_the_run(tmp_path: Path) -> None:
     watch, _ = watching(tmp_path, DalsegnoError("slurmctld is down"))
-    assert [watch.look(now).phase for now in (101.0, 120.0, 600.0)] == [WAITING] * 3
+    assert [watch.look(now).phase for now in (101.0, 120.0, 600.0)] == [RunPhase.WAITING] * 3
 
 
 def test_a_controller_that_starts_nothing_is_not_waited_for(tmp_path: Path) -> None:
     watch, queue = watching(tmp_path, [], on_head=True)
-    assert watch.look(130.0).phase == WAITING
+    assert watch.look(130.0).phase is RunPhase.WAITING
     with pytest.raises(RunLost, match="the cluster's controller does not answer"):
         watch.look(170.0)
     assert queue.asked == 0

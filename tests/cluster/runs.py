@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.journal import Entry, read
-from dalsegno.launch.status import Status, read_status
+from dalsegno.launch.status import NodeRole, Status, read_status
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def spares(self) -> list[str]:
-        return [node.name for node in self.status.nodes if node.state == "spare"]
+        return [node.name for node in self.status.nodes if node.state is NodeRole.SPARE]
 
     def log(self, rank: int, generation: int | None = None) -> str:
         path = self.folder.log(generation or self.generation, rank)

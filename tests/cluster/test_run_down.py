@@ -11,6 +11,7 @@ from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
+from dalsegno.launch.status import RunPhase
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import Run
 from tests.waiting import eventually
@@ -36,7 +37,7 @@ def run(cli: Cli) -> Run:
     """Under way on two nodes."""
     cli.ok("up", cli.file(CLUSTER))
     run = Run.start(cli, cli.home / "work", *QUICK, script=WAITS, args=())
-    run.wait_for(lambda: run.status.phase == "running" and run.log(1))
+    run.wait_for(lambda: run.status.phase is RunPhase.RUNNING and run.log(1))
     return run
 
 
@@ -61,7 +62,7 @@ def test_in_a_terminal_down_asks_before_it_ends_anything(run: Run):
     os.close(theirs)
     os.close(ours)
     assert f"ends 1 run ({run.id})" in said and "take one down? [y/N]" in said and "one stays as it is" in said
-    assert run.status.phase == "running"
+    assert run.status.phase is RunPhase.RUNNING
     assert run.cli.run("down", "one", "--yes").code == 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.status import RunPhase
 from dalsegno.system.procfs import arguments, find
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
 from tests.cluster.runs import LONG_S, Run, footprint
@@ -99,7 +100,9 @@ def newest(cli: Cli) -> str:
 def detached(cli: Cli, work: Path, script: str, *options: str) -> Run:
     """A run of workers that wait for the stop file, once all of them do."""
     run = Run.start(cli, work, *QUICK, *options, script=script, args=(str(work / "stop"),))
-    run.wait_for(lambda: run.status.phase == "running" and all(run.log(rank) for rank in range(run.status.world_size)))
+    run.wait_for(
+        lambda: run.status.phase is RunPhase.RUNNING and all(run.log(rank) for rank in range(run.status.world_size))
+    )
     return run
 
 
@@ -289,7 +292,7 @@ def test_the_signal_to_save_does_not_kill_a_script_that_does_not_listen(tiers: C
 def test_a_preempted_run_saves_waits_in_the_queue_and_goes_on(tiers: Cli, work: Path):
     run = detached(tiers, work, SAVES, "-N", "2")
     urgent = preempt(tiers)
-    run.wait_for(lambda: run.status.phase == "waiting")
+    run.wait_for(lambda: run.status.phase is RunPhase.WAITING)
     assert job_states(tiers)[urgent] == "RUNNING"
     tiers.ok("shell", "--", "scancel", urgent)
     run.wait_for_generation(2, LONG_S)
@@ -336,7 +339,7 @@ def test_a_preempted_program_of_srun_s_is_started_again(tiers: Cli, work: Path, 
     run = Run(tiers, work, RunFolder(runs / name), footprint(tiers))
     run.wait_for(lambda: all(run.log(rank, 1) for rank in (0, 1)), LONG_S)
     urgent = preempt(tiers)
-    run.wait_for(lambda: run.status.phase == "waiting", LONG_S)
+    run.wait_for(lambda: run.status.phase is RunPhase.WAITING, LONG_S)
     tiers.ok("shell", "--", "scancel", urgent)
     if not controller:
         start_now(tiers, str(run.journal("submitted")[0]["job"]))
@@ -464,7 +467,7 @@ def test_two_runs_at_once_each_with_its_own_arguments_variables_and_python(tiers
     assert (runs[first]["name"], runs[second]["name"]) == ("first", "second")
     both = [Run(tiers, work, RunFolder(tiers.home / "runs" / name), footprint(tiers)) for name in (first, second)]
     for run in both:
-        run.wait_for(lambda run=run: run.status.phase == "running")
+        run.wait_for(lambda run=run: run.status.phase is RunPhase.RUNNING)
     assert [run.finish() for run in both] == [0, 0]
     script = str(work / "train.py")
     told = [["a b", "c'd", "--lr=$1"], "deep blue; $HOME", str(work / "own env"), str(work), "__main__", "train.py"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import read_status, write_status
+from dalsegno.launch.status import RunPhase, read_status, write_status
 from dalsegno.system.procfs import arguments, environment, find, owner
 from tests.cluster.conftest import SOURCE, Cli, make_home, taken_down
 from tests.cluster.programs import programs
@@ -53,7 +53,7 @@ class Person(Cli):
         (work / "train.py").write_text(script)
         name = self.ok("run", "--detach", *QUICK, *options, "train.py", str(work / "stop"), cwd=work).strip()
         run = Run(root, work, RunFolder(self.home / "runs" / name), before)
-        run.wait_for(lambda: run.status.phase == "running" and all(map(run.log, range(run.status.world_size))))
+        run.wait_for(lambda: run.status.phase is RunPhase.RUNNING and all(map(run.log, range(run.status.world_size))))
         return run
 
 

@@ -27,7 +27,7 @@ from dalsegno.jobs import (
     read_plan,
 )
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import ENDED, WAITING, read_status
+from dalsegno.launch.status import RunPhase, read_status
 from tests.jobs.runs import HEAD, asked
 
 
@@ -54,11 +54,11 @@ def test_the_plan_and_the_environment_come_back_as_they_were(tmp_path: Path) -> 
 def test_a_run_nobody_has_taken_over_yet_waits(tmp_path: Path) -> None:
     status = read_status(prepared(tmp_path).status)
     assert status is not None
-    assert (status.run, status.name, status.user, status.phase) == ("train-k3f9x", "train", "ada", WAITING)
+    assert (status.run, status.name, status.user, status.phase) == ("train-k3f9x", "train", "ada", RunPhase.WAITING)
     assert (status.wanted_nodes, status.nproc_per_node, status.message) == (4, 8, "handed over")
     assert not status.over
     over = given_up(status, 160.0, 143, "cancelled")
-    assert (over.phase, over.ended, over.exit_code, over.message) == (ENDED, 160.0, 143, "cancelled")
+    assert (over.phase, over.ended, over.exit_code, over.message) == (RunPhase.ENDED, 160.0, 143, "cancelled")
 
 
 def test_others_may_look_at_a_run_but_not_at_its_secrets(tmp_path: Path) -> None:

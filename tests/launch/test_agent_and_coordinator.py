@@ -24,6 +24,7 @@ from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
+from dalsegno.launch.status import RunPhase
 from dalsegno.launch.words import GrantAsked, Hello
 from dalsegno.system import procfs
 from dalsegno.train.memory.names import sweep
@@ -49,7 +50,7 @@ async def test_a_run_goes_to_its_end(tmp_path: Path):
         assert await run.ends() == 0
         assert [run.log(rank)[1] for rank in (0, 1)] == ["rank 0", "rank 1"]
         assert sorted(run.who(rank)[1] for rank in (0, 1)) == ["n1", "n2"]
-        assert (run.status.phase, run.status.exit_code, run.status.restarts) == ("ended", 0, 0)
+        assert (run.status.phase, run.status.exit_code, run.status.restarts) == (RunPhase.ENDED, 0, 0)
         assert not run.folder.state.exists(), "there is nothing to go on with"
         assert [agent.wait(60) for agent in run.agents.values()] == [0, 0] and run.processes() == []
 
@@ -115,7 +116,7 @@ async def test_a_coordinator_that_is_killed_is_followed_by_one_that_finds_the_wo
         await run.coordinate()
         await run.until(lambda: "came back" in run.events())
         await run.until(lambda: len(run.status.nodes) == 2)
-        assert run.status.phase == "running" and run.status.generation == 1
+        assert run.status.phase is RunPhase.RUNNING and run.status.generation == 1
         run.go.touch()
         assert await run.ends() == 0
         assert [run.who(rank) for rank in (0, 1)] == before and len(run.log(0)) == 1
@@ -147,7 +148,7 @@ async def test_a_coordinator_whose_port_was_taken_while_it_was_dead_is_found_by_
         before = [run.who(rank) for rank in (0, 1)]
         await run.coordinate()
         await run.until(lambda: "came back" in run.events())
-        await run.until(lambda: len(run.status.nodes) == 2 and run.status.phase == "running")
+        await run.until(lambda: len(run.status.nodes) == 2 and run.status.phase is RunPhase.RUNNING)
         assert json.loads(run.folder.connect.read_text())["port"] == next_port
         assert run.status.generation == 1 and [run.who(rank) for rank in (0, 1)] == before
         run.go.touch()

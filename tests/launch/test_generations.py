@@ -33,6 +33,7 @@ from dalsegno.launch.events import (
 )
 from dalsegno.launch.generations import FORGIVEN_S, Phase, Run, advance
 from dalsegno.launch.group import Shape, form_group
+from dalsegno.launch.status import RunCause
 
 TWO = Shape(2, 2, 1)
 
@@ -366,7 +367,7 @@ def test_a_hang_of_an_old_generation_is_ignored():
     assert play(run, Hung(1, "no step")) == (run, [])
 
 
-CANCELLED = Finish(143, why="cancelled")
+CANCELLED = Finish(143, why="cancelled", about=RunCause.CANCELLED)
 
 
 def test_a_run_can_be_cancelled_while_it_gathers():

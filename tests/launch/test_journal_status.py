@@ -1,15 +1,18 @@
 """What people are told of a run: the journal and the status file."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dalsegno.launch import journal
-from dalsegno.launch.status import ENDED, NodeStatus, Status, read_status, write_status
+from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase, Status, read_status, write_status
 
 STATUS = Status(
-    "train-k3f9x", "train", "ada", "running", created=1.0, updated=2.5, generation=3, restarts=1, wanted_nodes=2,
-    world_size=8, nproc_per_node=4, nodes=(NodeStatus("n1", "member", 0), NodeStatus("n2", "spare")), jobs=(17, 18),
+    "train-k3f9x", "train", "ada", RunPhase.RUNNING, created=1.0, updated=2.5, generation=3, restarts=1, wanted_nodes=2,
+    world_size=8, nproc_per_node=4,
+    nodes=(NodeStatus("n1", NodeRole.MEMBER, 0), NodeStatus("n2", NodeRole.SPARE)), jobs=(17, 18),
     message="é", started=1.5,
 )  # fmt: skip
 
@@ -59,4 +62,35 @@ def test_no_status_is_none(tmp_path: Path):
 
 
 def test_a_run_is_over_when_its_phase_says_so():
-    assert not STATUS.over and Status(**{**vars(STATUS), "phase": ENDED}).over
+    assert not STATUS.over and Status(**{**vars(STATUS), "phase": RunPhase.ENDED}).over
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("handed over", RunCause.HANDED_OVER),
+        ("Slurm refused: Invalid qos specification", RunCause.REFUSED),
+        ("cancelled", RunCause.CANCELLED),
+        ("cancelled: its cluster was taken down", RunCause.TAKEN_DOWN),
+        ("rank 0 on n1 failed: KeyError", RunCause.OTHER),
+    ],
+)
+def test_status_written_before_messages_named_their_cause_is_read(tmp_path: Path, message: str, cause: RunCause):
+    path = tmp_path / "status.json"
+    write_status(path, replace(STATUS, message=message))
+    old = json.loads(path.read_text())
+    del old["cause"]
+    path.write_text(json.dumps(old))
+    found = read_status(path)
+    assert found is not None and found.cause is cause
+
+
+def test_states_of_a_later_version_are_unknown(tmp_path: Path):
+    path = tmp_path / "status.json"
+    write_status(path, STATUS)
+    later = json.loads(path.read_text())
+    later["phase"], later["cause"], later["nodes"][0]["state"] = "dreaming", "whim", "guest"
+    path.write_text(json.dumps(later))
+    found = read_status(path)
+    assert found is not None
+    assert (found.phase, found.cause, found.nodes[0].state) == (RunPhase.UNKNOWN, RunCause.OTHER, NodeRole.UNKNOWN)

@@ -14,7 +14,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape, form_group
 from dalsegno.launch.staff import NoStaff
-from dalsegno.launch.status import ENDING, RESTARTING, RUNNING, STOPPING, Status, read_status
+from dalsegno.launch.status import RunPhase, Status, read_status
 from dalsegno.launch.telling import Teller
 from tests.launch.small_site import SmallSite
 
@@ -63,14 +63,14 @@ def told(folder: RunFolder, known: Known) -> Status:
 
 
 def test_a_run_whose_worker_has_failed_does_not_say_that_it_restarts_before_that_is_decided(folder: RunFolder):
-    assert told(folder, Known(RUNS)).phase == RUNNING
-    assert told(folder, Known(FAILED)).phase == STOPPING
-    assert told(folder, Known(replace(FAILED, phase=Phase.GATHERING, failures=()))).phase == RESTARTING
-    assert told(folder, Known(replace(FAILED, phase=Phase.ENDED, exit_code=1))).phase == ENDING
+    assert told(folder, Known(RUNS)).phase is RunPhase.RUNNING
+    assert told(folder, Known(FAILED)).phase is RunPhase.STOPPING
+    assert told(folder, Known(replace(FAILED, phase=Phase.GATHERING, failures=()))).phase is RunPhase.RESTARTING
+    assert told(folder, Known(replace(FAILED, phase=Phase.ENDED, exit_code=1))).phase is RunPhase.ENDING
 
 
 def test_one_that_has_lost_a_node_restarts_whatever_comes(folder: RunFolder):
-    assert told(folder, Known(replace(RUNS, phase=Phase.STOPPING, lost_member=True))).phase == RESTARTING
+    assert told(folder, Known(replace(RUNS, phase=Phase.STOPPING, lost_member=True))).phase is RunPhase.RESTARTING
 
 
 def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):

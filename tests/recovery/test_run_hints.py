@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RESTARTING, RUNNING, NodeStatus, Status, write_status
+from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status, write_status
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
 from dalsegno.slurm.facts import JobInfo, JobState
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 JOB = JobInfo(7, "train-k3f9", ME, JobState.RUNNING, uid=os.geteuid(), nodes=("n1", "n2"), comment="dalsegno:main")
-NODES = (NodeStatus("n1", "member", 0), NodeStatus("n3", "member", 1))
-STATUS = Status("train-k3f9", "train", ME, RUNNING, 1.0, 2.0, nodes=NODES, jobs=(7, 8))
+NODES = (NodeStatus("n1", NodeRole.MEMBER, 0), NodeStatus("n3", NodeRole.MEMBER, 1))
+STATUS = Status("train-k3f9", "train", ME, RunPhase.RUNNING, 1.0, 2.0, nodes=NODES, jobs=(7, 8))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_node_that_is_to_be_mended_and_that_the_run_does_without_is_left(runs:
 
 
 def test_while_a_run_restarts_nothing_is_taken_from_it(runs: dict[str, Record]):
-    say(runs, replace(STATUS, phase=RESTARTING))
+    say(runs, replace(STATUS, phase=RunPhase.RESTARTING))
     assert comment(JOB, runs, "n2") == "dalsegno:main"
 
 

@@ -13,7 +13,7 @@ import pytest
 from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
 from dalsegno.cluster import Place
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RUNNING, Status, write_status
+from dalsegno.launch.status import RunPhase, Status, write_status
 from dalsegno.recovery.records import Record, Records
 from dalsegno.system.files import make_folder, remove_tree
 from dalsegno.targets.local.folder import Folder
@@ -124,7 +124,7 @@ def keep(place: Place, run: Path) -> None:
 
 def status_file(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    write_status(RunFolder(folder).status, Status("train-1", "train", "eve", RUNNING, 1.0, 1.0))
+    write_status(RunFolder(folder).status, Status("train-1", "train", "eve", RunPhase.RUNNING, 1.0, 1.0))
 
 
 def test_run_folder_that_became_a_link_to_roots_folder_is_not_written_to(tmp_path: Path, home: Path) -> None:

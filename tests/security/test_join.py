@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.launch.status import RunPhase
 from dalsegno.recovery.client import ask
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.targets.local import LocalTarget
@@ -76,7 +77,7 @@ def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(clus
         bob.cancel(*false)  # a spare that is lent is in service: any job may have it when the run's has ended
     eventually(joined, 100)
     assert joined()[0].uid == os.stat(run.folder.root).st_uid
-    run.wait_for(lambda: len(run.status.nodes) == 2 and run.status.phase == "running")
+    run.wait_for(lambda: len(run.status.nodes) == 2 and run.status.phase is RunPhase.RUNNING)
     assert phase(cluster, SPARE) == "lent"
     assert end_with(run, 0) == 0
     eventually(lambda: phase(cluster, SPARE) == "spare", 100)

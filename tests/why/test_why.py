@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.launch.status import Status
+from dalsegno.launch.status import RunCause, RunPhase, Status
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
@@ -43,7 +43,7 @@ def node(*flags: NodeFlag, state: NodeState = NodeState.IDLE, reason: str = "", 
     return NodeInfo("gpu-3", state, frozenset(flags), reason=reason, **what)  # type: ignore[arg-type]
 
 
-def run(phase: str, **what: object) -> Status:
+def run(phase: RunPhase, **what: object) -> Status:
     return Status("train-x", "train", "ada", phase, 0.0, 9.0, **what)  # type: ignore[arg-type]
 
 
@@ -116,9 +116,9 @@ def test_a_job_that_waits_says_which_nodes_it_may_not_have():
 
 
 def test_what_befell_nodes_after_the_end_belongs_to_what_failed_alone():
-    assert job_aftermath_s(job(JobState.NODE_FAIL)) == run_aftermath_s(run("ended", exit_code=1)) == 60
+    assert job_aftermath_s(job(JobState.NODE_FAIL)) == run_aftermath_s(run(RunPhase.ENDED, exit_code=1)) == 60
     assert job_aftermath_s(job(JobState.COMPLETED)) == 1, "Slurm's times are whole seconds"
-    assert {run_aftermath_s(run("ended", exit_code=code)) for code in (0, 75, 143)} == {0}
+    assert {run_aftermath_s(run(RunPhase.ENDED, exit_code=code)) for code in (0, 75, 143)} == {0}
     assert within([Moment(1.0, "a", ""), Moment(2.0, "b", "")], 1.5, 2.0) == [Moment(2.0, "b", "")]
 
 
@@ -255,7 +255,7 @@ def failed(generation: int, rank: int, what: str, noise: bool = False) -> dict[s
 
 
 def test_a_run_that_goes_on_says_what_hit_it_last():
-    found = explain_run(run("running", generation=2), [LOST])
+    found = explain_run(run(RunPhase.RUNNING, generation=2), [LOST])
     assert found.sentence == (
         "run train-x trains, in generation 2; the last thing that hit it: gpu-2 was lost (silent for 1.2 s)"
     )
@@ -263,7 +263,7 @@ def test_a_run_that_goes_on_says_what_hit_it_last():
 
 def test_a_node_that_a_run_left_by_itself_has_hit_it_too():
     left = {"at": 9.0, "event": "left", "node": "gpu-3", "why": "its file system hangs"}
-    found = explain_run(run("running", generation=3), [LOST, left])
+    found = explain_run(run(RunPhase.RUNNING, generation=3), [LOST, left])
     assert found.sentence.endswith("the last thing that hit it: it left gpu-3 (its file system hangs)")
     assert list(moments_of_run([left])) == [], "there is a note of it"
 
@@ -276,13 +276,13 @@ def test_what_ended_each_generation_is_told_and_none_is_blamed_on_an_older_fault
     """The kernel ran out of memory and took the parent of a node's workers."""
     killed = {"at": 9.5, "event": "cold", "node": "gpu-1", "why": "its warm parent was killed"}
     entries = [generation(1, "gpu-1", "gpu-2"), LOST, generation(2, "gpu-1"), killed, generation(3, "gpu-1")]
-    found = explain_run(run("running", generation=3), entries)
+    found = explain_run(run(RunPhase.RUNNING, generation=3), entries)
     assert found.sentence.endswith("hit it: gpu-1: its warm parent was killed, and its workers with it")
     assert [moment.text for moment in moments_of_run(entries)][1::2] == [
         "gpu-2 was lost (silent for 1.2 s)",
         "gpu-1: its warm parent was killed, and its workers with it",
     ]
-    grown = explain_run(run("running", generation=3), [*entries[:3], generation(3, "gpu-1", "gpu-2")])
+    grown = explain_run(run(RunPhase.RUNNING, generation=3), [*entries[:3], generation(3, "gpu-1", "gpu-2")])
     assert grown.sentence == "run train-x trains, in generation 3", "that it lost one before is no cause of this"
 
 
@@ -290,12 +290,14 @@ def test_where_only_a_peers_complaint_is_known_that_is_told():
     heard = [generation(1, "gpu-1"), failed(1, 2, "lost its peers", noise=True), failed(1, 3, "the same", noise=True)]
     again = [*heard, generation(2, "gpu-1")]
     assert [moment.text for moment in moments_of_run(again)][1:2] == ["rank 2 on gpu-1 lost its peers"]
-    assert explain_run(run("running", generation=2), again).sentence.endswith("hit it: rank 2 on gpu-1 lost its peers")
+    assert explain_run(run(RunPhase.RUNNING, generation=2), again).sentence.endswith(
+        "hit it: rank 2 on gpu-1 lost its peers"
+    )
 
 
 def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():
     entries = [failed(1, 3, "ValueError: no"), failed(1, 0, "gloo", noise=True), failed(2, 3, "ValueError: no")]
-    found = explain_run(run("ended", exit_code=1), entries)
+    found = explain_run(run(RunPhase.ENDED, exit_code=1), entries)
     assert found == Verdict(
         "run train-x ended with code 1: rank 3 on gpu-1 ValueError: no, 2 times in a row the same",
         "dalsegno logs train-x --rank 3",
@@ -304,11 +306,12 @@ def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():
 
 def test_other_ends_of_a_run():
     assert (
-        explain_run(run("ended", exit_code=0, generation=3), []).sentence == "run train-x is done after 3 generations"
+        explain_run(run(RunPhase.ENDED, exit_code=0, generation=3), []).sentence
+        == "run train-x is done after 3 generations"
     )
-    assert "gone on with" in explain_run(run("ended", exit_code=75), []).sentence
-    assert "from outside" in explain_run(run("ended", exit_code=143, message="cancelled"), []).sentence
-    assert explain_run(run("waiting", jobs=(7,), message="Resources"), []) == Verdict(
+    assert "gone on with" in explain_run(run(RunPhase.ENDED, exit_code=75), []).sentence
+    assert "from outside" in explain_run(run(RunPhase.ENDED, exit_code=143, cause=RunCause.CANCELLED), []).sentence
+    assert explain_run(run(RunPhase.WAITING, jobs=(7,), message="Resources"), []) == Verdict(
         "run train-x waits in Slurm's queue (job 7): Resources", "dalsegno why 7"
     )
 

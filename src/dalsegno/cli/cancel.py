@@ -11,7 +11,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.silence import is_silence
-from dalsegno.cli.watch import CANCELLED, cluster_is_gone, is_over, jobs_of
+from dalsegno.cli.watch import cluster_is_gone, is_over, jobs_of
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.train.contract import TERMINATED
 
@@ -148,14 +148,14 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
     """Nobody else will. But not while a job of it lives: its coordinator may still speak."""
     from dalsegno.jobs import given_up
-    from dalsegno.launch.status import write_status
+    from dalsegno.launch.status import RunCause, write_status
 
     left = _jobs_left(run, slurm)
     if left:
         jobs = ", ".join(map(str, left))
         hint = "Slurm kills what does not end by itself after KillWait, 30 s; `dalsegno runs` tells when it is gone"
         raise DalsegnoError(f"run {run.run} is told to end, but job {jobs} is still there", hint=hint)
-    write_status(run.status, given_up(_status(run), time.time(), TERMINATED, CANCELLED))
+    write_status(run.status, given_up(_status(run), time.time(), TERMINATED, "cancelled", RunCause.CANCELLED))
 
 
 def _status(run: RunFolder) -> Status:

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dalsegno.launch.status import RUNNING, Status
+from dalsegno.launch.status import NodeRole, RunPhase, Status
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training
@@ -215,10 +215,10 @@ class View:
 def now(step: Step | None, status: Status) -> str:
     """Where training is. The last step may be of a generation that is over, and the next has none yet."""
     if step is None:
-        return f"the run is {status.phase}"
-    if status.phase != RUNNING:
-        return f"step {step.step} was the last so far; the run is {status.phase}"
-    nodes = ", ".join(node.name for node in status.nodes if node.state == "member")
+        return f"the run is {status.phase.value}"
+    if status.phase is not RunPhase.RUNNING:
+        return f"step {step.step} was the last so far; the run is {status.phase.value}"
+    nodes = ", ".join(node.name for node in status.nodes if node.state is NodeRole.MEMBER)
     if step.generation < status.generation:
         on = f" on {nodes}" if nodes else ""
         return f"step {step.step} was the last so far; generation {status.generation} begins{on}"

@@ -29,7 +29,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.progress import read_progress
-from dalsegno.launch.status import Status, read_status
+from dalsegno.launch.status import NodeRole, RunPhase, Status, read_status
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place, SlurmHere
@@ -63,12 +63,12 @@ class Training:
 
     def members(self) -> Sequence[str]:
         status = self.status()
-        if status.phase != "running":
+        if status.phase is not RunPhase.RUNNING:
             return []
-        return [node.name for node in status.nodes if node.state == "member"]
+        return [node.name for node in status.nodes if node.state is NodeRole.MEMBER]
 
     def is_bare(self) -> bool:
-        return self.spares > 0 and all(node.state != "spare" for node in self.status().nodes)
+        return self.spares > 0 and all(node.state is not NodeRole.SPARE for node in self.status().nodes)
 
     def newest(self) -> Step | None:
         return self.notes.last

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.cli.watch import CANCELLED, is_over
+from dalsegno.cli.watch import is_over
 from dalsegno.errors import DalsegnoError
 from dalsegno.train.contract import TERMINATED
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.launch.status import Status
 
 ORDERLY_S = 5.0
-TAKEN_DOWN = f"{CANCELLED}: its cluster was taken down"
+TAKEN_DOWN = "cancelled: its cluster was taken down"
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ def end_in_order(runs: Sequence[RunOnCluster]) -> None:
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
     """When all of the cluster is gone: nobody else can tell any more how these ended."""
     from dalsegno.jobs import given_up
-    from dalsegno.launch.status import write_status
+    from dalsegno.launch.status import RunCause, write_status
 
     for run in runs:
         status = _status(run.folder) if run.ours else None
         if status is not None and not is_over(status):
-            write_status(run.folder.status, given_up(status, time.time(), TERMINATED, TAKEN_DOWN))
-        elif status is not None and status.message == CANCELLED:
-            write_status(run.folder.status, replace(status, message=TAKEN_DOWN))
+            write_status(run.folder.status, given_up(status, time.time(), TERMINATED, TAKEN_DOWN, RunCause.TAKEN_DOWN))
+        elif status is not None and status.cause is RunCause.CANCELLED:
+            write_status(run.folder.status, replace(status, message=TAKEN_DOWN, cause=RunCause.TAKEN_DOWN))
 
 
 def is_under_way(run: RunFolder) -> bool:

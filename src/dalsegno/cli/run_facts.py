@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
 def state_of(status: Status, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
-    from dalsegno.cli.watch import CANCELLED, LOST, coordinator_is_dead, is_over, silent_s
+    from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
+    from dalsegno.launch.status import RunCause
 
     if is_over(status):
         if status.exit_code == 0:
             return "done"
-        known = {CANCELLED: CANCELLED, LOST: "lost"}
-        return next((word for start, word in known.items() if status.message.startswith(start)), "failed")
-    phase = "ending" if status.over else status.phase
+        if status.cause.cancelled:
+            return "cancelled"
+        return "lost" if status.cause is RunCause.CLUSTER_GONE else "failed"
+    phase = "ending" if status.over else status.phase.value
     if coordinator_is_dead(status):
-        return f"{status.phase}, no coordinator"
+        return f"{status.phase.value}, no coordinator"
     silent = silent_s(status, now)
     return phase if silent is None else f"{phase}, silent for {age(silent)}"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.statusline import last_cause, live_text, new_generations, sentences, told_cause
+from dalsegno.cli.statusline import NOTHING, Cause, last_cause, live_text, new_generations, sentences, told_cause
 from dalsegno.launch import journal
 from dalsegno.launch.follow import Line
-from dalsegno.launch.status import RUNNING, Status
+from dalsegno.launch.status import RunPhase, Status
 from dalsegno.printable import lines
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
@@ -72,7 +72,7 @@ class Screen:
         changed = status != self._told
         news = sentences(self._told, status, self._cause(), self._announced) if changed else []
         self._told = status
-        if status.phase == RUNNING:
+        if status.phase is RunPhase.RUNNING:
             self._announced = max(self._announced, status.generation)
         if self._quiet:
             return
@@ -99,8 +99,8 @@ class Screen:
             if text not in self._said:
                 self.talk(text)
 
-    def _cause(self) -> str:
-        return last_cause(journal.read(self._story)) if self._story else ""
+    def _cause(self) -> Cause:
+        return last_cause(journal.read(self._story)) if self._story else NOTHING
 
     def talk(self, text: str) -> None:
         self._said.add(text)

@@ -3,52 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from dalsegno.jobs.prepare import HANDED_OVER
 from dalsegno.launch.journal import Entry
-from dalsegno.launch.status import RESTARTING, RUNNING, STARTING, WAITING, Status
+from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase, Status
 
-_TAKING_PART = ("member", "ready")
+_TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What ended a generation; `node` is where it began."""
+
+    text: str = ""
+    node: str = ""
+
+
+NOTHING = Cause()
 
 
 def live_text(status: Status, now: float) -> str:
     """All that matters now, for a line at the bottom of a terminal."""
-    parts = [status.run, status.phase, nodes_text(status)]
+    parts = [status.run, status.phase.value, nodes_text(status)]
     if status.generation:
         parts.append(f"generation {status.generation}")
     if status.restarts:
         parts.append(_count(status.restarts, "restart"))
-    if status.phase in (WAITING, STARTING, RESTARTING) and status.message:
+    if status.phase in (RunPhase.WAITING, RunPhase.STARTING, RunPhase.RESTARTING) and status.message:
         parts.append(status.message)
     if is_smaller(status):
         parts.append("smaller than asked: this changes the effective batch")
     return "  ".join([*parts, clock(elapsed_s(status, now))])
 
 
-def sentences(before: Status | None, after: Status, cause: str = "", announced: int = 0) -> list[str]:
+def sentences(before: Status | None, after: Status, cause: Cause = NOTHING, announced: int = 0) -> list[str]:
     """What there is to tell of the way from one status to the next; `cause` is what ended the last generation, and
     generations up to `announced` have been told of."""
-    told = [f"{what} is lost" for what in _lost(before, after) if what.split()[1] not in cause.split()]
-    if after.phase == WAITING:
+    told = [f"{_called(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
+    if after.phase is RunPhase.WAITING:
         return [*told, *_waiting(before, after)]
-    if after.phase == STARTING and (before is None or before.phase != STARTING):
+    if after.phase is RunPhase.STARTING and (before is None or before.phase is not RunPhase.STARTING):
         told.append(f"run {after.run} starts on {_count(len(after.nodes) or after.wanted_nodes, 'node')}")
-    elif after.phase == RESTARTING and after.started and (before is None or before.phase != RESTARTING):
-        told.append(f"run {after.run} restarts{f': {cause}' if cause else ''}")
-    elif after.phase == RUNNING and after.generation > announced and not _same_generation(before, after):
-        told.append(_generation(after, "" if told_cause(before) else cause))
+    elif (
+        after.phase is RunPhase.RESTARTING
+        and after.started
+        and (before is None or before.phase is not RunPhase.RESTARTING)
+    ):
+        told.append(f"run {after.run} restarts{f': {cause.text}' if cause.text else ''}")
+    elif after.phase is RunPhase.RUNNING and after.generation > announced and not _same_generation(before, after):
+        told.append(_generation(after, "" if told_cause(before) else cause.text))
     if before is not None and before.message != after.message and after.message and not is_smaller(after):
         told.append(after.message)
     return told
 
 
 def _same_generation(before: Status | None, after: Status) -> bool:
-    return before is not None and (before.phase, before.generation) == (RUNNING, after.generation)
+    return before is not None and (before.phase, before.generation) == (RunPhase.RUNNING, after.generation)
 
 
 def told_cause(before: Status | None) -> bool:
     """Whether it was told why the generation that ended last did so."""
-    return before is not None and before.phase == RESTARTING
+    return before is not None and before.phase is RunPhase.RESTARTING
 
 
 def new_generations(entries: Sequence[Entry], announced: int, told_why: bool) -> dict[int, str]:
@@ -56,7 +71,7 @@ def new_generations(entries: Sequence[Entry], announced: int, told_why: bool) ->
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
         if entry.get("event") == "generation" and int(entry["generation"]) > announced:
-            cause = last_cause(entries[: place + 1]) if found or not told_why else ""
+            cause = last_cause(entries[: place + 1]).text if found or not told_why else ""
             found[int(entry["generation"])] = _formed(entry, cause)
     return found
 
@@ -66,7 +81,7 @@ def _formed(entry: Entry, cause: str) -> str:
     return _generation_text(int(entry["generation"]), nodes, nodes * each, int(entry.get("wanted", nodes)), cause)
 
 
-def last_cause(entries: Iterable[Entry]) -> str:
+def last_cause(entries: Iterable[Entry]) -> Cause:
     """What ended the last generation, as the journal has it: the first rank that failed, else the first of its nodes
     that was lost. A spare is none of them."""
     now: list[Entry] = []
@@ -78,14 +93,14 @@ def last_cause(entries: Iterable[Entry]) -> str:
         elif _ends_generation(entry, members):
             now.append(entry)
     causes = sorted(now or before, key=lambda entry: entry["event"] != "failed")
-    return _cause(causes[0]) if causes else ""
+    return Cause(_cause_text(causes[0]), str(causes[0].get("node", ""))) if causes else NOTHING
 
 
 def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
     if entry.get("event") == "cold":
         return entry.get("node") in members
     if entry.get("event") == "lost":
-        return bool(entry.get("was", "member") == "member")
+        return bool(entry.get("was", NodeRole.MEMBER.value) == NodeRole.MEMBER.value)
     return entry.get("event") == "failed" and not entry.get("noise")
 
 
@@ -104,7 +119,7 @@ def farewell(status: Status) -> str:
 
 def nodes_text(status: Status) -> str:
     """`3/4 nodes`: those that take part, of those wanted."""
-    spares = sum(node.state == "spare" for node in status.nodes)
+    spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
 
@@ -114,7 +129,7 @@ def members(status: Status) -> list[str]:
 
 
 def is_smaller(status: Status) -> bool:
-    return status.phase == RUNNING and 0 < _group_size(status) < status.wanted_nodes
+    return status.phase is RunPhase.RUNNING and 0 < _group_size(status) < status.wanted_nodes
 
 
 def elapsed_s(status: Status, now: float) -> float:
@@ -144,7 +159,7 @@ def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause
     return f"generation {number}: {size}{why}{smaller if nodes < wanted else ''}"
 
 
-def _cause(entry: Entry) -> str:
+def _cause_text(entry: Entry) -> str:
     if entry["event"] == "lost":
         return f"{entry.get('node')} is lost: {entry.get('why')}"
     if entry["event"] == "cold":
@@ -155,7 +170,7 @@ def _cause(entry: Entry) -> str:
 def _waiting(before: Status | None, after: Status) -> list[str]:
     if before is not None and (before.phase, before.message) == (after.phase, after.message):
         return []
-    if after.message == HANDED_OVER:
+    if after.cause is RunCause.HANDED_OVER:
         return [f"run {after.run} is handed over"]
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
@@ -164,13 +179,16 @@ def _group_size(status: Status) -> int:
     return status.world_size // max(1, status.nproc_per_node)
 
 
-def _lost(before: Status | None, after: Status) -> list[str]:
-    """`node n1`, `spare n2`: those that were there and are not. One whose job has ended as it should is not lost."""
+def _lost(before: Status | None, after: Status) -> list[NodeStatus]:
+    """Return the nodes that were there and are not. One whose job has ended as it should is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
     here = {node.name for node in after.nodes}
-    gone = [node for node in before.nodes if node.name not in here]
-    return [f"{'spare' if node.state == 'spare' else 'node'} {node.name}" for node in gone]
+    return [node for node in before.nodes if node.name not in here]
+
+
+def _called(node: NodeStatus) -> str:
+    return f"{'spare' if node.state is NodeRole.SPARE else 'node'} {node.name}"
 
 
 def _count(count: int, noun: str, plural: str = "") -> str:

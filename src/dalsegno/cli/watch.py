@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import STARTING, WAITING, Status, read_status
+from dalsegno.launch.status import RunCause, RunPhase, Status, read_status
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.slurm.facts import JobInfo
 
-CANCELLED = "cancelled"  # the last message of such a run, whoever writes it, or how it begins
-LOST = "lost: its cluster is gone"
+GONE = "lost: its cluster is gone"
 SILENT_S = 30.0  # a coordinator that has told nothing for so long may be gone: then Slurm is asked
 LOST_S = 120.0  # one that lives says so every ten seconds
 GONE_S = 5.0  # the last word of a coordinator may come a moment after its job has left the queue
@@ -56,7 +55,7 @@ class Watch:
         self._no_cluster_since: float | None = None
         self._next_question = 0.0
         self._gone_since: float | None = None
-        self._heard: tuple[str, str] | None = None  # phase and message, as the queue has it
+        self._heard: tuple[RunPhase, str] | None = None  # phase and message, as the queue has it
 
     def look(self, now: float) -> Status:
         status = read_status(self._run.status)
@@ -66,7 +65,7 @@ class Watch:
         if not is_over(status):
             self._look_for_cluster(now)
         speaks = status.coordinator_pid != 0 and now - status.updated < SILENT_S
-        if is_over(status) or (speaks and status.phase != WAITING):
+        if is_over(status) or (speaks and status.phase is not RunPhase.WAITING):
             self._gone_since, self._heard = None, None
             return status
         self._ask(status, now)
@@ -76,21 +75,22 @@ class Watch:
         self._no_cluster_since = (self._no_cluster_since or now) if self._no_cluster() else None
         if self._no_cluster_since is not None and now - self._no_cluster_since >= TAKEN_DOWN_S:
             hint = f"what it said is kept: `dalsegno logs {self._run.run}`"
-            raise RunLost(f"run {self._run.run} is {LOST}", hint=hint)
+            raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
     def _with_what_was_heard(self, status: Status) -> Status:
         """A coordinator knows best; but of a job that waits, only Slurm knows why."""
-        if self._heard is None or status.phase != WAITING:
+        if self._heard is None or status.phase is not RunPhase.WAITING:
             return status
         phase, message = self._heard
         if not status.coordinator_pid:
-            return replace(status, phase=phase, message=message)
-        return replace(status, message=message) if phase == WAITING else status
+            return replace(status, phase=phase, message=message, cause=RunCause.OTHER)
+        heard = replace(status, message=message, cause=RunCause.OTHER)
+        return heard if phase is RunPhase.WAITING else status
 
     def _ask(self, status: Status, now: float) -> None:
         if now < self._next_question:
             return
-        self._next_question = now + (2.0 if status.phase == WAITING else 15.0)
+        self._next_question = now + (2.0 if status.phase is RunPhase.WAITING else 15.0)
         if self._on_head and not status.coordinator_pid:
             self._ask_controller(status, now)
         else:
@@ -134,7 +134,7 @@ def lost(status: Status) -> Status:
     """The end of a run that nobody wrote down: its cluster is gone, and with it whoever could have."""
     from dalsegno.jobs import given_up
 
-    return status if is_over(status) else given_up(status, status.updated, TERMINATED, LOST)
+    return status if is_over(status) else given_up(status, status.updated, TERMINATED, GONE, RunCause.CLUSTER_GONE)
 
 
 def cluster_is_gone(run: RunFolder) -> bool:
@@ -151,7 +151,7 @@ def silent_s(status: Status, now: float) -> float | None:
     """For how long a coordinator that should speak has not, once that is too long. While the run waits in the queue
     there may be none."""
     silence = now - status.updated
-    speaks = not status.coordinator_pid or status.phase == WAITING or is_over(status) or silence < LOST_S
+    speaks = not status.coordinator_pid or status.phase is RunPhase.WAITING or is_over(status) or silence < LOST_S
     return None if speaks else silence
 
 
@@ -164,7 +164,7 @@ def jobs_of(run: RunFolder, jobs: Sequence[JobInfo]) -> list[JobInfo]:
     return [job for job in jobs if job.name == run.run and job.uid == owner and not job.state.ended]
 
 
-def queue_phase(jobs: Sequence[JobInfo]) -> tuple[str, str] | None:
+def queue_phase(jobs: Sequence[JobInfo]) -> tuple[RunPhase, str] | None:
     """What a run does before its coordinator lives, as squeue tells: its phase, and what it waits for."""
     from dalsegno.slurm.facts import JobState
 
@@ -172,8 +172,8 @@ def queue_phase(jobs: Sequence[JobInfo]) -> tuple[str, str] | None:
         return None
     job = jobs[0]
     if job.state is JobState.PENDING:
-        return WAITING, f"{job.reason or 'no reason given yet'} (job {job.id})"
-    return STARTING, f"job {job.id} has its nodes"
+        return RunPhase.WAITING, f"{job.reason or 'no reason given yet'} (job {job.id})"
+    return RunPhase.STARTING, f"job {job.id} has its nodes"
 
 
 def job_ids(run: RunFolder, status: Status) -> list[int]:

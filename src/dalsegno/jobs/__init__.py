@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dalsegno.jobs.options import OPTIONS, Option, make_request, options_from_env, parse_option
     from dalsegno.jobs.plan import RunPlan, plan_join, plan_next, plan_run, salloc_argv
     from dalsegno.jobs.prepare import (
-        HANDED_OVER,
         check_own,
         discard_run,
         first_status,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from dalsegno.jobs.values import Gpus, Nodes, parse_env_pairs, parse_nodes
 
 __all__ = [
-    "HANDED_OVER",
     "MPI_LIST_ARGV",
     "OPTIONS",
     "ClusterFacts",
@@ -105,7 +103,6 @@ _HOMES = {
     "options": ("OPTIONS", "Option", "make_request", "options_from_env", "parse_option"),
     "plan": ("RunPlan", "plan_join", "plan_next", "plan_run", "salloc_argv"),
     "prepare": (
-        "HANDED_OVER",
         "check_own",
         "discard_run",
         "first_status",

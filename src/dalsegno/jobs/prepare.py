@@ -13,11 +13,10 @@ from typing import TextIO
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder, mending
-from dalsegno.launch.status import ENDED, WAITING, Status, write_status
+from dalsegno.launch.status import RunCause, RunPhase, Status, write_status
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, explain, make_folder, owner_name, read_json, remove_tree, write_atomic
 
-HANDED_OVER = "handed over"
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, and no pipe to wait for
 ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
 
@@ -28,18 +27,19 @@ def first_status(plan: RunPlan, user: str, now: float) -> Status:
         run=plan.run,
         name=plan.request.label,
         user=user,
-        phase=WAITING,
+        phase=RunPhase.WAITING,
         created=now,
         updated=now,
         wanted_nodes=plan.shape.max_nodes,
         nproc_per_node=plan.shape.nproc_per_node,
-        message=HANDED_OVER,
+        message="handed over",
+        cause=RunCause.HANDED_OVER,
     )
 
 
-def given_up(status: Status, now: float, exit_code: int, why: str) -> Status:
+def given_up(status: Status, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER) -> Status:
     """The end of a run that has no coordinator to tell of it."""
-    return replace(status, phase=ENDED, updated=now, ended=now, exit_code=exit_code, message=why)
+    return replace(status, phase=RunPhase.ENDED, updated=now, ended=now, exit_code=exit_code, message=why, cause=cause)
 
 
 def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: Status, home: Path) -> RunFolder:

@@ -29,6 +29,7 @@ from dalsegno.launch.rhythm import CHECK_S
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Boss, Staff
+from dalsegno.launch.status import RunCause
 from dalsegno.launch.telling import Teller
 from dalsegno.launch.words import (
     AllStopped,
@@ -241,8 +242,8 @@ class Coordinator:
             self.end = order
             self._over.set()
 
-    def stop(self, code: int, why: str) -> None:
-        self.finish(Finish(code, why=why))
+    def stop(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
+        self.finish(Finish(code, why=why, about=about))
 
     def rest(self, why: str) -> None:
         self.resting = self.end is None

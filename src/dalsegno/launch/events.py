@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dalsegno.launch.causes import Failure
 from dalsegno.launch.group import Group
+from dalsegno.launch.status import RunCause
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Finish:
     code: int
     cause: Failure | None = None
     why: str = ""
+    about: RunCause = RunCause.OTHER
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from dalsegno.launch.events import (
     WorkerEnded,
 )
 from dalsegno.launch.group import Group, Shape, form_group
+from dalsegno.launch.status import RunCause
 from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
 QUICK_S = 10.0  # a failure so soon after the start is followed by a pause if it happens again
@@ -75,6 +76,7 @@ class Run:
     leaving: bool = False  # the nodes are needed back
     exit_code: int | None = None  # set: stop for good with this
     why: str = ""  # it stopped for good
+    cancelled: bool = False  # its user wanted that
     smaller: bool = False  # may start with fewer than max_nodes
 
 
@@ -105,7 +107,7 @@ def advance(run: Run, event: Event) -> Step:
 def _told_from_outside(run: Run, event: Event) -> Step:
     if isinstance(event, Cancelled):
         ends = run.exit_code is not None  # by itself: then it keeps its own code
-        return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled"))
+        return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
     if isinstance(event, Leaving):
         return _leaving(run)
     if isinstance(event, Doubted):
@@ -212,7 +214,7 @@ def _when_all_stopped(run: Run) -> Step:
     if run.waiting_for:
         return run, []
     if run.exit_code is not None:
-        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why)]
+        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why, about=_about(run))]
     run = replace(run, phase=Phase.GATHERING)
     cause = first_cause(run.failures)
     if run.leaving and (cause is None or cause.code != STOP):
@@ -220,6 +222,10 @@ def _when_all_stopped(run: Run) -> Step:
     if cause is None or (run.lost_member and cause.noise):
         return _try_to_form(replace(run, failures=(), lost_member=False))
     return _after_failure(run, cause)
+
+
+def _about(run: Run) -> RunCause:
+    return RunCause.CANCELLED if run.cancelled else RunCause.OTHER
 
 
 def _after_failure(run: Run, cause: Failure) -> Step:

@@ -19,6 +19,7 @@ from dalsegno.launch.slow_starts import still_starting, tell_slow
 from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
+from dalsegno.launch.status import RunCause
 from dalsegno.launch.vacating import left_comment, may_be_left, to_be_mended
 from dalsegno.slurm.facts import JobState, NodeInfo
 from dalsegno.system.procfs import start_ticks
@@ -82,7 +83,7 @@ class SlurmStaff:
             return
         self.boss.journal("refused", role=job.role, why=why)
         if job.role == MAIN:
-            self.boss.stop(1, f"Slurm refused: {why}")
+            self.boss.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
         else:
             self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
             asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)

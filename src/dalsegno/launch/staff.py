@@ -8,6 +8,7 @@ from typing import Protocol
 from dalsegno.launch.events import Event
 from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.launch.saved import SavedJob
+from dalsegno.launch.status import RunCause
 
 
 class Boss(Protocol):
@@ -23,7 +24,7 @@ class Boss(Protocol):
 
     def journal(self, event: str, **what: object) -> None: ...
 
-    def stop(self, code: int, why: str) -> None:
+    def stop(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         """End the run for good, whatever state it is in."""
         ...
 

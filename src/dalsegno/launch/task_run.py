@@ -22,7 +22,7 @@ from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.srun_words import first_exit_code, refused_containers
-from dalsegno.launch.status import ENDED, RUNNING, WAITING, Status, read_status, write_status
+from dalsegno.launch.status import RunCause, RunPhase, Status, read_status, write_status
 from dalsegno.slurm.facts import JobState
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
@@ -47,12 +47,12 @@ class TaskRun:
         await self._errands.until(self._over, self._check(), self._ask_slurm())
         if self.rests:
             self.folder.exit_code.unlink(missing_ok=True)
-            self._tell(phase=WAITING, message="waits in the queue again", exit_code=None)
+            self._tell(phase=RunPhase.WAITING, message="waits in the queue again", exit_code=None)
             return SAVED
         code = self.status.exit_code
         await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
         await self.jobs.sweep()
-        self._tell(phase=ENDED, ended=time.time(), jobs=())
+        self._tell(phase=RunPhase.ENDED, ended=time.time(), jobs=())
         return self.status.exit_code or 0
 
     async def _begin(self) -> None:
@@ -96,7 +96,9 @@ class TaskRun:
             self.jobs.staff(job, job.nodes)
             self._tell(generation=number, restarts=number - 1)
         began = self.status.started or time.time()
-        self._tell(phase=RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc)
+        self._tell(
+            phase=RunPhase.RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc
+        )
         self._keep()
 
     @property
@@ -136,31 +138,31 @@ class TaskRun:
         self._errands.soon(work)
 
     def job_refused(self, job: Job, why: str) -> None:
-        self._end(1, f"Slurm refused: {why}")
+        self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
 
     def job_over(self, job: Job, state: JobState) -> None:
         self._journal("job over", job=job.id, state=state.value)
         if state is JobState.CANCELLED:
-            self._end(TERMINATED, "cancelled")
+            self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
             self.jobs.ask(NEXT)
-            self._tell(phase=WAITING, message=f"its job ended: {state.value}; waits for another")
+            self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waits for another")
             self._keep()
         else:
             self._end(1, f"its job ended: {state.value}")
 
-    def _end(self, code: int, why: str) -> None:
+    def _end(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         if not self._over.is_set():
             self._journal("ended", code=code, why=why)
-            self.status = replace(self.status, exit_code=code, message=why)
+            self.status = replace(self.status, exit_code=code, message=why, cause=about)
             self._over.set()
 
     async def _check(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
             if self.folder.cancel.exists():
-                self._end(TERMINATED, "cancelled")
+                self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
             if time.time() - self.status.updated > REFRESH_S:
                 self._tell()
 
@@ -174,6 +176,7 @@ class TaskRun:
             write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
 
     def _tell(self, **changes: object) -> None:
+        changes = {"cause": RunCause.OTHER, **changes} if "message" in changes else changes
         self.status = replace(self.status, updated=time.time(), coordinator_pid=os.getpid(), **changes)  # type: ignore[arg-type]
         with contextlib.suppress(DalsegnoError):
             write_status(self.folder.status, self.status)

@@ -19,19 +19,7 @@ from dalsegno.launch.rhythm import REFRESH_S
 from dalsegno.launch.shortage import shortage
 from dalsegno.launch.site import Terms
 from dalsegno.launch.staff import Staff
-from dalsegno.launch.status import (
-    ENDED,
-    ENDING,
-    RESTARTING,
-    RUNNING,
-    STARTING,
-    STOPPING,
-    WAITING,
-    NodeStatus,
-    Status,
-    read_status,
-    write_status,
-)
+from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status, read_status, write_status
 from dalsegno.launch.words import Cold, LogPiece, Noted, Ready, Signalled, Word
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
@@ -89,7 +77,7 @@ class Teller:
 
     def lost(self, run: Run, node: str, why: str) -> None:
         """A node, and what it was to the run: a spare costs no restart, and is missed all the same."""
-        self.journal("lost", node=node, why=why, was=_node(run, node, _seats(run)).state)
+        self.journal("lost", node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
     def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
         """Write down what of an agent's words is worth it."""
@@ -107,7 +95,7 @@ class Teller:
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
             self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,
-                         what=failure.what(), noise=failure.noise)  # fmt: skip
+                         what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
         """For a node that does not see the run's folder."""
@@ -130,12 +118,12 @@ class Teller:
         report = end.cause.traceback if end.cause else ""
         why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
         self.journal("ended", code=end.code, why=why)
-        ended = replace(self._status(of), phase=ENDED, ended=time.time(), exit_code=end.code)
-        self._write(replace(ended, message=why, report=report, nodes=(), jobs=()))
+        ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
+        self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
     def rests(self, of: Told, why: str) -> None:
         """Not the end: another coordinator goes on, in another life of the job."""
-        self._write(replace(self._status(of), phase=WAITING, message=why, nodes=()))
+        self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal("rests", why=why)
 
     def _status(self, of: Told) -> Status:
@@ -178,16 +166,16 @@ class Teller:
         return time.monotonic() - (time.time() - newest)
 
 
-def _phase(of: Told) -> str:
+def _phase(of: Told) -> RunPhase:
     if of.end is not None or of.run.exit_code is not None:
-        return ENDING
+        return RunPhase.ENDING
     if of.run.phase is Phase.RUNNING:
-        return RUNNING
+        return RunPhase.RUNNING
     if not of.staff.has_nodes:
-        return WAITING
+        return RunPhase.WAITING
     if of.run.phase is Phase.STOPPING and of.run.failures:
-        return STOPPING
-    return RESTARTING if of.started else STARTING
+        return RunPhase.STOPPING
+    return RunPhase.RESTARTING if of.started else RunPhase.STARTING
 
 
 def _message(of: Told) -> str:
@@ -218,7 +206,7 @@ def _seats(run: Run) -> dict[str, int]:
 
 def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:
     if name not in run.ready:
-        return NodeStatus(name, "starting")
+        return NodeStatus(name, NodeRole.STARTING)
     if name in seats:
-        return NodeStatus(name, "member", seats[name])
-    return NodeStatus(name, "spare" if run.generation else "ready")
+        return NodeStatus(name, NodeRole.MEMBER, seats[name])
+    return NodeStatus(name, NodeRole.SPARE if run.generation else NodeRole.READY)

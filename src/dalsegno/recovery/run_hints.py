@@ -15,12 +15,11 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RUNNING, Status
+from dalsegno.launch.status import RunPhase, Status, status_from_json
 from dalsegno.launch.vacating import left_comment, nodes_left
 from dalsegno.recovery.facts import RUNS, is_active
 from dalsegno.recovery.records import Record
 from dalsegno.slurm.facts import JobInfo
-from dalsegno.spec.facts import facts_from_json
 
 MOST_BYTES = 1 << 20
 
@@ -34,7 +33,7 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
     if status is None or not status.nodes:  # a run of srun's own tasks names none, and needs all that it has
         return job
-    if status.phase != RUNNING or job.id not in status.jobs or job.uid != record.uid:
+    if status.phase is not RunPhase.RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
     left = here - {node.name for node in status.nodes}
     role = job.comment.removeprefix(RUNS).split(" ")[0]
@@ -52,7 +51,7 @@ def read_hint(path: Path, uid: int) -> Status | None:
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != uid:
             return None
         value = json.loads(os.read(handle, MOST_BYTES))
-        return facts_from_json(Status, value) if isinstance(value, dict) else None
+        return status_from_json(value) if isinstance(value, dict) else None
     except (OSError, ValueError, RecursionError, TypeError, DalsegnoError):
         return None
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dalsegno.launch.journal import Entry
-from dalsegno.launch.status import RUNNING, WAITING, Status
+from dalsegno.launch.status import RunPhase, Status
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
 
@@ -14,19 +14,19 @@ def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
     if status.over:
         return _ended(status, entries)
     logs = f"dalsegno logs -f {status.run}"
-    if status.phase == WAITING:
+    if status.phase is RunPhase.WAITING:
         job = f" (job {status.jobs[0]})" if status.jobs else ""
         return Verdict(
             f"run {status.run} waits in Slurm's queue{job}{_said(status)}",
             f"dalsegno why {status.jobs[0]}" if status.jobs else "squeue",
         )
-    if status.phase == RUNNING and (idle := _idle(entries, status.generation)):
+    if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
         rank = next(iter(idle.get("ranks", {})), "0")
         logs = f"dalsegno logs {status.run} --rank {rank}"
         return Verdict(f"run {status.run} does not end: {idle.get('text')}", logs)
-    if status.phase == RUNNING:
+    if status.phase is RunPhase.RUNNING:
         return Verdict(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
-    return Verdict(f"run {status.run} is {status.phase}{_said(status)}{_because(entries)}", logs)
+    return Verdict(f"run {status.run} is {status.phase.value}{_said(status)}{_because(entries)}", logs)
 
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
@@ -42,13 +42,13 @@ def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
         return Verdict(f"run {run} is done{lives}")
     if status.exit_code == SAVED:
         return Verdict(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
-    if status.exit_code == TERMINATED or status.message.startswith("cancelled"):
+    if status.exit_code == TERMINATED or status.cause.cancelled:
         return Verdict(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == "failed" and not entry.get("noise")]
     if not failed:
         return Verdict(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
     first = _first_of_last(failed)
-    again = len({entry.get("generation") for entry in failed if entry.get("what") == first.get("what")})
+    again = len({entry.get("generation") for entry in failed if _fault(entry) == _fault(first)})
     times = f", {again} times in a row the same" if again > 1 else ""
     what = f"rank {first.get('rank')} on {first.get('node')} {first.get('what')}{times}"
     return Verdict(
@@ -56,9 +56,14 @@ def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
     )
 
 
+def _fault(entry: Entry) -> object:
+    """Return what is equal for equal faults. Journals written before have no signature."""
+    return entry.get("signature") or entry.get("code")
+
+
 def aftermath_s(status: Status) -> float:
     """For how long after its end what befell its nodes may belong to it: nothing to a run that nothing has failed."""
-    failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.message.startswith("cancelled")
+    failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
 
 
