@@ -3,12 +3,15 @@
  * plugin's line in plugstack.conf. */
 #define _GNU_SOURCE
 #include <grp.h>
+#include <pthread.h>
+#include <signal.h>
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,7 +96,49 @@ static void give_option(const char *word) {
             known[i].cb(known[i].val, word[length] ? word + length + 1 : NULL, 1);
 }
 
-static _Noreturn void run_task(void) {
+/* The plugin's threads begin once all tasks are forked. AddressSanitizer's malloc stays locked for ever in a child that
+ * was forked while a thread allocated (seen with GCC 14). slurmstepd has glibc's, which is unlocked in a child. */
+static struct {
+    pthread_t *thread;
+    void *(*begin)(void *);
+    void *with;
+} threads[4];
+static int thread_count;
+
+int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*begin)(void *), void *with) {
+    (void)attr; /* the plugin gives none */
+    if (thread_count == sizeof threads / sizeof threads[0])
+        abort();
+    threads[thread_count].thread = thread, threads[thread_count].begin = begin;
+    threads[thread_count++].with = with;
+    return 0;
+}
+
+static void begin_threads(void) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* as the plugin does for its threads */
+    for (int i = 0; i < thread_count; i++)
+        if (__real_pthread_create(threads[i].thread, NULL, threads[i].begin, threads[i].with) != 0)
+            abort();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* It stops before the plugin is called, until it is its turn: tasks run one after the other, and their output too. */
+static pid_t fork_task(pid_t stepd) {
+    int status;
+    pid_t child = fork();
+    if (child > 0)
+        waitpid(child, &status, WUNTRACED);
+    if (child != 0)
+        return child;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != stepd)
+        _exit(125);
+    raise(SIGSTOP);
+    prctl(PR_SET_PDEATHSIG, 0);
     if (setgroups(0, NULL) != 0 || setresgid(user, user, user) != 0 || setresuid(user, user, user) != 0)
         _exit(125);
     slurm_spank_task_init(NULL, 0, NULL);
@@ -114,11 +159,13 @@ int main(int argc, char *argv[]) {
     slurm_spank_user_init(NULL, 0, NULL);
     if (seteuid(0) != 0 || setegid(0) != 0)
         return 2;
+    pid_t children[tasks], self = getpid();
+    for (task = 0; task < (int)tasks; task++)
+        children[task] = fork_task(self);
+    begin_threads();
     for (task = 0; task < (int)tasks; task++) {
-        pid_t child = fork();
-        if (child == 0)
-            run_task();
-        waitpid(child, &status, 0);
+        kill(children[task], SIGCONT);
+        waitpid(children[task], &status, 0);
         int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         worst = code > worst ? code : worst;
         slurm_spank_task_exit(NULL, 0, NULL);

@@ -27,7 +27,8 @@ def stepd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = str(Path(__file__).with_name("stepd.c"))
     parts = [word for word in PARTS[PLUGIN] if word.endswith(".c")]
     sanitize = ["-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE"]
-    words = [*FLAGS, *sanitize, "-rdynamic", f"-I{source_folder()}", own, *parts, "-lslurm"]
+    link = ["-Wl,--wrap=pthread_create", "-rdynamic"]
+    words = [*FLAGS, *sanitize, *link, f"-I{source_folder()}", own, *parts, "-lslurm"]
     for line in ([*words, "-o", str(folder / "stepd")], [*FLAGS, *PARTS[HELPER], "-o", str(folder / HELPER)]):
         subprocess.run(["gcc", *line], cwd=source_folder(), check=True)
     return folder / "stepd"
