@@ -61,6 +61,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "train",
         "targets.base",
         "targets.faults",
+        "recovery.event",
+        "recovery.phase",
     ),  # faults by lot, and the report of what came of them
     "demo": (*UP_TO_3, "drill", "targets.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,

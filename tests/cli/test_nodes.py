@@ -28,4 +28,4 @@ def test_a_node_that_somebody_else_drained_is_not_shown_as_in_service():
 
 
 def test_what_we_do_to_a_node_is_told_before_what_somebody_else_wrote_of_it():
-    assert as_it_is(told("gpu-1", "mending"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "mending"
+    assert as_it_is(told("gpu-1", "repairing"), {"gpu-1": "drained by bob: new RAM"})["phase"] == "repairing"

@@ -29,4 +29,4 @@ def test_training_survives_and_the_cluster_mends_itself(cache: Path):
         assert done.stderr.count("validated, and back in service") == 2
         assert "nothing of it is left" in done.stderr and "\x1b" not in said
         assert list((cli.home / "runs").iterdir()) == [], "runs go with their cluster"
-        assert page.read_text().count('class="mending"') == 2
+        assert page.read_text().count('class="repairing"') == 2

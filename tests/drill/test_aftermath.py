@@ -17,7 +17,7 @@ def test_a_node_is_out_until_it_was_returned_after_the_last_that_hit_it():
 
 
 def test_what_nobody_has_seen_or_somebody_has_to_mend_is_not_waited_for():
-    nodes = {"n1": {"phase": "in service"}, "n2": {"phase": "mending"}}
+    nodes = {"n1": {"phase": "in service"}, "n2": {"phase": "repairing"}}
     assert worth_waiting([XID, CUT], nodes, 12.0) == [XID, CUT], "it may be seen yet"
     assert worth_waiting([XID, CUT], nodes, 10.0 + NOTICED_S) == [CUT]
     assert worth_waiting([CUT], {"n2": {"phase": "given up"}}, 21.0) == []

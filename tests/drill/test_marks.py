@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark, marks_of_controller, marks_of_run, troubles_of
-from dalsegno.recovery.held import LEFT
+from dalsegno.recovery.event import Event, EventKind, EventStage
+from dalsegno.train.frames import Message
+
+
+def event(id: int, kind: EventKind, stage: EventStage) -> Message:
+    """What the controller's socket gives."""
+    return Event(id, float(id), "n1", kind, "for people", stage).message()
 
 
 def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
@@ -25,11 +31,11 @@ def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
 
 def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_do():
     events = [
-        {"id": 1, "at": 1.0, "node": "n1", "kind": "turn", "text": "suspected: silent"},
-        {"id": 2, "at": 2.0, "node": "n1", "kind": "drain", "text": "could not drain it: Slurm does not answer"},
-        {"id": 3, "at": 3.0, "node": "n1", "kind": "setdown", "text": "set down: gone"},
-        {"id": 4, "at": 4.0, "node": "n1", "kind": "replace", "text": "begins to replace it"},
-        {"id": 5, "at": 5.0, "node": "n1", "kind": "return", "text": "validated, and back in service"},
+        event(1, EventKind.TURN, EventStage.SUSPECTED),
+        event(2, EventKind.DRAIN, EventStage.FAILED),
+        event(3, EventKind.SET_DOWN, EventStage.DONE),
+        event(4, EventKind.REPLACE, EventStage.BEGUN),
+        event(5, EventKind.RETURN, EventStage.DONE),
     ]
     assert [(mark.at, mark.what) for mark in marks_of_controller(events)] == [
         (1.0, KNOWN),
@@ -42,12 +48,10 @@ def test_what_the_controller_did_is_told_apart_from_what_it_began_or_could_not_d
 
 def test_a_fault_of_a_node_that_is_held_back_is_known_by_a_note_and_by_no_other_note():
     events = [
-        {"id": 1, "at": 1.0, "node": "n1", "kind": "note", "text": f"slurmd: no slurmd runs{LEFT}4 nodes"},
-        {"id": 2, "at": 2.0, "node": "n1", "kind": "note", "text": "job 5 is over"},
-        {"id": 3, "at": 3.0, "node": "n1", "kind": "note", "text": "what was wrong with it is over"},
-        {"id": 4, "at": 4.0, "node": "n1", "kind": "note", "text": "paused; would return it"},
+        event(1, EventKind.NOTE, EventStage.SUSPECTED),
+        event(2, EventKind.NOTE, EventStage.TOLD),
     ]
-    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note", "note", "note"]
+    assert [mark.what for mark in marks_of_controller(events)] == [KNOWN, "note"]
 
 
 def test_what_befell_a_run_that_nobody_disturbed_is_told():

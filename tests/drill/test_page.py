@@ -53,7 +53,7 @@ def test_it_shows_the_figures_the_curve_and_the_node_s_time_out():
     words = parsed(page).words
     assert {"the run survived 1 fault; 0 of 100 steps were done again", "power-off", "1.0 s", "10.0 s"} <= set(words)
     assert page.count('class="curve"') == 2  # one for each generation
-    assert page.count('class="gone"') == page.count('class="mending"') == 1
+    assert page.count('class="gone"') == page.count('class="repairing"') == 1
 
 
 def test_the_demo_s_own_page_says_what_others_take_and_that_the_hosts_are_virtual():
@@ -79,7 +79,7 @@ def test_a_drill_of_which_nothing_was_seen_has_a_page_too():
 
 def test_a_node_that_nobody_drained_is_not_shown_as_being_mended():
     page = render_page(Drill(7, ("n1",), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), (), STEPS))
-    assert (page.count('class="gone"'), page.count('class="mending"')) == (1, 0)
+    assert (page.count('class="gone"'), page.count('class="repairing"')) == (1, 0)
 
 
 def test_the_picture_ends_with_what_happened_and_not_with_what_was_waited_for():

@@ -89,4 +89,4 @@ MakeClinic = Callable[..., Clinic]
 
 def deeds(actions: list[Action]) -> list[str]:
     """What changed the world, in short."""
-    return [f"{action.kind} {action.node}" for action in actions if not isinstance(action, (Note, Turn))]
+    return [f"{action.kind.value} {action.node}" for action in actions if not isinstance(action, (Note, Turn))]

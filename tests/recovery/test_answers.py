@@ -20,6 +20,7 @@ from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.check_news import News
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
+from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
@@ -188,7 +189,7 @@ def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeyp
     store = Store(folder / JOURNAL)
     with store._changing(store.book):
         for number in range(3000):
-            store._event(float(number), "n1", "drain", "text " * 100)
+            store._event(float(number), "n1", EventKind.DRAIN, "text " * 100)
     store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = (folder / JOURNAL).stat().st_size
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 10)

@@ -6,7 +6,7 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Mend, Turn
-from dalsegno.recovery.book import REBOOTED, REPLACED_BADLY, Mark
+from dalsegno.recovery.book import Mark, MarkKind
 from dalsegno.recovery.forecast import Forecast, forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
@@ -54,7 +54,7 @@ def test_with_nothing_in_the_way_the_remedy_comes(clinic_of: MakeClinic, needs: 
 
 def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(clinic_of: MakeClinic):
     clinic = clinic_of()
-    marks(clinic, REBOOTED, 2)
+    marks(clinic, MarkKind.REBOOTED, 2)
     drained_with_a_job(clinic)
     found = ahead(clinic)
     assert found == Forecast(Remedy.REPLACE, "it was rebooted for that 2 times within a day: no more reboots")
@@ -64,7 +64,7 @@ def test_a_node_that_was_rebooted_too_often_for_that_is_not_said_to_be_rebooted(
 def test_where_the_breaker_has_tripped_nothing_is_promised(clinic_of: MakeClinic):
     clinic = clinic_of(breaker=2)
     drained_with_a_job(clinic, Remedy.REPLACE)
-    marks(clinic, REPLACED_BADLY, 2)
+    marks(clinic, MarkKind.REPLACED_BADLY, 2)
     why = "2 replacements in train failed one after the other"
     assert ahead(clinic) == Forecast(None, why)
     told = done_next(clinic)
@@ -111,7 +111,7 @@ def test_nothing_is_foretold_for_a_node_in_service_or_under_our_hands(clinic_of:
     clinic.cluster.end(1)
     while clinic.phase("n2") is Phase.DRAINED:
         clinic.round()
-    assert clinic.phase("n2") is Phase.MENDING and ahead(clinic) is None
+    assert clinic.phase("n2") is Phase.REPAIRING and ahead(clinic) is None
 
 
 def test_it_is_read_as_it_was_told_and_another_version_s_words_are_passed_over():

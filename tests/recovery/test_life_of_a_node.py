@@ -6,6 +6,7 @@ import pytest
 
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.actions import Validate
+from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.fakes import FakeNode
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.power import look_at_power
@@ -244,7 +245,7 @@ def test_a_node_that_is_off_for_certain_is_not_waited_for(clinic_of: MakeClinic)
     clinic.round()
     clinic.cluster.now += 1
     facts = look_at_power(clinic.cluster.facts(), clinic.healer.hands.target)
-    assert [action.kind for action in clinic.healer.round(facts)] == ["evidence"]
+    assert [action.kind for action in clinic.healer.round(facts)] == [EventKind.EVIDENCE]
     clinic.rounds(3)
     assert clinic.effects("n2") == ["down", "evidence"], "where it is not known, it is"
 

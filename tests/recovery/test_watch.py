@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.book import TAKEN, Book, Mark, NodeBook
+from dalsegno.recovery.book import Book, Mark, MarkKind, NodeBook
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
@@ -132,12 +132,12 @@ def test_a_node_that_is_missed_is_looked_at_again_very_soon_until_it_is_known_to
 
 def test_slurm_is_asked_often_only_while_a_node_is_under_our_hands():
     small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
-    mending = Book({"n2": NodeBook("n2", Phase.MENDING)})
+    mending = Book({"n2": NodeBook("n2", Phase.REPAIRING)})
     given_up = Book({"n2": NodeBook("n2", Phase.GIVEN_UP)})
     joining = FakeCluster.of(4)
     joining.start_run(8, "n1")
     joining.join(9)
-    owed = Book(marks=(Mark(TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
+    owed = Book(marks=(Mark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
     assert (pause_s(Book(), small), pause_s(Book(), large)) == (CALM_S, LARGE_CALM_S)
     assert (pause_s(mending, small), pause_s(mending, large)) == (QUICK_S, LARGE_QUICK_S)
     assert pause_s(given_up, small) == CALM_S

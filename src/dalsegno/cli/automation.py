@@ -46,4 +46,7 @@ def sentence(automation: str, mode: str) -> str:
 
 
 def _why(node: dict[str, Any]) -> str:
-    return str(node["note"] or node["reason"] if node["phase"] == "suspected" else node["reason"])
+    from dalsegno.recovery.phase import Phase
+
+    suspected = Phase.told(node["phase"]) is Phase.SUSPECTED
+    return str(node["note"] or node["reason"] if suspected else node["reason"])

@@ -29,7 +29,7 @@ def command(context: click.Context, name: str | None, json_: bool) -> None:
     """How the cluster's nodes are, as its controller sees them. `nodes show NODE` tells more of one.
 
     \b
-    PHASE  in service, suspected, drained, down, mending, validating, given up; spare, lent
+    PHASE  in service, suspected, drained, down, repairing, validating, given up; spare, lent
            left alone: somebody else keeps it out of service
     """
     from dalsegno.recovery.reason import slurm_users_of
@@ -76,7 +76,7 @@ def as_it_is(told: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
     """What the controller says of a node, unless somebody else keeps from service what it would have there."""
     from dalsegno.recovery.phase import Phase
 
-    ours = told["phase"] not in (Phase.IN_SERVICE.value, Phase.SUSPECTED.value)
+    ours = Phase.told(told["phase"]) not in (Phase.IN_SERVICE, Phase.SUSPECTED)
     if ours or told["node"] not in others:
         return told
     reason = "; ".join(filter(None, (others[told["node"]], told["reason"] or told["note"])))

@@ -58,7 +58,7 @@ def _worries_us(node: Mapping[str, Any]) -> bool:
     """What Slurm's states do not show, and what waits for a person."""
     from dalsegno.recovery.phase import Phase
 
-    return node["phase"] in (Phase.SUSPECTED.value, Phase.GIVEN_UP.value)
+    return Phase.told(node["phase"]) in (Phase.SUSPECTED, Phase.GIVEN_UP)
 
 
 def _show(status: Status) -> None:

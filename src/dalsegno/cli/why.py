@@ -139,14 +139,14 @@ def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
 
 def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
     """What the controller did for this job, on whatever node: a spare that was released, say."""
+    from dalsegno.recovery.event import read_event
     from dalsegno.why import Moment
 
-    told = (_ask(slurm, {"events": -LAST}) or {}).get("events", [])
-    named = re.compile(rf"\bjob {job.id}\b")
+    told = map(read_event, (_ask(slurm, {"events": -LAST}) or {}).get("events", []))
     return [
-        Moment(float(each["at"]), "controller", f"{each['node']}: {each['text']}")
+        Moment(each.at, "controller", f"{each.node}: {each.text}")
         for each in told
-        if named.search(str(each["text"])) and float(each["at"]) >= (job.submitted_at or 0)
+        if job.id in each.jobs and each.at >= (job.submitted_at or 0)
     ]
 
 

@@ -188,7 +188,7 @@ def _out_of_service(each: Recovery, drill: Drill, scale: _Scale, top: int) -> It
     yield _bar("gone", scale, blow.at, drained, top, f"{blow.fault}, not drained yet")
     if each.drained_s is not None:
         returned = blow.at + each.returned_s if each.returned_s is not None else drill.ended
-        yield _bar("mending", scale, drained, returned, top, f"{blow.fault}: being mended and validated")
+        yield _bar("repairing", scale, drained, returned, top, f"{blow.fault}: being mended and validated")
 
 
 def _bar(kind: str, scale: _Scale, first: float, last: float, top: int, title: str) -> str:
@@ -212,9 +212,9 @@ def _blows(drill: Drill, scale: _Scale, height: int) -> Iterator[str]:
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --dim: #67717e; --paper: #fdfdfb; --line: #d8dce2;
-  --well: #3d8f6e; --gone: #c8453b; --mending: #d9982b; --curve: #3566b8; }
+  --well: #3d8f6e; --gone: #c8453b; --repairing: #d9982b; --curve: #3566b8; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --dim: #97a1ae; --paper: #14181e; --line: #333b46;
-  --well: #4fae88; --gone: #e0695f; --mending: #e0aa4c; --curve: #79a5ea; } }
+  --well: #4fae88; --gone: #e0695f; --repairing: #e0aa4c; --curve: #79a5ea; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 62rem; margin: 2.5rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2.2rem 0 .6rem; }
@@ -223,7 +223,7 @@ p.legend { color: var(--dim); font-size: .85rem; } p.when { color: var(--dim); m
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; color: var(--dim); font-size: .8rem; } td.text { white-space: normal; }
 svg { width: 100%; height: auto; min-width: 40rem; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
-.well { fill: var(--well); } .gone { fill: var(--gone); } .mending { fill: var(--mending); }
+.well { fill: var(--well); } .gone { fill: var(--gone); } .repairing { fill: var(--repairing); }
 .grid { stroke: var(--line); } .blow { stroke: var(--gone); stroke-dasharray: 3 3; }
 .curve { stroke: var(--curve); fill: none; stroke-width: 1.6; }
 """.strip()
@@ -231,7 +231,7 @@ svg { width: 100%; height: auto; min-width: 40rem; } svg text { font: 11px syste
 
 LEGEND = (
     '<p class="legend"><b style="color:var(--well)">■</b> in service <b style="color:var(--gone)">■</b> hit, '
-    'not out of service yet <b style="color:var(--mending)">■</b> out of service: mended and validated</p>'
+    'not out of service yet <b style="color:var(--repairing)">■</b> out of service: mended and validated</p>'
 )
 
 

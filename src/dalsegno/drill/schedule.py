@@ -10,6 +10,7 @@ from typing import Any
 from dalsegno.drill.story import RETURNED, Blow, Mark
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
+from dalsegno.recovery.phase import Phase
 from dalsegno.targets.base import Wound
 from dalsegno.targets.faults import Options
 
@@ -138,16 +139,14 @@ def already_hurt(wounds: Sequence[Wound], nodes: Sequence[Mapping[str, Any]]) ->
         f"{node} has been injected with {' and '.join(faults)} before: the drill leaves that as it is"
         for node, faults in injected.items()
     ]
-    return found + [
-        f"{node['node']} is suspected: {node['note']}" for node in nodes if node.get("phase") == "suspected"
-    ]
+    suspected = [node for node in nodes if Phase.told(node.get("phase")) is Phase.SUSPECTED]
+    return found + [f"{node['node']} is suspected: {node['note']}" for node in suspected]
 
 
 # ---- What of a drill is still to come when its run is over. Pure.
 
 
 NOTICED_S = 20.0  # whatever nobody has seen by then, nobody will
-_IN_SERVICE, _GIVEN_UP = "in service", "given up"
 
 
 def still_out(blows: Sequence[Blow], marks: Sequence[Mark]) -> list[Blow]:
@@ -159,13 +158,13 @@ def still_out(blows: Sequence[Blow], marks: Sequence[Mark]) -> list[Blow]:
 def worth_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
     """Those of them that may yet come. `nodes` is what the controller says of each: of one that it has in service
     still it has seen nothing, and one that it has given up needs a person."""
-    return [blow for blow in missing if _may_come(blow, nodes.get(blow.node, {}).get("phase"), now)]
+    return [blow for blow in missing if _may_come(blow, Phase.told(nodes.get(blow.node, {}).get("phase")), now)]
 
 
-def _may_come(blow: Blow, phase: object, now: float) -> bool:
-    if phase == _IN_SERVICE:
+def _may_come(blow: Blow, phase: Phase, now: float) -> bool:
+    if phase is Phase.IN_SERVICE:
         return now - blow.at < NOTICED_S
-    return phase != _GIVEN_UP
+    return phase is not Phase.GIVEN_UP
 
 
 def waited_for(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:

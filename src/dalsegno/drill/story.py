@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.launch.journal import Entry
+from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
 
 UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
 LEAVES_S = 10.0  # from when a node is drained until the run has left it
@@ -239,21 +240,26 @@ def troubles_of(entries: Iterable[Entry]) -> str:
     return f"it started again {again} time{'s' * (again != 1)}" + (f", at first because of {why}" if why else "")
 
 
-_MEANS = {"drain": DRAINED, "setdown": DRAINED, "validate": VALIDATED, "return": RETURNED, "hold": RETURNED}
+_MEANS = {
+    EventKind.DRAIN: DRAINED,
+    EventKind.SET_DOWN: DRAINED,
+    EventKind.VALIDATE: VALIDATED,
+    EventKind.RETURN: RETURNED,
+    EventKind.HOLD: RETURNED,
+}
 
 
 def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[Mark]:
-    """What it only began, or could not do, is told by its own word."""
-    for event in events:
-        kind, text = str(event["kind"]), str(event["text"])
-        done = not text.startswith(("begins to", "could not"))
-        what = KNOWN if _tells_of_a_fault(kind, text) else _MEANS.get(kind, kind) if done else kind
-        yield Mark(float(event["at"]), what, str(event["node"]), text)
+    """Return the controller's events as marks. What it only began, or could not do, is told by its own word."""
+    for event in map(read_event, events):
+        yield Mark(event.at, _meaning(event), event.node, event.text)
 
 
-def _tells_of_a_fault(kind: str, text: str) -> bool:
-    """Of a node that is suspected already, and that the budget holds back, the next fault is but a note."""
-    return (kind == "turn" and text.startswith("suspected")) or (kind == "note" and "; left as it is: " in text)
+def _meaning(event: Event) -> str:
+    if event.stage is EventStage.SUSPECTED:
+        return KNOWN
+    done = event.stage is EventStage.DONE
+    return _MEANS.get(event.kind, event.kind.value) if done else event.kind.value
 
 
 # ---- What the training of a drill has noted, read as it grows.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dalsegno.health import Remedy
+from dalsegno.recovery.event import EventKind, EventStage
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
@@ -20,12 +21,22 @@ class Action:
     slow: ClassVar[bool] = False  # done beside the loop
 
     @property
-    def kind(self) -> str:
-        return type(self).__name__.lower()
+    def kind(self) -> EventKind:
+        return EventKind(type(self).__name__.lower())
 
     @property
     def words(self) -> str:
         return type(self).__name__.lower()
+
+    @property
+    def concerns(self) -> tuple[int, ...]:
+        """Return the jobs that its events name."""
+        return ()
+
+    @property
+    def stage(self) -> EventStage:
+        """Return the stage of the event of what is only noted, and not done."""
+        return EventStage.TOLD
 
     def failure(self, error: str) -> str:
         """What to tell when it could not be done."""
@@ -67,8 +78,8 @@ class TakeEvidence(Action):
     slow: ClassVar[bool] = True
 
     @property
-    def kind(self) -> str:
-        return "evidence"
+    def kind(self) -> EventKind:
+        return EventKind.EVIDENCE
 
     @property
     def words(self) -> str:
@@ -87,8 +98,8 @@ class Mend(Action):
     slow: ClassVar[bool] = True
 
     @property
-    def kind(self) -> str:
-        return self.how.value
+    def kind(self) -> EventKind:
+        return EventKind(self.how.value)
 
     @property
     def words(self) -> str:
@@ -138,6 +149,10 @@ class Release(Action):
     run: str = ""
 
     @property
+    def concerns(self) -> tuple[int, ...]:
+        return (self.job,)
+
+    @property
     def words(self) -> str:
         return f"release it for job {self.job}"
 
@@ -147,6 +162,10 @@ class Requeue(Action):
     """Start a job anew that cannot go on here. One that may not be requeued is left alone."""
 
     job: int
+
+    @property
+    def concerns(self) -> tuple[int, ...]:
+        return (self.job,)
 
     def failure(self, error: str) -> str:
         if parse_refusal(error) is SlurmRefusal.REQUEUE_DISABLED:
@@ -169,6 +188,10 @@ class Expedite(Action):
     job: int
 
     @property
+    def concerns(self) -> tuple[int, ...]:
+        return (self.job,)
+
+    @property
     def words(self) -> str:
         return f"start requeued job {self.job} without the wait"
 
@@ -189,6 +212,10 @@ class Turn(Action):
     touches: ClassVar[bool] = False
 
     @property
+    def stage(self) -> EventStage:
+        return EventStage.SUSPECTED if self.to is Phase.SUSPECTED else EventStage.TOLD
+
+    @property
     def words(self) -> str:
         return f"{self.to.value}: {self.why}"
 
@@ -202,7 +229,16 @@ class Note(Action):
     held_back: Held = Held.NO  # what it tells of is not done
     excuses: tuple[str, ...] | None = None  # faults that are left to someone else from now on; None: as before
     about: Subject = ANYTHING
+    fault: bool = False  # it tells of one that is left as it is
     touches: ClassVar[bool] = False
+
+    @property
+    def concerns(self) -> tuple[int, ...]:
+        return self.settles
+
+    @property
+    def stage(self) -> EventStage:
+        return EventStage.SUSPECTED if self.fault else EventStage.TOLD
 
     @property
     def words(self) -> str:

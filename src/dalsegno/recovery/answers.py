@@ -72,7 +72,7 @@ class Answers:
         if type(since) is not int or abs(since) > 1 << 53:
             raise DalsegnoError("`events` is asked for with the number of the last one that is known", hint="0: all")
         first = since if since >= 0 else max(self.store.last_event() + since, 0)
-        return {"events": [asdict(event) for event in self.store.events(first, most=MOST_EVENTS)]}
+        return {"events": [event.message() for event in self.store.events(first, most=MOST_EVENTS)]}
 
     def _automation(self, uid: int, word: object) -> Message:
         if word in ("pause", "resume"):
@@ -113,7 +113,7 @@ class Answers:
             "node": tell_node(own),
             "ahead": ahead.message() if ahead else None,
             "gpus": [asdict(each) for each in self.store.passports(name)],
-            "events": [asdict(event) for event in self.store.last_events(name, LAST)],
+            "events": [event.message() for event in self.store.last_events(name, LAST)],
             "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
@@ -12,16 +13,24 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.topic import ANYTHING, Subject
 
 DAY_S, HOUR_S = 86400.0, 3600.0
-# Kinds of marks.
-TAKEN, REBOOTED, REPLACED_WELL, REPLACED_BADLY, RESUMED = "taken", "reboot", "replaced", "replacement failed", "resumed"
-LENT = "lent"
+
+
+class MarkKind(Enum):
+    """What counts against a budget, or lifts it."""
+
+    TAKEN = "taken"  # out of service
+    REBOOTED = "reboot"
+    REPLACED_WELL = "replaced"
+    REPLACED_BADLY = "replacement failed"
+    RESUMED = "resumed"  # somebody said that things may go on
+    LENT = "lent"  # a spare, to a run
 
 
 @dataclass(frozen=True)
 class Mark:
     """Something that counts against a budget."""
 
-    kind: str
+    kind: MarkKind
     node: str
     at: float
     key: str = ""  # of the fault
@@ -35,7 +44,7 @@ class Pending:
 
     id: str
     at: float
-    kind: str
+    kind: str  # the name of the action's class
     boot: str = ""
     how: str = ""  # of a mend: reset, reboot or replace
 
@@ -95,11 +104,11 @@ class Book:
     def owed(self, run: str) -> int:
         """Return how many nodes we took from a run for which it has not been lent a spare."""
         of_run = [mark.kind for mark in self.marks if run in mark.runs]
-        return of_run.count(TAKEN) - of_run.count(LENT)
+        return of_run.count(MarkKind.TAKEN) - of_run.count(MarkKind.LENT)
 
-    def count(self, kind: str, since: float, *, node: str = "", key: str = "", partition: str = "") -> int:
+    def count(self, kind: MarkKind, since: float, *, node: str = "", key: str = "", partition: str = "") -> int:
         return sum(
-            mark.kind == kind
+            mark.kind is kind
             and mark.at > since
             and node in ("", mark.node)
             and key in ("", mark.key)

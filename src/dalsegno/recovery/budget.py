@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dalsegno.recovery.book import (
-    DAY_S,
-    HOUR_S,
-    REBOOTED,
-    REPLACED_BADLY,
-    REPLACED_WELL,
-    RESUMED,
-    TAKEN,
-    Book,
-)
+from dalsegno.recovery.book import DAY_S, HOUR_S, Book, MarkKind
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.policy import AUTO, Policy
@@ -81,18 +72,18 @@ class Outs:
 
 def taken_within_the_hour(book: Book, partition: str, now: float) -> int:
     """Or since somebody last said that things may go on."""
-    return book.count(TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
+    return book.count(MarkKind.TAKEN, max(now - HOUR_S, resumed_at(book)), partition=partition)
 
 
 def reboot_refusal(book: Book, node: str, key: str, policy: Policy, now: float) -> str:
     """Why a node is not rebooted now; "" where it may be."""
-    for_it = book.count(REBOOTED, now - DAY_S, node=node, key=key)
+    for_it = book.count(MarkKind.REBOOTED, now - DAY_S, node=node, key=key)
     if for_it >= policy.reboots_per_fault:
         return f"it was rebooted for that {for_it} times within a day: no more reboots"
-    today = book.count(REBOOTED, now - DAY_S, node=node)
+    today = book.count(MarkKind.REBOOTED, now - DAY_S, node=node)
     if today >= policy.reboots_per_day:
         return f"it was rebooted {today} times within a day: no more reboots"
-    if book.count(REBOOTED, now - policy.reboots_apart_s, node=node):
+    if book.count(MarkKind.REBOOTED, now - policy.reboots_apart_s, node=node):
         return f"it was rebooted less than {policy.reboots_apart_s / HOUR_S:g} h ago: not again so soon"
     return ""
 
@@ -100,13 +91,13 @@ def reboot_refusal(book: Book, node: str, key: str, policy: Policy, now: float) 
 def breaker(book: Book, partitions: Collection[str], policy: Policy) -> str:
     """The partition whose replacements have failed too often, one after the other; "" if there is none."""
     for partition in partitions:
-        good = [m.at for m in book.marks if m.kind == REPLACED_WELL and partition in m.partitions]
+        good = [m.at for m in book.marks if m.kind is MarkKind.REPLACED_WELL and partition in m.partitions]
         since = max([*good, resumed_at(book)])
-        if book.count(REPLACED_BADLY, since, partition=partition) >= policy.breaker:
+        if book.count(MarkKind.REPLACED_BADLY, since, partition=partition) >= policy.breaker:
             return partition
     return ""
 
 
 def resumed_at(book: Book) -> float:
     """When somebody last said that things may go on, whatever had been spent by then; -1: never."""
-    return max((mark.at for mark in book.marks if mark.kind == RESUMED), default=-1.0)
+    return max((mark.at for mark in book.marks if mark.kind is MarkKind.RESUMED), default=-1.0)

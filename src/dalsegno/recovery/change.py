@@ -21,17 +21,7 @@ from dalsegno.recovery.actions import (
     Turn,
     Validate,
 )
-from dalsegno.recovery.book import (
-    LENT,
-    REBOOTED,
-    REPLACED_BADLY,
-    REPLACED_WELL,
-    TAKEN,
-    Book,
-    Mark,
-    NodeBook,
-    Pending,
-)
+from dalsegno.recovery.book import Book, Mark, MarkKind, NodeBook, Pending
 from dalsegno.recovery.facts import Facts
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
@@ -50,9 +40,9 @@ def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str
     new = replace(old, pending=Pending(id, now, type(action).__name__, boot, how), since=now)
     marks: list[Mark] = []
     if isinstance(action, (Drain, SetDown)) and not old.out:
-        marks.append(Mark(TAKEN, action.node, now, action.fault.key, partitions, action.runs))
+        marks.append(Mark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))
     if isinstance(action, Mend) and action.how is Remedy.REBOOT:
-        marks.append(Mark(REBOOTED, action.node, now, action.fault.key, partitions))
+        marks.append(Mark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
     if isinstance(action, Mend) and action.how is Remedy.REPLACE:
         book = replace(book, lemons=book.lemons | set(action.gpus))
     return book.with_node(new, *marks)
@@ -73,9 +63,9 @@ def ended(
 
 def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[Mark]:
     if isinstance(action, Release) and action.run:
-        return [Mark(LENT, old.node, now, "", partitions, (action.run,))]
+        return [Mark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
-    return [Mark(REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
+    return [Mark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
 
 def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
@@ -87,7 +77,7 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
         return replace(node, evidence=True)
     if isinstance(action, Mend):
         steps = (*node.steps, action.how)
-        return replace(node, phase=Phase.MENDING, entered=now, steps=steps, asks=0, boot=action.boot)
+        return replace(node, phase=Phase.REPAIRING, entered=now, steps=steps, asks=0, boot=action.boot)
     if isinstance(action, Validate):
         return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
     if isinstance(action, Return):
@@ -140,7 +130,7 @@ def _failed(
         return book.with_node(node)
     if action.how is Remedy.REPLACE:
         node = replace(node, steps=(*node.steps, action.how), retry_at=now + policy.capacity_s)
-        return book.with_node(node, Mark(REPLACED_BADLY, node.node, now, action.fault.key, partitions))
+        return book.with_node(node, Mark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions))
     if node.failures >= WORN:
         node = replace(node, steps=(*node.steps, action.how), failures=0, retry_at=0.0)
     return book.with_node(node)
@@ -156,7 +146,7 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
         return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
-        marks.append(Mark(REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
+        marks.append(Mark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
     if action.to in (Phase.IN_SERVICE, Phase.SPARE):
         well = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
         return book.with_node(well, *marks)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown, Turn
-from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
+from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.budget import Outs, restraint
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import Fault, heaviest
-from dalsegno.recovery.held import LEFT, Held
+from dalsegno.recovery.held import Held
 from dalsegno.recovery.job_care import care_for_jobs
 from dalsegno.recovery.judge import (
     NONE,
@@ -176,7 +176,8 @@ def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Actio
 
 def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
     if refusal := this.outs.refusal(node):
-        return _say(own, f"{fault.words}{LEFT}{refusal.why}", fault, refusal.held)
+        said = _say(own, f"{fault.words}; left as it is: {refusal.why}", fault, refusal.held)
+        return replace(said, fault=True) if isinstance(said, Note) else said
     this.outs.take(node)
     if fault.gone:
         plain = tuple(job.id for job in node.jobs if is_plain(job))
@@ -190,7 +191,7 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     if rule is None:
         return None
     key = Fault(CHECK, Remedy.NONE, "", rule.code).key
-    times = this.book.count(TAKEN, this.now - DAY_S, node=node.name, key=key)
+    times = this.book.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)
     if fault is None:
         again = f"Slurm has taken it out of service again, {times + 1} times today"

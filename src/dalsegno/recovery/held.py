@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-LEFT = "; left as it is: "  # in events, between what is wrong with a node and why nothing is done
-
 
 class Held(Enum):
     """`lasting`: until a person says or changes something, or an hour has passed."""

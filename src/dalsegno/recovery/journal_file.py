@@ -16,7 +16,8 @@ CREATE TABLE IF NOT EXISTS actions (
     id TEXT PRIMARY KEY, node TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
     begun_at REAL NOT NULL, ended_at REAL, error TEXT, told TEXT);
 CREATE TABLE IF NOT EXISTS events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL,
+    stage TEXT NOT NULL DEFAULT '', jobs TEXT);
 CREATE INDEX IF NOT EXISTS events_of_node ON events (node, id);
 CREATE TABLE IF NOT EXISTS passports (
     uuid TEXT PRIMARY KEY, node TEXT NOT NULL, slot INTEGER NOT NULL, serial TEXT NOT NULL, model TEXT NOT NULL,
@@ -27,6 +28,8 @@ CREATE TABLE IF NOT EXISTS checks (
 CREATE INDEX IF NOT EXISTS checks_of_node ON checks (node, id);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+# What files that were made before lack.
+_ADDED = {"stage": "TEXT NOT NULL DEFAULT ''", "jobs": "TEXT"}
 
 
 def open_file(path: Path) -> sqlite3.Connection:
@@ -41,9 +44,19 @@ def open_file(path: Path) -> sqlite3.Connection:
             db.execute(f"PRAGMA journal_size_limit={MOST_WAL_BYTES}")
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(_SCHEMA)
+            _add_columns(db)
             return db
         except sqlite3.OperationalError as error:
             db.close()
             if "locked" not in str(error) or time.monotonic() > until:
                 raise
             time.sleep(0.01)
+
+
+def _add_columns(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    known = {row[1] for row in db.execute("PRAGMA table_info(events)")}
+    for name, declared in _ADDED.items():
+        if name not in known:
+            db.execute(f"ALTER TABLE events ADD COLUMN {name} {declared}")
+    db.execute("COMMIT")

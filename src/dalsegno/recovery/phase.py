@@ -6,17 +6,33 @@ from enum import Enum
 
 
 class Phase(Enum):
+    """Where a node is between service and service."""
+
     IN_SERVICE = "in service"
     SUSPECTED = "suspected"  # something is wrong, and it is still in service
     DRAINED = "drained"  # by us: nothing new starts there, what runs may end
     DOWN = "down"  # it is gone; Slurm takes it out of its jobs
-    MENDING = "mending"  # reset, rebooted or replaced: we wait for it
+    REPAIRING = "repairing"  # reset, rebooted or replaced: we wait for it
     VALIDATING = "validating"
     GIVEN_UP = "given up"  # drained, and a person is needed
     SPARE = "spare"  # validated, kept out of scheduling
     LENT = "lent"  # a spare that was released for a run
+    UNKNOWN = "unknown"  # what a controller of another version says
+
+    @classmethod
+    def _missing_(cls, value: object) -> Phase | None:
+        """Read journals and controllers from before `mending` became `repairing`."""
+        return cls.REPAIRING if value == "mending" else None
+
+    @classmethod
+    def told(cls, value: object) -> Phase:
+        """Return the phase that a controller names; a word that is not known here is UNKNOWN."""
+        try:
+            return cls(value)
+        except ValueError:
+            return cls.UNKNOWN
 
     @property
     def out(self) -> bool:
         """Out of service by our hand, for a fault."""
-        return self in (Phase.DRAINED, Phase.DOWN, Phase.MENDING, Phase.VALIDATING, Phase.GIVEN_UP)
+        return self in (Phase.DRAINED, Phase.DOWN, Phase.REPAIRING, Phase.VALIDATING, Phase.GIVEN_UP)

@@ -9,7 +9,7 @@ from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.launch.vacating import nodes_left
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
-from dalsegno.recovery.book import DAY_S, TAKEN, Book, NodeBook
+from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
 from dalsegno.recovery.fault import BOOT, PASSPORT, SLURMD, VALIDATION, Fault, failures, fault_of, heaviest
 from dalsegno.recovery.judge import find_fault, found
@@ -52,8 +52,8 @@ def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Pol
         return _drained(case)
     if own.phase is Phase.DOWN:
         return _down(case)
-    if own.phase is Phase.MENDING:
-        return _mending(case)
+    if own.phase is Phase.REPAIRING:
+        return _repairing(case)
     if own.phase is Phase.VALIDATING:
         return _validating(case)
     return _given_up(case)
@@ -110,7 +110,7 @@ def _is_stale(case: Case) -> bool:
 def _is_over(case: Case) -> bool:
     """What it was taken out for passes again before anything was done. The second time in a day it is mended."""
     untouched = not case.own.steps and not case.own.asked
-    times = case.book.count(TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
+    times = case.book.count(MarkKind.TAKEN, case.now - DAY_S, node=case.name, key=case.fault.key)
     return untouched and times <= 1 and case.node.connected and _passes_now(case)
 
 
@@ -167,7 +167,7 @@ def _gpus(report: Report | None) -> tuple[str, ...]:
     return tuple(gpu.uuid for gpu in report.gpus if gpu.uuid) if report else ()
 
 
-def _mending(case: Case) -> Action | None:
+def _repairing(case: Case) -> Action | None:
     """Reset, it is still there; rebooted or replaced, it must come back with another boot."""
     back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
     if not back and case.in_phase_s >= case.policy.boot_s:

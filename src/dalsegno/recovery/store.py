@@ -18,27 +18,18 @@ from pathlib import Path
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Gpu, Verdict
 from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
-from dalsegno.recovery.book import DAY_S, RESUMED, Book, Mark, NodeBook
+from dalsegno.recovery.book import DAY_S, Book, Mark, MarkKind, NodeBook
 from dalsegno.recovery.change import begun, ended, sighted, turned
 from dalsegno.recovery.check_news import News
+from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.journal_file import open_file
 from dalsegno.recovery.policy import Policy
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 
 MOST_EVENTS = 1000  # of one answer
 MOST_KEPT = 100_000  # events, actions and what checks found; the oldest go once a day
+_EVENT = "id, at, node, kind, text, stage, jobs"
 MARKS_KEPT_S = 60 * DAY_S  # those of the last 30 days count
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened. `id` only grows."""
-
-    id: int
-    at: float
-    node: str  # "" for the whole cluster
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -119,17 +110,15 @@ class Store:
         """Those after the one with this id, the oldest first."""
         where = "id > ? AND node = ?" if node else "id > ?"
         rows = self.db.execute(
-            f"SELECT id, at, node, kind, text FROM events WHERE {where} ORDER BY id LIMIT ?",
+            f"SELECT {_EVENT} FROM events WHERE {where} ORDER BY id LIMIT ?",
             (since, *([node] if node else []), most),
         )
-        return [Event(*row) for row in rows]
+        return [_event(*row) for row in rows]
 
     def last_events(self, node: str, most: int) -> list[Event]:
         """The last ones of a node, the oldest first."""
-        rows = self.db.execute(
-            "SELECT id, at, node, kind, text FROM events WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most)
-        )
-        return [Event(*row) for row in rows][::-1]
+        rows = self.db.execute(f"SELECT {_EVENT} FROM events WHERE node = ? ORDER BY id DESC LIMIT ?", (node, most))
+        return [_event(*row) for row in rows][::-1]
 
     def last_checks(self, node: str, most: int) -> list[CheckEvent]:
         """What its checks last found that was new, the oldest first."""
@@ -164,7 +153,8 @@ class Store:
                 (id, action.node, type(action).__name__, json.dumps(facts_to_json(action)), now),
             )
             if action.slow:
-                self._event(now, action.node, action.kind, f"begins to {action.words}")
+                text = f"begins to {action.words}"
+                self._event(now, action.node, action.kind, text, EventStage.BEGUN, action.concerns)
         return id
 
     def end(
@@ -173,12 +163,12 @@ class Store:
         """Written down after it was done, or has failed."""
         with self._changing(ended(self.book, action, id, error, now, policy, partitions)):
             self.db.execute("UPDATE actions SET ended_at = ?, error = ?, told = ? WHERE id = ?", (now, error, told, id))
-            text = action.failure(error) if error else told
-            self._event(now, action.node, action.kind, text)
+            text, stage = (action.failure(error), EventStage.FAILED) if error else (told, EventStage.DONE)
+            self._event(now, action.node, action.kind, text, stage, action.concerns)
 
     def turn(self, action: Turn | Note, now: float, partitions: tuple[str, ...] = ()) -> None:
         with self._changing(turned(self.book, action, now, partitions)):
-            self._event(now, action.node, action.kind, action.words)
+            self._event(now, action.node, action.kind, action.words, action.stage, action.concerns)
 
     def sight(self, action: Sight, now: float) -> None:
         book = sighted(self.book, action, now)
@@ -218,20 +208,33 @@ class Store:
         with self._changing(book):
             for each in found:
                 self.db.execute("UPDATE passports SET sent_away_at = NULL WHERE uuid = ?", (each.uuid,))
-                self._event(now, each.node, "passport", f"GPU {each.uuid} is forgiven by {who}, and may come back")
+                self._event(
+                    now, each.node, EventKind.PASSPORT, f"GPU {each.uuid} is forgiven by {who}, and may come back"
+                )
         return found
 
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Resumed, what had failed too often may be tried again."""
         self.look()
-        marks = () if paused else (Mark(RESUMED, "", now),)
+        marks = () if paused else (Mark(MarkKind.RESUMED, "", now),)
         book = replace(self.book, paused=paused, marks=(*self.book.marks, *marks))
         with self._changing(book):
             self.db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", (str(int(paused)),))
-            self._event(now, "", "automation", f"{'paused' if paused else 'resumed'} by {who}")
+            self._event(now, "", EventKind.AUTOMATION, f"{'paused' if paused else 'resumed'} by {who}")
 
-    def _event(self, now: float, node: str, kind: str, text: str) -> None:
-        self.db.execute("INSERT INTO events (at, node, kind, text) VALUES (?, ?, ?, ?)", (now, node, kind, text))
+    def _event(
+        self,
+        now: float,
+        node: str,
+        kind: EventKind,
+        text: str,
+        stage: EventStage = EventStage.TOLD,
+        jobs: tuple[int, ...] = (),
+    ) -> None:
+        self.db.execute(
+            "INSERT INTO events (at, node, kind, text, stage, jobs) VALUES (?, ?, ?, ?, ?, ?)",
+            (now, node, kind.value, text, stage.value, json.dumps(jobs)),
+        )
 
     @contextmanager
     def _changing(self, book: Book) -> Iterator[None]:
@@ -282,3 +285,9 @@ class Store:
 
     def _data_version(self) -> int:
         return int(self.db.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _event(id: int, at: float, node: str, kind: str, text: str, stage: str, jobs: str | None) -> Event:
+    """Return the event of one row; those written before do not name their jobs."""
+    named = jobs_in_old_text(text) if jobs is None else tuple(json.loads(jobs))
+    return Event(id, at, node, EventKind(kind), text, EventStage(stage), named)

@@ -37,7 +37,7 @@ class Care:
 def read_care(told: Mapping[str, Any]) -> Care:
     """From the controller's answer; a controller of another version may have words that are not known here."""
     own = told.get("node", {})
-    phase = next((each for each in Phase if each.value == own.get("phase")), None)
+    phase = Phase.told(own["phase"]) if "phase" in own else None
     return Care(
         phase,
         str(own.get("note", "")),

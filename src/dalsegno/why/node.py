@@ -97,7 +97,7 @@ def _does(remedy: Remedy, care: Care) -> str:
     """What happens to it now, or will: only what the controller means to do, and is let do."""
     if care.phase is None:
         return "no controller says what becomes of it"
-    if care.phase is Phase.MENDING:
+    if care.phase is Phase.REPAIRING:
         return _DOES.get(care.tried or remedy, "it is being mended")
     if care.ahead:
         return _will(care.ahead)

@@ -1,0 +1,91 @@
+"""What the controller writes down for people, and what others may depend on without reading the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dalsegno.train.frames import Message
+
+_JOB = re.compile(r"\bjob (\d+)\b")
+
+
+class EventKind(Enum):
+    """What was done, or what the event tells of."""
+
+    DRAIN = "drain"
+    SET_DOWN = "setdown"
+    EVIDENCE = "evidence"
+    RESET = "reset"
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    VALIDATE = "validate"
+    RETURN = "return"
+    HOLD = "hold"
+    RELEASE = "release"
+    REQUEUE = "requeue"
+    EXPEDITE = "expedite"
+    TURN = "turn"  # a node is in another phase
+    NOTE = "note"
+    SIGHT = "sight"
+    PASSPORT = "passport"
+    AUTOMATION = "automation"
+    UNKNOWN = "unknown"  # written by another version
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventKind:
+        return cls.UNKNOWN
+
+
+class EventStage(Enum):
+    """How far the action of an event has come."""
+
+    TOLD = ""  # there is none: something is only to be known
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+    SUSPECTED = "suspected"  # there is none: a fault became known, and the node stays in service
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventStage:
+        return cls.TOLD
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. `id` only grows."""
+
+    id: int
+    at: float
+    node: str  # "" for the whole cluster
+    kind: EventKind
+    text: str
+    stage: EventStage = EventStage.TOLD
+    jobs: tuple[int, ...] = ()  # that it concerns
+
+    def message(self) -> Message:
+        """Return the event as the controller tells it."""
+        return {**vars(self), "kind": self.kind.value, "stage": self.stage.value, "jobs": list(self.jobs)}
+
+
+def read_event(told: Mapping[str, Any]) -> Event:
+    """Parse an event of a controller; one of an older version does not name its stage and jobs."""
+    text = str(told["text"])
+    jobs = tuple(map(int, told["jobs"])) if "jobs" in told else jobs_in_old_text(text)
+    return Event(
+        int(told["id"]),
+        float(told["at"]),
+        str(told["node"]),
+        EventKind(told["kind"]),
+        text,
+        EventStage(told.get("stage")),
+        jobs,
+    )
+
+
+def jobs_in_old_text(text: str) -> tuple[int, ...]:
+    """Return the jobs of an event that was written before events named them."""
+    return tuple(dict.fromkeys(map(int, _JOB.findall(text))))

@@ -1,0 +1,78 @@
+"""Journals that were written by earlier versions are still read."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dalsegno.recovery.actions import Note, Release
+from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.store import Store
+from dalsegno.recovery.topic import Subject, Topic
+
+OLD = """
+CREATE TABLE nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE marks (id INTEGER PRIMARY KEY, at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "recovery.sqlite"
+    db = sqlite3.connect(path)
+    db.executescript(OLD)
+    body = {"node": "n1", "phase": "mending", "said": "its agent is silent", "steps": ["reboot"]}
+    db.execute("INSERT INTO nodes VALUES (?, ?)", ("n1", json.dumps(body)))
+    db.execute("INSERT INTO marks (at, body) VALUES (5, ?)", (json.dumps({"kind": "taken", "node": "n1", "at": 5.0}),))
+    db.execute("INSERT INTO events (at, node, kind, text) VALUES (5, 'n1', 'release', 'is released for job 12')")
+    db.commit()
+    db.close()
+    return path
+
+
+def test_node_that_was_mending_is_repairing(old: Path):
+    store = Store(old)
+    node = store.book.of("n1")
+    assert (node.phase, node.about) == (Phase.REPAIRING, Subject()) and store.book.marks[0].at == 5.0
+    store.close()
+
+
+def test_events_without_stage_and_jobs_are_read_and_new_ones_are_added(old: Path):
+    store = Store(old)
+    store.turn(Note("n1", "job 13 is over", settles=(13,)), 6.0)
+    first, second = store.events()
+    assert first == Event(1, 5.0, "n1", EventKind.RELEASE, "is released for job 12", EventStage.TOLD, (12,))
+    assert (second.kind, second.jobs) == (EventKind.NOTE, (13,))
+    store.close()
+    again = Store(old)
+    assert again.events() == [first, second]
+    again.close()
+
+
+def test_what_an_older_controller_tells_is_read():
+    told = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
+    assert read_event(told) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(told["text"]), EventStage.TOLD, (7,))
+    assert (Phase.told("mending"), Phase.told("someday"), Phase.told(None)) == (
+        Phase.REPAIRING,
+        Phase.UNKNOWN,
+        Phase.UNKNOWN,
+    )
+    assert Topic(None) is Topic("someday") is Topic.OTHER
+
+
+def test_event_is_told_and_read_as_it_is(tmp_path: Path):
+    store = Store(tmp_path / "recovery.sqlite")
+    action = Release("n1", 12, "1000:train")
+    id = store.begin(action, 1.0)
+    store.end(id, action, "", "Slurm does not answer", 2.0, Policy(), ())
+    (event,) = store.events()
+    assert (event.stage, event.jobs) == (EventStage.FAILED, (12,))
+    assert read_event(event.message()) == event
+    store.close()
