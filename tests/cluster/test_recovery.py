@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +93,10 @@ def test_a_host_without_power_is_set_down_replaced_validated_and_returned(cluste
         "setdown", "evidence", "replace", "validate", "return",
     ]  # fmt: skip
     (returned,) = [each["text"] for each in events(cluster, "train-2") if each["text"].startswith("validated, ")]
-    assert "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, " in returned
+    if importlib.util.find_spec("torch"):
+        assert "(pair-collective passed: all-reduce of 16 MiB by 2 ranks with gloo: right, " in returned
+    else:
+        assert f"(pair-collective unknown: {sys.executable} has no torch: bytes were exchanged, " in returned
     (bundle,) = (cluster.home / "clusters/one/controller/evidence/train-2").iterdir()
     assert "NodeName=train-2" in (bundle / "slurm.txt").read_text()
     assert "slurmd" in (bundle / "slurmd.log").read_text() and "gpus" in (bundle / "telemetry.json").read_text()

@@ -28,6 +28,7 @@ HEAVY = {
     "pydantic", "click", "torch", "numpy", "yaml", "rich", "asyncio", "sqlite3", "argparse", "http", "email", "logging",
     "ssl", "xml", "tempfile", "multiprocessing", "concurrent", "unittest",
 }  # fmt: skip
+ASKED_KIB = 30_000_000 // 1024  # of each of its processes
 CONF = "ClusterName=c\nNodeName=gpu-[1-2] NodeAddr=127.0.0.1 Port=1 Gres=gpu:h100:2 RealMemory=1\nAuthType=auth/none\n"
 
 
@@ -96,7 +97,8 @@ def test_it_is_small_and_tells_of_a_broken_gpu(nodes: Nodes):
     nodes.until(lambda: nodes.verdicts("gpu-1").get("gpu-ecc") is Verdict.PASSED)
     assert nodes.view("gpu-1").boot == "boot-of-gpu-1"
     all_of_it = [agent.pid, *descendants(agent.pid)]
-    assert all(memory_kib(pid, "VmRSS:", "status") <= 27 << 10 for pid in all_of_it), "30 MB are asked, with NVML"
+    # With the pages of the interpreter's file, which others share: 22 MiB with Python 3.11, 27 with 3.14.
+    assert max(memory_kib(pid, "VmRSS:", "status") for pid in all_of_it) <= ASKED_KIB
     assert sum(memory_kib(pid, "Pss:", "smaps_rollup") for pid in all_of_it) <= 30 << 10
     report = nodes.view("gpu-1").report
     assert report is not None and len(report.gpus) == 2 and report.gpus[0].uuid.startswith("GPU-")

@@ -111,7 +111,7 @@ def _yes(within: ElementTree.Element, path: str) -> bool | None:
 
 
 def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) -> int | None:
-    entries = [each for each in (within.find(path) or ()) if counts(each.tag)]
+    entries = [each for each in within.iterfind(f"{path}/*") if counts(each.tag)]
     told = [int(each.text) for each in entries if (each.text or "").strip().isdigit() and each.text]
     return sum(told) if told else None
 
