@@ -57,6 +57,13 @@ class CommandFailed(DalsegnoError):
         self.stderr = stderr
 
 
+class CommandTimedOut(CommandFailed):
+    """A command we ran gave no answer in time, and was ended."""
+
+    def __init__(self, argv: Sequence[str], timeout_s: float | None, *, host: str = "", hint: str = "") -> None:
+        super().__init__(argv, 124, f"no answer within {timeout_s} s", host=host, hint=hint)
+
+
 class TargetError(DalsegnoError):
     """A target could not do what was asked of it."""
 

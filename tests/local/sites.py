@@ -8,13 +8,15 @@ from dalsegno.system.machine import Machine
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import Nodes, open_nodes
-from dalsegno.targets.local.store import UP, State, write_applied, write_state
+from dalsegno.targets.local.store import ApplyStage, State, write_applied, write_state
 from tests.local.test_desired import ROOT, cluster, put
 
 SLURM = "slurm-wlm 22.05.8"
 
 
-def folder_of(home: Path, there: Cluster | None = None, machine: Machine = ROOT, phase: str = UP) -> Folder:
+def folder_of(
+    home: Path, there: Cluster | None = None, machine: Machine = ROOT, phase: ApplyStage = ApplyStage.UP
+) -> Folder:
     folder = Folder(home / "clusters" / "demo")
     there = there or cluster(2)
     make_folder(folder.secret, 0o700)

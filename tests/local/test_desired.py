@@ -38,7 +38,7 @@ from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
 from dalsegno.targets.local.services import START
 from dalsegno.targets.local.shell import user_env
-from dalsegno.targets.local.store import MAKING, UP, State
+from dalsegno.targets.local.store import ApplyStage, State
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
 V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))
@@ -75,7 +75,7 @@ def running(there: Cluster, machine: Machine = ROOT) -> Observed:
     """A cluster that is in every way as its file says."""
     made = want(there, machine)
     return Observed(
-        state=State(UP, put(there, machine), machine.slurm_version, registered=True),
+        state=State(ApplyStage.UP, put(there, machine), machine.slurm_version, registered=True),
         applied=there,
         files={name: file.text for name, file in made.files.items()},
         alive=frozenset(made.hosts),
@@ -182,7 +182,7 @@ def test_an_up_that_was_cut_short_is_done_again_though_nothing_seems_to_be_missi
     there = cluster(2)
     seen = running(there)
     assert seen.state is not None
-    half = replace(seen, applied=None, state=replace(seen.state, phase=MAKING))
+    half = replace(seen, applied=None, state=replace(seen.state, phase=ApplyStage.MAKING))
     made = plan(there, half)
     assert not made.empty and made.accounting and made.reconfigure
     assert "finishes what an earlier `up` began" in made.sentences()

@@ -16,7 +16,7 @@ from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.room import Room
 from dalsegno.targets.local.room_client import MachineRoom
-from dalsegno.targets.local.store import MAKING
+from dalsegno.targets.local.store import ApplyStage
 from tests.local.sites import folder_of
 
 OWNER = os.geteuid()
@@ -93,7 +93,7 @@ def test_an_up_waits_for_what_it_has_begun(folder: Folder):
 
 
 def test_a_cluster_that_is_half_made_has_no_nodes_to_work_on(short: Path):
-    room = Room(folder_of(short, phase=MAKING), lambda text: None)
+    room = Room(folder_of(short, phase=ApplyStage.MAKING), lambda text: None)
     assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
     assert ask(room, do="power", node="train-1")["on"] is False, "to look is always allowed"
     room.listener.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from dalsegno.slurm.parse.reasons import SlurmReason, is_absence, parse_reason
-from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+from dalsegno.slurm.parse.refusals import SlurmRefusal, SlurmTrouble, parse_refusal, parse_troubles
 
 NO_NODES = "salloc: error: Job submit/allocate failed: Requested node configuration is not available\n"
 
@@ -43,3 +43,17 @@ def test_node_that_was_away_has_no_reason_or_one_that_says_only_that():
     away = ["", "Not responding", "Node unexpectedly rebooted", "none"]
     assert [is_absence(text) for text in away] == [True] * 4
     assert not is_absence("new RAM, not responding")
+
+
+@pytest.mark.parametrize(
+    ("text", "troubles"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+         (SlurmTrouble.NO_CONTROLLER, SlurmTrouble.NO_CONNECTION)),
+        ("fetch_config: DNS SRV lookup failed\nUnable to contact slurm controller",
+         (SlurmTrouble.NO_SETTINGS, SlurmTrouble.NO_CONTROLLER)),
+        ("slurm_load_jobs error: Invalid job id specified", ()),
+    ],
+)  # fmt: skip
+def test_troubles_are_all_that_a_command_names(text: str, troubles: tuple[SlurmTrouble, ...]):
+    assert parse_troubles(text) == troubles

@@ -169,7 +169,9 @@ def _show(node: str, findings: list[Finding]) -> None:
 
 
 def _remedy(finding: Finding) -> str:
-    return "-" if finding.result.remedy.value == "none" else finding.result.remedy.value
+    from dalsegno.health.result import Remedy
+
+    return "-" if finding.result.remedy is Remedy.NONE else finding.result.remedy.value
 
 
 def _as_json(findings: list[Finding]) -> dict[str, object]:

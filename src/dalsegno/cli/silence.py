@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError, NotThere
+from dalsegno.slurm.parse.refusals import SlurmTrouble, parse_troubles
 
-_SIGNS = ("no answer within", "Unable to contact slurm controller", "Zero Bytes were transmitted", "connect failure")
-# What Slurm's commands say where no slurm.conf is known to them.
-_NO_SETTINGS = ("configuration source", "fetch_config", "slurm.conf: No such file")
+_SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 
 
 def is_silence(fault: CommandFailed) -> bool:
-    return any(sign in fault.stderr for sign in _SIGNS)
+    return isinstance(fault, CommandTimedOut) or not _SILENT.isdisjoint(parse_troubles(fault.stderr))
 
 
 def meaning_of(fault: CommandFailed) -> DalsegnoError:
     """That there is no cluster, where Slurm's commands are installed and belong to none; else what they say."""
-    return no_cluster() if any(words in fault.stderr for words in _NO_SETTINGS) else fault
+    return no_cluster() if SlurmTrouble.NO_SETTINGS in parse_troubles(fault.stderr) else fault
 
 
 def no_cluster() -> DalsegnoError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ NAME_COLUMNS = 40
 def command(name: str | None, json_: bool) -> None:
     """Show the cluster's nodes, daemons and queue, and what is wrong with it."""
     from dalsegno.cluster import find_place, open_local
+    from dalsegno.spec.facts import facts_to_json
 
     target = open_local(find_place(name))
     status = target.status()
     status = replace(status, problems=(*status.problems, *_worries(target.controller_socket)))
     if json_:
-        out.as_json(asdict(status))
+        out.as_json(facts_to_json(status))
     else:
         _show(status)
 
@@ -63,7 +64,7 @@ def _worries_us(node: Mapping[str, Any]) -> bool:
 
 def _show(status: Status) -> None:
     facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
-    out.data(f"{status.name} ({status.target}) is {status.phase}" + (f": {facts}" if facts else ""))
+    out.data(f"{status.name} ({status.target}) is {status.phase.value}" + (f": {facts}" if facts else ""))
     for problem in status.problems:
         out.warn(problem)
     _section(["NODE", "STATE", "PARTITION", "GPUS", "ADDRESS", "REASON"], [_node_row(node) for node in status.nodes])

@@ -12,7 +12,7 @@ from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import file_argument
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import Plan, Say, Target
+from dalsegno.targets.base import ClusterPhase, Plan, Say, Target
 
 
 @click.command()
@@ -57,7 +57,7 @@ def _apply(target: Target, plan: Plan, say: Say, name: str) -> None:
 
 def _say_what_stands(target: Target, name: str) -> None:
     phase = target.status().phase
-    if phase == "half-made":
+    if phase is ClusterPhase.HALF_MADE:
         out.talk(f"{name} is half-made: `dalsegno up` goes on from here, `dalsegno down {name}` removes it")
-    elif phase == "changing":
+    elif phase is ClusterPhase.CHANGING:
         out.talk(f"the change of {name} is half done: `dalsegno up` goes on from here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
+from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError, NotThere
 from dalsegno.slurm.facts import AccountsInfo, JobInfo, NodeInfo
 from dalsegno.slurm.names import free_text, job_id, node_list, word
 from dalsegno.slurm.parse.controller import (
@@ -44,6 +44,7 @@ from dalsegno.slurm.parse.nodes import (
     parse_nodes,
     parse_partitions,
 )
+from dalsegno.slurm.parse.refusals import SlurmTrouble, parse_troubles
 from dalsegno.slurm.parse.text import TIME_ENV, Marks
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
@@ -337,27 +338,29 @@ class SlurmClient:
         timeout_s: float | None = None,
     ) -> Completed:
         program = f"{self._bin_dir}/{argv[0]}" if self._bin_dir else argv[0]
-        return self._runner.run(
-            (*self._prefix, program, *argv[1:]),
-            stdin=stdin,
-            env={**self._env, **TIME_ENV} if env is None else env,
-            timeout_s=timeout_s or self._timeout_s,
-        )
+        try:
+            return self._runner.run(
+                (*self._prefix, program, *argv[1:]),
+                stdin=stdin,
+                env={**self._env, **TIME_ENV} if env is None else env,
+                timeout_s=timeout_s or self._timeout_s,
+            )
+        except CommandTimedOut as error:
+            error.hint = "Slurm is overloaded or hangs: `sdiag` and slurmctld's log tell more"
+            raise
 
 
 _GONE = ("Invalid job id", "already completing or completed", "already finished")
 
 _HINTS = {
-    "Unable to contact slurm controller": "slurmctld does not answer: `dalsegno status` shows the daemons",
-    "Zero Bytes were transmitted": "slurmctld broke the connection off: its log says why",
-    "Connection refused": "slurmdbd does not answer: `dalsegno status` shows the daemons",
-    "accounting storage is disabled": "this cluster keeps no accounting: set `slurm: {accounting: true}`",
-    "authentication": "munge does not agree on both sides: is munged running with the cluster's key?",
-    "Invalid credential": "munge does not agree on both sides: is munged running with the cluster's key?",
-    "no answer within": "Slurm is overloaded or hangs: `sdiag` and slurmctld's log tell more",
+    SlurmTrouble.NO_CONTROLLER: "slurmctld does not answer: `dalsegno status` shows the daemons",
+    SlurmTrouble.DISCONNECTED: "slurmctld broke the connection off: its log says why",
+    SlurmTrouble.NO_DATABASE: "slurmdbd does not answer: `dalsegno status` shows the daemons",
+    SlurmTrouble.NO_ACCOUNTING: "this cluster keeps no accounting: set `slurm: {accounting: true}`",
+    SlurmTrouble.AUTHENTICATION: "munge does not agree on both sides: is munged running with the cluster's key?",
 }
 
 
 def _hint(done: Completed) -> str:
-    said = done.stderr + done.stdout
-    return next((hint for sign, hint in _HINTS.items() if sign in said), "")
+    troubles = parse_troubles(done.stderr + done.stdout)
+    return next((_HINTS[trouble] for trouble in troubles if trouble in _HINTS), "")

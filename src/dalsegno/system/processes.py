@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class LocalRunner:
                 f"`{argv[0]}` is not on this machine", hint="run `./dalsegno setup` to install what is missing"
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise CommandFailed(argv, 124, f"no answer within {timeout_s} s") from error
+            raise CommandTimedOut(argv, timeout_s, hint="it hangs, or the machine is overloaded") from error
         return Completed(tuple(argv), done.returncode, _text(done.stdout), _text(done.stderr), done.stdout)
 
 

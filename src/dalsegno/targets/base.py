@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from dalsegno.spec.facts import Cluster
@@ -59,13 +60,26 @@ class JobStatus:
     reason: str = ""
 
 
+class ClusterPhase(Enum):
+    """How far a cluster is made, and whether it works."""
+
+    UP = "up"
+    DEGRADED = "degraded"  # up, with problems
+    HALF_MADE = "half-made"
+    CHANGING = "changing"  # a change of it was interrupted
+    HALF_REMOVED = "half-removed"
+    STOPPED = "stopped"  # its head host does not run
+    DAMAGED = "damaged"  # its state cannot be read
+    GONE = "gone"
+
+
 @dataclass(frozen=True)
 class Status:
-    """A cluster as it is now. `phase` is up, degraded, half-made, half-removed or gone; `problems` say why."""
+    """A cluster as it is now; `problems` say why it is not simply up."""
 
     name: str
     target: str
-    phase: str
+    phase: ClusterPhase
     nodes: tuple[NodeStatus, ...] = ()
     daemons: tuple[DaemonStatus, ...] = ()
     jobs: tuple[JobStatus, ...] | None = ()  # None: Slurm does not say

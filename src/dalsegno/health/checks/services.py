@@ -28,8 +28,16 @@ def ask_slurmd(world: World) -> tuple[str, bool]:
     return f"{address}:{port}", port in world.listening()
 
 
-def ask_munge(world: World) -> str:
-    """Encode a credential and decode it; return what unmunge, or the command that failed, says."""
+@dataclass(frozen=True)
+class MungeAnswer:
+    """What unmunge, or the command that failed, printed. `late`: munged gave no answer in time."""
+
+    said: str
+    late: bool = False
+
+
+def ask_munge(world: World) -> MungeAnswer:
+    """Encode a credential and decode it."""
     if world.expected.munge is None:
         raise NoAnswer(world.expected.untold)
     socket = [f"--socket={world.expected.munge}"] if world.expected.munge else []
@@ -44,9 +52,9 @@ def ask_munge(world: World) -> str:
         return said
 
     try:
-        return ask_twice(world, encode_and_decode)
+        return MungeAnswer(ask_twice(world, encode_and_decode))
     except Late as error:
-        return f"munge: Error: {error}"
+        return MungeAnswer(str(error), late=True)
 
 
 def needs_munge(world: World) -> bool:
@@ -87,7 +95,10 @@ def judge_slurmd(answer: tuple[str, bool]) -> Result:
     return passed(f"slurmd listens at {where}") if listens else failed(f"no slurmd at {where}", Remedy.REBOOT)
 
 
-def judge_munge(text: str) -> Result:
+def judge_munge(answer: MungeAnswer) -> Result:
+    text = answer.said
+    if answer.late:
+        return failed(f"munge: {text}", Remedy.REBOOT)
     if re.search(r"^STATUS:\s+Success", text, re.MULTILINE):
         return passed("munge makes and reads credentials")
     if found := re.search(r"^STATUS:\s+(.+)$|[Mm]unge: Error: (.+)$", text, re.MULTILINE):

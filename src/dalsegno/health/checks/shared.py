@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from dalsegno.health.check import Check
@@ -12,13 +14,29 @@ from dalsegno.health.result import Remedy, Result, failed, passed
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
 
-ANSWERS = "answers"
 SHARED = re.compile(
     r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
     r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
 )
 MOST_ASKED = 32
 MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
+
+
+class FsState(Enum):
+    """How a shared file system is."""
+
+    ANSWERS = "answers"
+    HANGS = "hangs"
+    FAILS = "fails"
+    NOT_MOUNTED = "not mounted"
+
+
+@dataclass(frozen=True)
+class FsAnswer:
+    """What a shared file system answered. `text` is for people, and empty where all is well."""
+
+    state: FsState
+    text: str = ""
 
 
 class Mount(NamedTuple):
@@ -40,28 +58,31 @@ def _is_shared(mount: Mount) -> bool:
     return SHARED.fullmatch(mount.kind) is not None and not users
 
 
-def ask_shared(world: World) -> Mapping[str, str]:
+def ask_shared(world: World) -> Mapping[str, FsAnswer]:
     """Every shared file system that is mounted or should be: whether it answers, or what it says."""
     mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
     wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
-    found = {target: "is not mounted" for target in wanted if target not in mounted}
+    absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
+    found = {target: absent for target in wanted if target not in mounted}
     hanging = 0
     once = {mount.source: mount.target for mount in reversed(mounts)}  # one may be mounted in many places
     for target in list(once.values())[:MOST_ASKED]:
         if hanging < MOST_HANGING:
             found[target] = _stat(world, target)
-            hanging += found[target].startswith("does not answer")
+            hanging += found[target].state is FsState.HANGS
     return found
 
 
-def _stat(world: World, target: str) -> str:
+def _stat(world: World, target: str) -> FsAnswer:
     argv = ("stat", "--file-system", "--format=%T", target)
     try:
         done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
     except Late:
-        return f"does not answer within {PATIENCE_S:g} s"
-    return ANSWERS if done.exit_code == 0 else (done.stderr.strip() or done.stdout.strip() or "cannot be read")
+        return FsAnswer(FsState.HANGS, f"does not answer within {PATIENCE_S:g} s")
+    if done.exit_code == 0:
+        return FsAnswer(FsState.ANSWERS)
+    return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")
 
 
 def _fstab(world: World) -> str:
@@ -72,8 +93,8 @@ def _fstab(world: World) -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
 
 
-def judge_shared(answers: Mapping[str, str]) -> Result:
-    bad = [f"{target} {said}" for target, said in answers.items() if said != ANSWERS]
+def judge_shared(answers: Mapping[str, FsAnswer]) -> Result:
+    bad = [f"{target} {each.text}" for target, each in answers.items() if each.state is not FsState.ANSWERS]
     if bad:
         return failed("; ".join(bad[:4]), Remedy.REBOOT)
     return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")

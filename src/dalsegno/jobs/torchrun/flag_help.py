@@ -49,6 +49,8 @@ HELP = {  # flag -> what stands for its value, and what it does; defaults come f
     "--virtual-local-rank": ("", "LOCAL_RANK is 0 in all workers, each of which sees its own GPU alone."),
 }
 
+WITHOUT_EFFECT = ("--monitor-interval", "--start-method", "--event-log-handler", "--numa-binding")
+
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """A flag in one spelling: that with dashes, and the short one. The others work as well."""
@@ -67,5 +69,5 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 def said_of(name: str, default: object) -> str:
     """The line of one flag. argparse reads a percent sign as its own."""
     said = HELP[name][1]
-    has_default = default not in (None, "", ()) and default is not False and "without effect" not in said
+    has_default = default not in (None, "", ()) and default is not False and name not in WITHOUT_EFFECT
     return (f"{said} Default: {default}." if has_default else said).replace("%", "%%")

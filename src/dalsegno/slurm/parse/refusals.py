@@ -1,4 +1,4 @@
-"""Why Slurm refuses a job or an operation, in the words that salloc, sbatch and scontrol print."""
+"""Why Slurm refuses a job or an operation, or gives no answer, in the words that its commands print."""
 
 from __future__ import annotations
 
@@ -37,3 +37,34 @@ _WORDS = {
 def parse_refusal(text: str) -> SlurmRefusal:
     """Return the most telling refusal in what a command of Slurm has printed."""
     return next((refusal for words, refusal in _WORDS.items() if words in text), SlurmRefusal.UNKNOWN)
+
+
+class SlurmTrouble(Enum):
+    """Why a command of Slurm got no answer from its daemons."""
+
+    NO_SETTINGS = "no-settings"  # no slurm.conf is known to the command
+    NO_CONTROLLER = "no-controller"
+    DISCONNECTED = "disconnected"
+    NO_CONNECTION = "no-connection"
+    NO_DATABASE = "no-database"
+    NO_ACCOUNTING = "no-accounting"
+    AUTHENTICATION = "authentication"
+
+
+_TROUBLES = {
+    "configuration source": SlurmTrouble.NO_SETTINGS,
+    "fetch_config": SlurmTrouble.NO_SETTINGS,
+    "slurm.conf: No such file": SlurmTrouble.NO_SETTINGS,
+    "Unable to contact slurm controller": SlurmTrouble.NO_CONTROLLER,
+    "Zero Bytes were transmitted": SlurmTrouble.DISCONNECTED,
+    "connect failure": SlurmTrouble.NO_CONNECTION,
+    "Connection refused": SlurmTrouble.NO_DATABASE,
+    "accounting storage is disabled": SlurmTrouble.NO_ACCOUNTING,
+    "authentication": SlurmTrouble.AUTHENTICATION,
+    "Invalid credential": SlurmTrouble.AUTHENTICATION,
+}
+
+
+def parse_troubles(text: str) -> tuple[SlurmTrouble, ...]:
+    """Return all troubles that a command of Slurm names, the deepest first; () for any other error."""
+    return tuple(dict.fromkeys(trouble for words, trouble in _TROUBLES.items() if words in text))

@@ -37,7 +37,7 @@ from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.remove import remove_hosts
-from dalsegno.targets.local.store import MAKING, UP, State, write_applied, write_state
+from dalsegno.targets.local.store import ApplyStage, State, write_applied, write_state
 from dalsegno.targets.local.sweep import end_strays
 
 MOUNT_S = 10.0  # for living hosts to mount files again
@@ -58,7 +58,7 @@ class Site:
 def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     """Bring the cluster from where it is to where the plan says."""
     state = State(
-        phase=MAKING,
+        phase=ApplyStage.MAKING,
         placement=plan.placement,
         slurm_version=site.machine.slurm_version,
         registered=before.registered if before else False,
@@ -84,7 +84,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     remove_hosts(site.folder, plan.remove_hosts)
     _settle(site, plan, since)
     write_applied(site.folder, plan.cluster)
-    write_state(site.folder, replace(state, phase=UP))
+    write_state(site.folder, replace(state, phase=ApplyStage.UP))
 
 
 def _put_files(site: Site, plan: LocalPlan) -> None:

@@ -13,7 +13,7 @@ from dalsegno.system.procfs import Process
 from dalsegno.targets.local.cables import port_name
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
-from dalsegno.targets.local.store import UP, read_applied, read_state
+from dalsegno.targets.local.store import ApplyStage, read_applied, read_state
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,6 @@ def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Node
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"{folder.name} is not there", hint="`dalsegno up` makes it")
-    if state.phase != UP and not to_look:
+    if state.phase is not ApplyStage.UP and not to_look:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
     return Nodes(runner, folder, state.placement, applied)

@@ -11,7 +11,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.targets.local.desired import Desired, File
 from dalsegno.targets.local.placement import Placement
-from dalsegno.targets.local.store import UP, State
+from dalsegno.targets.local.store import ApplyStage, State
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
     """What has to happen so that what is seen becomes what is wanted."""
     before = seen.applied
     fresh = seen.state is None
-    unfinished = seen.state is not None and seen.state.phase != UP
+    unfinished = seen.state is not None and seen.state.phase is not ApplyStage.UP
     if before is not None:
         _refuse_impossible(before, wanted)
     old_nodes = [node.name for node in before.nodes] if before else []

@@ -12,12 +12,12 @@ from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
-from dalsegno.targets.base import DaemonStatus, JobStatus, NodeStatus, Status
+from dalsegno.targets.base import ClusterPhase, DaemonStatus, JobStatus, NodeStatus, Status
 from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
-from dalsegno.targets.local.store import UP, State, read_applied, read_state
+from dalsegno.targets.local.store import ApplyStage, State, read_applied, read_state
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> Status:
@@ -26,7 +26,10 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
     applied = read_applied(folder)
     if state is None:
         return Status(
-            folder.name, "local", "gone", problems=("its folder holds no state: `dalsegno down` removes the rest",)
+            folder.name,
+            "local",
+            ClusterPhase.GONE,
+            problems=("its folder holds no state: `dalsegno down` removes the rest",),
         )
     daemons = _daemons(folder)
     nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
@@ -49,9 +52,9 @@ def _unbound(folder: Folder) -> list[str]:
 
 
 def _advice(state: State, applied: Cluster | None) -> list[str]:
-    if state.phase == UP:
+    if state.phase is ApplyStage.UP:
         return []
-    if state.phase != "making":
+    if state.phase is not ApplyStage.MAKING:
         return ["its removal was interrupted: `dalsegno down` finishes it"]
     if applied is not None:
         return ["a change of it was interrupted: `dalsegno up` finishes it"]
@@ -62,11 +65,11 @@ def read_summary(folder: Folder) -> dict[str, str | int]:
     try:
         state, applied = read_state(folder), read_applied(folder)
     except DalsegnoError:
-        return {"target": "local", "phase": "damaged", "nodes": 0}
-    phase = _phase(state, [], applied) if state else "gone"
-    if phase == "up" and applied and not _is_alive(folder, applied.head):
-        phase = "stopped"
-    return {"target": "local", "phase": phase, "nodes": len(applied.nodes) if applied else 0}
+        return {"target": "local", "phase": ClusterPhase.DAMAGED.value, "nodes": 0}
+    phase = _phase(state, [], applied) if state else ClusterPhase.GONE
+    if phase is ClusterPhase.UP and applied and not _is_alive(folder, applied.head):
+        phase = ClusterPhase.STOPPED
+    return {"target": "local", "phase": phase.value, "nodes": len(applied.nodes) if applied else 0}
 
 
 def _is_alive(folder: Folder, host: str) -> bool:
@@ -76,10 +79,12 @@ def _is_alive(folder: Folder, host: str) -> bool:
         return False
 
 
-def _phase(state: State, problems: list[str], applied: Cluster | None) -> str:
-    if state.phase != UP:
-        return {"making": "changing" if applied else "half-made"}.get(state.phase, "half-removed")
-    return "degraded" if problems else "up"
+def _phase(state: State, problems: list[str], applied: Cluster | None) -> ClusterPhase:
+    if state.phase is ApplyStage.REMOVING:
+        return ClusterPhase.HALF_REMOVED
+    if state.phase is ApplyStage.MAKING:
+        return ClusterPhase.CHANGING if applied else ClusterPhase.HALF_MADE
+    return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
 
 
 def _facts(state: State, applied: Cluster | None) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,13 @@ from dalsegno.system.files import damaged, read_json, write_atomic
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import Placement
 
-MAKING, UP, REMOVING = "making", "up", "removing"
+
+class ApplyStage(Enum):
+    """How far the last command came."""
+
+    MAKING = "making"
+    UP = "up"
+    REMOVING = "removing"
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class State:
     """`phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster; `owner` is the uid
     of the person whose it is: who made it, with sudo or without."""
 
-    phase: str
+    phase: ApplyStage
     placement: Placement
     slurm_version: str
     registered: bool = False
@@ -57,7 +64,7 @@ def read_state_leniently(folder: Folder) -> State | None:
 
 
 def write_state(folder: Folder, state: State) -> None:
-    write_atomic(folder.state, json.dumps(asdict(state), indent=1))
+    write_atomic(folder.state, json.dumps(facts_to_json(state), indent=1))
 
 
 def read_applied(folder: Folder) -> Cluster | None:

@@ -38,16 +38,7 @@ from dalsegno.targets.local.removal import Removal, look_at
 from dalsegno.targets.local.services import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
 from dalsegno.targets.local.status import read_status, read_summary
-from dalsegno.targets.local.store import (
-    MAKING,
-    REMOVING,
-    UP,
-    State,
-    read_applied,
-    read_state,
-    read_state_leniently,
-    write_state,
-)
+from dalsegno.targets.local.store import ApplyStage, State, read_applied, read_state, read_state_leniently, write_state
 from dalsegno.targets.local.sweep import sweep
 
 STATUS_S = 5.0
@@ -133,7 +124,7 @@ class LocalTarget:
         try:
             apply(site, plan, state)
         except DalsegnoError as error:
-            if state is None or state.phase != UP or before is None:
+            if state is None or state.phase is not ApplyStage.UP or before is None:
                 raise
             say("that failed: putting the cluster back as it was")
             self._put_back(site, before, state, error)
@@ -146,7 +137,7 @@ class LocalTarget:
         """Undo a change that Slurm did not take, then tell of it."""
         try:
             # The old places, since hosts that were to go still live there; and unfinished, so that all is looked at.
-            write_state(self.folder, replace(state, phase=MAKING))
+            write_state(self.folder, replace(state, phase=ApplyStage.MAKING))
             apply(site, self.plan(before), state)
         except DalsegnoError as second:
             raise TargetError(
@@ -168,7 +159,7 @@ class LocalTarget:
         state = read_state_leniently(self.folder)
         if state is not None:
             with contextlib.suppress(DalsegnoError):  # a full disk must not keep us from freeing it
-                write_state(self.folder, replace(state, phase=REMOVING))
+                write_state(self.folder, replace(state, phase=ApplyStage.REMOVING))
         return sweep(self.runner, self.folder)
 
     def status(self) -> Status:
@@ -258,7 +249,7 @@ class LocalTarget:
     def _state(self) -> State | None:
         """The state to go on from: none where a `down` was cut short."""
         state = read_state(self.folder)
-        return None if state is not None and state.phase == REMOVING else state
+        return None if state is not None and state.phase is ApplyStage.REMOVING else state
 
     def _check_packages(self, cluster: Cluster) -> None:
         programs = [

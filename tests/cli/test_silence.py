@@ -1,0 +1,32 @@
+"""A Slurm that gives no answer is told from one that says no."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.cli.silence import is_silence, meaning_of
+from dalsegno.errors import CommandFailed, CommandTimedOut, NotThere
+from dalsegno.system.processes import LocalRunner
+
+NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+def failed(stderr: str) -> CommandFailed:
+    return CommandFailed(["squeue"], 1, stderr)
+
+
+def test_command_that_times_out_is_silence():
+    with pytest.raises(CommandTimedOut) as late:
+        LocalRunner().run(["sleep", "10"], timeout_s=0.01)
+    assert is_silence(late.value) and late.value.hint
+
+
+def test_slurm_that_refuses_is_not_silent():
+    assert is_silence(failed(NO_CONTROLLER))
+    assert not is_silence(failed("slurm_load_jobs error: Invalid job id specified"))
+
+
+def test_command_without_settings_has_no_cluster():
+    fault = failed(f"squeue: error: fetch_config: DNS SRV lookup failed\n{NO_CONTROLLER}")
+    assert isinstance(meaning_of(fault), NotThere)
+    assert not isinstance(meaning_of(failed(NO_CONTROLLER)), NotThere)
