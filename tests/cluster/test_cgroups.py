@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(CgroupTree() == TREE, reason="this machine has no control groups to use"),
 ]
 with_v2 = pytest.mark.skipif(TREE.version != 2, reason="this machine has no cgroup v2")
+with_systemd = pytest.mark.skipif(not TREE.systemd or shutil.which("systemctl") is None, reason="no systemd here")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,17 @@ def srun(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, answer.code, answer.out, answer.err)
 
 
+def said(step: subprocess.CompletedProcess[str]) -> str:
+    """Return the output of a step that went well; pytest shows that of any other."""
+    assert step.returncode == 0, step
+    return step.stdout
+
+
+def works(cli: Cli) -> bool:
+    """Return whether a step says its line. srun of 22.05 exits with 0 also when a task could not be launched."""
+    return said(srun(cli, "echo", "here")) == "here\n"
+
+
 def steps(cli: Cli) -> list[str]:
     """Return the folders of steps that there still are."""
     found = cluster_folders(Folder(cli.home / "clusters/one").id)
@@ -51,7 +63,8 @@ def steps(cli: Cli) -> list[str]:
 
 def test_what_leaves_its_session_ends_with_its_step_and_so_does_its_folder(one: Cli):
     mark = f"ds-orphan-{os.getpid()}"
-    srun(one, "bash", "-c", f"(exec -a {mark} setsid sleep 600) & sleep 0.5")
+    left = f"(exec -a {mark} setsid sleep 600) & sleep 0.5; echo left"
+    assert said(srun(one, "bash", "-c", left)) == "left\n"
     eventually(lambda: not of_name(mark))
     eventually(lambda: steps(one) == [])
 
@@ -71,7 +84,7 @@ def of_name(mark: str) -> list[str]:
 @pytest.mark.skipif("memory" not in TREE.controllers, reason="no controller for memory")
 def test_a_step_that_takes_more_memory_than_it_asked_for_is_killed(one: Cli):
     taken = "import sys; data = b'x' * (int(sys.argv[1]) << 20); print('fits')"
-    assert srun(one, "--mem=300M", "python3", "-c", taken, "100").stdout == "fits\n"
+    assert said(srun(one, "--mem=300M", "python3", "-c", taken, "100")) == "fits\n"
     killed = srun(one, "--mem=300M", "python3", "-c", taken, "900")
     assert killed.returncode != 0 and "fits" not in killed.stdout
     assert "oom" in killed.stderr.lower(), killed.stderr
@@ -81,27 +94,58 @@ def test_a_step_that_takes_more_memory_than_it_asked_for_is_killed(one: Cli):
 @pytest.mark.skipif("cpuset" not in TREE.controllers or (os.cpu_count() or 1) < 2, reason="no cores to hold")
 def test_a_step_has_the_cores_that_it_asked_for(one: Cli):
     count = "import os; print(len(os.sched_getaffinity(0)))"
-    assert srun(one, "-c", "1", "python3", "-c", count).stdout == "1\n"
-    assert srun(one, "-c", "2", "python3", "-c", count).stdout == "2\n"
+    assert said(srun(one, "-c", "1", "python3", "-c", count)) == "1\n"
+    assert said(srun(one, "-c", "2", "python3", "-c", count)) == "2\n"
 
 
 @with_v2
 @pytest.mark.skipif(not REAL_GPU, reason="no GPU here")
 def test_a_step_without_gpus_cannot_open_one(one: Cli):
     opened = "open('/dev/nvidia0').close(); print('opened')"
-    assert srun(one, "--gpus=1", "python3", "-c", opened).stdout == "opened\n"
+    assert said(srun(one, "--gpus=1", "python3", "-c", opened)) == "opened\n"
     refused = srun(one, "python3", "-c", opened)
     assert refused.returncode != 0 and "Operation not permitted" in refused.stderr, refused
 
 
-@pytest.mark.skipif(not TREE.systemd or shutil.which("systemctl") is None, reason="no systemd here")
+@with_systemd
 def test_a_cluster_is_one_scope_that_a_daemon_reload_leaves_alone(one: Cli):
-    unit = f"dalsegno-{Folder(one.home / 'clusters/one').id}.scope"
+    unit = unit_of(one)
     assert systemctl("show", "-p", "Delegate", unit) == "Delegate=yes\n"
-    assert srun(one, "true").returncode == 0
-    systemctl("daemon-reload")
-    assert srun(one, "true").returncode == 0
-    assert systemctl("is-active", unit) == "active\n"
+    before = controllers_of_hosts(one)
+    assert works(one)
+    for command in ("daemon-reload", "daemon-reexec"):
+        systemctl(command)
+        assert works(one)
+        assert systemctl("is-active", unit) == "active\n"
+        assert controllers_of_hosts(one) == before
+
+
+def controllers_of_hosts(cli: Cli) -> dict[str, str]:
+    """Return what each host of cgroup v2 may pass on to its steps; nothing for v1."""
+    found = cluster_folders(Folder(cli.home / "clusters/one").id)
+    paths = [path for folder in found for path in folder.glob("*/system.slice/cgroup.subtree_control")]
+    return {str(path): path.read_text() for path in paths}
+
+
+@with_systemd
+def test_a_cluster_outlives_the_service_that_made_it_and_down_leaves_no_unit(cache: Path):
+    """systemd kills what is left of a service when its command ends, as logind may do with a login session."""
+    with taken_down(at_home(cache)) as cli:
+        service = [f"--setenv={name}={value}" for name, value in cli.env.items()]
+        start = ["systemd-run", "--quiet", "--wait", "--pipe", "--collect", *service]
+        made = [*start, *cli.argv("up", cli.file(FILE))]
+        subprocess.run(made, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL, timeout=300)
+        assert works(cli)
+        unit = unit_of(cli)
+        assert systemctl("is-active", unit) == "active\n"
+        for _ in range(3):
+            cli.ok("down", "one")
+            assert systemctl("list-units", "--all", "--plain", "--no-legend", unit) == ""
+            cli.ok("up", cli.file(FILE))
+
+
+def unit_of(cli: Cli) -> str:
+    return f"dalsegno-{Folder(cli.home / 'clusters/one').id}.scope"
 
 
 def systemctl(*words: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def test_training_survives_and_the_cluster_mends_itself(cache: Path):
         assert done.returncode == 0, said
         assert "the run survived 2 faults" in done.stdout
         assert "the weights are those of an undisturbed run, bit for bit" in done.stdout
-        rows = {line.split()[1]: line for line in done.stdout.splitlines() if line[:1].isdigit()}
+        rows = {line.split()[1]: line for line in done.stdout.splitlines() if re.match(r"\d+  ", line)}
         assert set(rows) == {"power-off", "xid"} and "not seen" not in "".join(rows.values()), said
         assert done.stderr.count("validated, and back in service") == 2
         assert "nothing of it is left" in done.stderr and "\x1b" not in said

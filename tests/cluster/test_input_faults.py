@@ -326,7 +326,7 @@ def test_a_full_disk_behind_standard_output_is_said(pair: Bounded):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             pair.argv("status", "-M", "one"),
-            env=pair.env,
+            env={**pair.env, "PYTHONUNBUFFERED": ""},  # what is buffered is tried again at exit
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -614,7 +614,7 @@ def test_jobs_are_held_to_what_the_file_names_where_the_kernel_can():
             cluster(1),
             replace(BIG, cgroups=replace(V2, controllers=frozenset({"cpuset"}))),
             "jobs are held to their cores, to their devices, "
-            "not to memory (this machine's cgroups have no controller `memory`)",
+            "not to memory (cgroups here can have no controller `memory`)",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from dalsegno.system.cgroups import (
     CgroupPlace,
     CgroupTree,
     cluster_folders,
+    controllers_below,
     ends_with_session,
     find_cgroups,
     remove_cgroup,
@@ -48,6 +49,28 @@ NO_FREEZER = "cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\ncgroup2 
 )
 def test_the_kind_of_machine_follows_from_its_mounts(mounts: str, systemd: bool, expected: CgroupTree):
     assert find_cgroups(mounts, systemd=systemd) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "passed_on", "expected"),
+    [
+        (None, "1\n2\n", "", {"cpuset", "memory"}),
+        ("domain", "", "", {"cpuset", "memory"}),
+        ("domain", "1\n", "", set()),
+        ("domain", "0\n", "", set()),
+        ("domain", "1\n", "memory pids", {"memory"}),
+    ],
+    ids=["machine", "container", "container-with-processes", "processes-of-outside", "passed-on-already"],
+)
+def test_the_root_of_a_container_passes_no_controllers_on_while_processes_are_in_it(
+    tmp_path: Path, kind: str | None, processes: str, passed_on: str, expected: set[str]
+):
+    (tmp_path / "cgroup.controllers").write_text("cpuset memory\n")
+    (tmp_path / "cgroup.procs").write_text(processes)
+    (tmp_path / "cgroup.subtree_control").write_text(passed_on)
+    if kind:
+        (tmp_path / "cgroup.type").write_text(f"{kind}\n")
+    assert controllers_below(tmp_path) == expected
 
 
 def test_with_systemd_a_cluster_of_v2_lives_in_its_scope():

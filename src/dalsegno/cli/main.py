@@ -96,12 +96,21 @@ def main() -> None:
         out.error(stopped.word if isinstance(stopped, Stopped) else "interrupted")
         code = stopped.exit_code if isinstance(stopped, Stopped) else INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        _forget_output()
         code = BROKEN_PIPE
     except OSError as error:
+        _forget_output()
         out.error(_os_words(error))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _forget_output() -> None:
+    """Drop what standard output no longer takes: at exit Python would try again, complain, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:

@@ -29,7 +29,7 @@ class CgroupTree:
     version: int = 0
     root: str = ""
     systemd: tuple[str, ...] = ()  # the hierarchies in which systemd keeps its units; none without systemd
-    controllers: frozenset[str] = frozenset()  # what the root of v2 offers
+    controllers: frozenset[str] = frozenset()  # of v2, those that folders below the root can have
 
     def place(self, cluster_id: str) -> CgroupPlace:
         """Return where a cluster's folders are."""
@@ -77,10 +77,26 @@ def look_at_cgroups() -> CgroupTree:
     tree = find_cgroups(MOUNTS.read_text(errors="replace"), systemd=SYSTEMD_RUNS.is_dir())
     if tree.version != 2:
         return tree
-    offered = ""
-    with contextlib.suppress(OSError):
-        offered = Path(tree.root, "cgroup.controllers").read_text()
-    return CgroupTree(tree.version, tree.root, tree.systemd, frozenset(offered.split()))
+    return CgroupTree(tree.version, tree.root, tree.systemd, controllers_below(Path(tree.root)))
+
+
+def controllers_below(root: Path) -> frozenset[str]:
+    """Return the controllers that folders below the root of cgroup v2 can have.
+
+    In a container the root is a folder of the machine's. While a process is in it, the kernel lets it pass on no more
+    controllers than it does already, and Slurm fails every step that it shall hold by another one.
+    """
+    offered = _words(root / "cgroup.controllers")
+    if not (root / "cgroup.type").exists() or not _words(root / "cgroup.procs"):  # the machine's own has no type
+        return offered
+    return offered & _words(root / "cgroup.subtree_control")
+
+
+def _words(path: Path) -> frozenset[str]:
+    try:
+        return frozenset(path.read_text().split())
+    except OSError:
+        return frozenset()
 
 
 def scope_command(unit: str, description: str) -> list[str]:

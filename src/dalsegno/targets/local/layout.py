@@ -68,7 +68,7 @@ def limits(cluster: Cluster, placement: Placement, machine: Machine) -> dict[str
 
 
 def _lacking(controller: str, tree: CgroupTree) -> str:
-    return "" if controller in tree.controllers else f"this machine's cgroups have no controller `{controller}`"
+    return "" if controller in tree.controllers else f"cgroups here can have no controller `{controller}`"
 
 
 def limits_sentence(cluster: Cluster, placement: Placement, machine: Machine) -> str:
