@@ -17,6 +17,7 @@ import pytest
 
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.door import CALL_S, MOST_CALLERS, MOST_PER_USER, Door
+from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.store import Store
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message, Reader, pack
@@ -80,7 +81,7 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
     store = Store(tmp_path / JOURNAL)
     with store._changing(store.book):
         for number in range(500):
-            store._event(float(number), f"gpu-{number % 64}", "drain", "text " * 100)
+            store._event(float(number), f"gpu-{number % 64}", EventKind.DRAIN, "text " * 100)
     store.close()
     stage.up()
     (tmp_path / "run").chmod(0o755)

@@ -24,7 +24,7 @@ class House:
     def __init__(self, secret: bytes = SECRET) -> None:
         self.log: list[tuple[object, ...]] = []
         self.peers: dict[str, Peer] = {}
-        self.door = Door("train-k3f9x", secret, self._came, self._said, self._gone)
+        self.door = Door("train-k3f9x", secret, self._came, self._said, self._gone, self._too_long)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -39,6 +39,9 @@ class House:
 
     def _gone(self, peer: Peer) -> None:
         self.log.append(("gone", peer.name))
+
+    def _too_long(self, name: str, detail: str) -> None:
+        self.log.append(("too long", name, detail))
 
     def heard(self, entry: tuple[object, ...]) -> bool:
         return eventually(lambda: entry in self.log, every_s=0.002)
