@@ -33,11 +33,10 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from dalsegno.train import Checkpointer  # noqa: E402
 from dalsegno.train.disk.write import write_share  # noqa: E402
-from dalsegno.train.memory.checksum import Verdict, checksum, judge  # noqa: E402
-from dalsegno.train.memory.names import sweep  # noqa: E402
+from dalsegno.train.memory.files import sweep  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from dalsegno.train.moving import Mover  # noqa: E402
+from dalsegno.train.memory.snapshot import Verdict, checksum, judge, open_snapshot, state_of  # noqa: E402  # noqa: E402
+from dalsegno.train.snapshots import Mover  # noqa: E402
 from dalsegno.train.state import State, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"

@@ -24,7 +24,7 @@ import torch
 from table import Row, render
 
 from dalsegno.train.memory.cuda import Copier
-from dalsegno.train.memory.names import sweep
+from dalsegno.train.memory.files import sweep
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.state import State, take

@@ -30,7 +30,7 @@ TRAIN_TALK = (
     "train.memory", "train.saver",
 )  # fmt: skip
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
-TRAIN_LEFT = ("train.contract", "train.memory.names", "train.memory.owned")  # what a run leaves on a node
+TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
 UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -87,7 +87,7 @@ MAY_START_PROCESSES = {
     "launch/agent/agent.py": "an agent that nobody leads any more ends as the command that queues its job again",
     "launch/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
     "launch/agent/script.py": "a worker that is not Python becomes its program",
-    "train/saving.py": "starts the saver where there is no warm parent to fork it from; `system/` may not be there",
+    "train/saver_client.py": "starts the saver where no warm parent can fork it; `system/` may not be there",
     "launch/agent/stacks.py": "py-spy is asked on the node where the worker hangs",
 }
 

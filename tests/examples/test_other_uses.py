@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from dalsegno.train import Checkpointer  # noqa: E402
-from tests.waiting import eventually  # noqa: E402
+from dalsegno.train import Checkpointer
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.cluster,  # savers are processes with torch

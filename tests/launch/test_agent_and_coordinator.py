@@ -27,7 +27,7 @@ from dalsegno.launch.staff import NoStaff
 from dalsegno.launch.status import RunPhase
 from dalsegno.launch.words import GrantAsked, Hello
 from dalsegno.system import procfs
-from dalsegno.train.memory.names import sweep
+from dalsegno.train.memory.files import sweep
 from dalsegno.why.run import explain_run
 from tests.launch.played import played
 from tests.launch.small_site import SmallSite

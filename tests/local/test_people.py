@@ -4,14 +4,7 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import User
-from dalsegno.targets.local.people import (
-    People,
-    assign_uids,
-    check_people,
-    group_file,
-    passwd_file,
-    shared_accounts,
-)
+from dalsegno.targets.local.people import People, assign_uids, check_people, group_file, passwd_file, shared_accounts
 
 MACHINE = People(
     passwd="root:x:0:0:root:/root:/bin/bash\nada:x:1000:1000::/home/ada:/bin/bash\n",

@@ -16,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.checkpointer import Checkpointer  # noqa: E402
-from dalsegno.train.disk.convert import _save  # noqa: E402
-from dalsegno.train.disk.plain import NotPlain, load_plain  # noqa: E402
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from tests.security.poison import Poison  # noqa: E402
+from dalsegno.train.checkpointer import Checkpointer
+from dalsegno.train.disk.convert import _save
+from dalsegno.train.disk.load import NotPlain, load_plain
+from dalsegno.train.errors import CheckpointError
+from tests.security.poison import Poison
 
 STRANGER = 64203
 

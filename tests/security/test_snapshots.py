@@ -25,31 +25,37 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns  # noqa: E402
-from dalsegno.health.agent.worker import CHECK_S  # noqa: E402
-from dalsegno.jobs.torchrun.keys import Keys  # noqa: E402
-from dalsegno.system.procfs import descendants  # noqa: E402
-from dalsegno.train.agent import AgentLink  # noqa: E402
-from dalsegno.train.board import OwnBoard  # noqa: E402
-from dalsegno.train.errors import NoRoom  # noqa: E402
-from dalsegno.train.frames import BadFrame, Reader, send  # noqa: E402
-from dalsegno.train.keeper.holdings import holdings  # noqa: E402
-from dalsegno.train.keeper.orders import KeeperAddress  # noqa: E402
-from dalsegno.train.keeper.wire import Stranger, dial  # noqa: E402
-from dalsegno.train.memory.alive import hold, sweep_abandoned  # noqa: E402
-from dalsegno.train.memory.draft import write  # noqa: E402
-from dalsegno.train.memory.names import SlotName, alive_name, left_by, sweep  # noqa: E402
-from dalsegno.train.memory.owned import SHM, find_folder, open_own, own_folder  # noqa: E402
-from dalsegno.train.memory.slot import Slot  # noqa: E402
-from dalsegno.train.memory.slots import Slots  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.resuming import from_memory  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
-from tests.jobs.torchrun.launcher import Launcher  # noqa: E402
-from tests.security.poison import Poison  # noqa: E402
-from tests.train.keeper.nodes import Node  # noqa: E402
-from tests.train.memory.states import filled  # noqa: E402
+from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns
+from dalsegno.health.agent.worker import CHECK_S
+from dalsegno.jobs.torchrun.keys import Keys
+from dalsegno.system.procfs import descendants
+from dalsegno.train.agent import AgentLink
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.frames import BadFrame, Reader, send
+from dalsegno.train.keeper.holdings import holdings
+from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.wire import Stranger, dial
+from dalsegno.train.memory.files import (
+    SHM,
+    SlotName,
+    alive_name,
+    find_folder,
+    hold,
+    left_by,
+    open_own,
+    own_folder,
+    sweep,
+    sweep_abandoned,
+)
+from dalsegno.train.memory.slots import Slot, Slots, write
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.ranks import OwnBoard
+from dalsegno.train.resume import from_memory
+from dalsegno.train.state import Objects, State, take
+from tests.jobs.torchrun.launcher import Launcher
+from tests.security.poison import Poison
+from tests.train.keeper.nodes import Node
+from tests.train.memory.states import filled
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 

@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Programs, Storage, Timeouts
-from dalsegno.spec.facts import (
-    Account,
-    Cluster,
-    Node,
-    Partition,
-    Priority,
-    Qos,
-    Reservation,
-    Slurm,
-    Switch,
-    User,
-)
+from dalsegno.spec.facts import Account, Cluster, Node, Partition, Priority, Qos, Reservation, Slurm, Switch, User
 
 
 def nodes(prefix: str, count: int, **facts: object) -> tuple[Node, ...]:

@@ -2,8 +2,15 @@
 
 import pytest
 
-from dalsegno.slurm.parse.reasons import SlurmReason, is_absence, parse_reason
-from dalsegno.slurm.parse.refusals import SlurmRefusal, SlurmTrouble, parse_refusal, parse_troubles
+from dalsegno.slurm.parse.messages import (
+    SlurmReason,
+    SlurmRefusal,
+    SlurmTrouble,
+    is_absence,
+    parse_reason,
+    parse_refusal,
+    parse_troubles,
+)
 
 NO_NODES = "salloc: error: Job submit/allocate failed: Requested node configuration is not available\n"
 

@@ -9,7 +9,7 @@ from dalsegno.errors import SpecError
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.resolve import resolve
-from dalsegno.spec.starting import starter
+from dalsegno.spec.schema import starter
 from dalsegno.spec.targets import TARGETS
 
 FULL = """\

@@ -9,13 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.disk.commit import commit  # noqa: E402
-from dalsegno.train.disk.load import open_checkpoint  # noqa: E402
-from dalsegno.train.disk.prints import print_of  # noqa: E402
-from dalsegno.train.disk.write import write_share  # noqa: E402
-from dalsegno.train.memory.slots import Slots  # noqa: E402
-from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.state import Piece, State, take  # noqa: E402
+from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.load import open_checkpoint
+from dalsegno.train.disk.write import print_of, write_share
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.state import Objects, Piece, State, take
 
 
 def trained(rank: int) -> Any:

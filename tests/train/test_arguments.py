@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train import Checkpointer, CheckpointError  # noqa: E402
+from dalsegno.train import Checkpointer, CheckpointError
 
 
 def refused(folder: Path | str, **options: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.board import Board, OwnBoard, StoreBoard  # noqa: E402
+from dalsegno.train.ranks import Board, OwnBoard, StoreBoard
 
 
 def ranks(world: int) -> list[Board]:

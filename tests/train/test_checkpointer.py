@@ -14,8 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train import Checkpointer, CheckpointError  # noqa: E402
-from tests.train.memory.processes import fork  # noqa: E402
+from dalsegno.train import Checkpointer, CheckpointError
+from tests.train.memory.processes import fork
 
 
 def made(folder: Path, **options: Any) -> Checkpointer:

@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.board import StoreBoard  # noqa: E402
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.finding import find_together  # noqa: E402
-from tests.train.disk.states import filled, save  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.ranks import StoreBoard
+from dalsegno.train.resume import find_together
+from tests.train.disk.states import filled, save
 
 WORLD = 3
 

@@ -13,13 +13,11 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU here", allow_module_level=True)
 
-from dalsegno.train.keeping import Keeping  # noqa: E402
-from dalsegno.train.memory.names import slots_of, sweep  # noqa: E402
-from dalsegno.train.memory.owned import own_folder  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.request import Terms  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
+from dalsegno.train.memory.files import own_folder, slots_of, sweep
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.saver import Terms
+from dalsegno.train.snapshots import Keeping
+from dalsegno.train.state import Objects, State, take
 
 RUN = f"test-gpu.{os.getpid()}"
 WIDTH = 8192  # 256 MiB of weights: their copy takes longer than a step

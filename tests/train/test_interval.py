@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.train.interval import (
+from dalsegno.train.options import (
     Auto,
     Interval,
     Measured,

@@ -11,15 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.keeping import Keeping  # noqa: E402
-from dalsegno.train.memory.names import safe_name, slots_of, sweep  # noqa: E402
-from dalsegno.train.memory.owned import own_folder  # noqa: E402
-from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from dalsegno.train.moving import Beside  # noqa: E402
-from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.request import Terms  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
+from dalsegno.train.memory.files import own_folder, safe_name, slots_of, sweep
+from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.saver import Terms
+from dalsegno.train.snapshots import Beside, Keeping
+from dalsegno.train.state import Objects, State, take
 
 RUN = f"test-keeping.{os.getpid()}"
 

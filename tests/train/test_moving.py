@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.cuda import Pending  # noqa: E402
-from dalsegno.train.moving import Beside  # noqa: E402
+from dalsegno.train.memory.cuda import Pending
+from dalsegno.train.snapshots import Beside
 
 UNFIT = [(torch.zeros(2), torch.zeros(3))]
 

@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.objects import Objects  # noqa: E402
-from dalsegno.train.state import take  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.state import Objects, take
 
 
 def training(seed: int) -> tuple[Any, Any, Any]:

@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.own import Own  # noqa: E402
-from dalsegno.train.randomness import digest, seed_for  # noqa: E402
+from dalsegno.train.rank_state import Own, digest, seed_for
 
 
 def drawn() -> list[float]:

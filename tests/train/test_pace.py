@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.train.interval import Auto, Never, Seconds, Steps
-from dalsegno.train.pace import RETRY_S, Due, Leader, due, soon
+from dalsegno.train.options import Auto, Never, Seconds, Steps
+from dalsegno.train.schedule import RETRY_S, Due, Leader, due, soon
 
 
 def test_steps_are_counted_by_every_rank_for_itself() -> None:

@@ -10,13 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.agent import AgentLink  # noqa: E402
-from dalsegno.train.memory.checksum import checksum  # noqa: E402
-from dalsegno.train.memory.draft import write  # noqa: E402
-from dalsegno.train.memory.slot import Slot  # noqa: E402
-from dalsegno.train.resuming import _found_in_memory  # noqa: E402
-from dalsegno.train.state import Piece, State  # noqa: E402
-from tests.train.memory.states import filled, same  # noqa: E402
+from dalsegno.train.agent import AgentLink
+from dalsegno.train.memory.slots import Slot, write
+from dalsegno.train.memory.snapshot import checksum
+from dalsegno.train.resume import _found_in_memory
+from dalsegno.train.state import Piece, State
+from tests.train.memory.states import filled, same
 
 
 class Told(AgentLink):

@@ -11,11 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.own import Own  # noqa: E402
-from dalsegno.train.sampling import Place, find_place  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.rank_state import Own, Place, find_place
 
 DATA = list(range(22))
 

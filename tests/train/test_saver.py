@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dalsegno.train.disk.write import write_share
-from dalsegno.train.request import Request, Terms
-from dalsegno.train.saver import finish
+from dalsegno.train.saver import Request, Terms, finish
 from tests.train.disk.states import filled, names, share_of
 
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.request import Request, Terms
-from dalsegno.train.saving import Saver
+from dalsegno.train.saver import Request, Terms
+from dalsegno.train.saver_client import Saver
 
 TERMS = Terms("/nowhere", "run", 1, 0, 1, 3)
 

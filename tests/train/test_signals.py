@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader
 
-from dalsegno.train.signals import Wish  # noqa: E402
+from dalsegno.train.signals import Wish
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.nested import empty_out  # noqa: E402
-from dalsegno.train.state import put_together, take  # noqa: E402
+from dalsegno.train.nested import empty_out
+from dalsegno.train.state import put_together, take
 
 
 def again(nested: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.clock import Clock  # noqa: E402
-from dalsegno.train.keeping import Counted  # noqa: E402
-from dalsegno.train.telling import Teller  # noqa: E402
+from dalsegno.train.progress import Teller
+from dalsegno.train.schedule import Clock
+from dalsegno.train.snapshots import Counted
 
 
 class Agent:

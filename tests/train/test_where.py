@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.where import find_where
+from dalsegno.train.ranks import find_where
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 

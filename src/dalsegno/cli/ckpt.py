@@ -132,7 +132,7 @@ def _checkpoints(path: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    from dalsegno.train.disk.names import MANIFEST, parse_step
+    from dalsegno.train.disk.format import MANIFEST, parse_step
 
     return (path / MANIFEST).exists() or parse_step(path.name) is not None
 

@@ -21,7 +21,7 @@ def command(file: str, target: str, name: str, force: bool) -> None:
     """Write a commented starter file to FILE (default: cluster.yaml) and check it."""
     from dalsegno.cluster import BUILT
     from dalsegno.spec.load import parse_spec
-    from dalsegno.spec.starting import starter
+    from dalsegno.spec.schema import starter
     from dalsegno.system.files import write_atomic
 
     path = Path(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import RunCause, Status
-from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.system.files import read_text
 
 _HINTS = {

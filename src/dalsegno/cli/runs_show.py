@@ -81,7 +81,7 @@ def _times(account: Goodput) -> str:
 def _suggestion(progress: Progress) -> str:
     """Young and Daly's interval, once there is something to reckon with."""
     from dalsegno.cli.statusline import clock
-    from dalsegno.train.interval import suggest_interval_s
+    from dalsegno.train.options import suggest_interval_s
 
     account, total = progress.account, sum(progress.account.spent.values())
     stall_s, save_s = (progress.figures.get(name) or 0.0 for name in ("stall_s", "save_s"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.errors import CommandFailed, CommandTimedOut, DalsegnoError, NotThere
-from dalsegno.slurm.parse.refusals import SlurmTrouble, parse_troubles
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 
 _SILENT = frozenset({SlurmTrouble.NO_CONTROLLER, SlurmTrouble.DISCONNECTED, SlurmTrouble.NO_CONNECTION})
 

@@ -110,7 +110,7 @@ def _validated(document: Document) -> dict[str, Any]:
 
 def _problem(error: ErrorDetails, document: Document) -> Problem:
     from dalsegno.jobs.job_model import USAGE, JobFile
-    from dalsegno.spec.faults import word_fault
+    from dalsegno.spec.load import word_fault
     from dalsegno.spec.section import hint_unknown
 
     key, kind = str(error["loc"][0]), error["type"]

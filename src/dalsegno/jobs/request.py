@@ -9,16 +9,7 @@ from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.jobs import checks
 from dalsegno.jobs.sbatch_args import check_sbatch_args
-from dalsegno.jobs.values import (
-    NO_GPUS,
-    ONE_NODE,
-    Gpus,
-    Nodes,
-    parse_env_pairs,
-    parse_module,
-    parse_nodes,
-    shown,
-)
+from dalsegno.jobs.values import NO_GPUS, ONE_NODE, Gpus, Nodes, parse_env_pairs, parse_module, parse_nodes, shown
 
 DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send it up to 60 s early, never late
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 
 AGAIN_S, LONGEST_S = 5.0, 60.0
 # No node there is could be given: every further question would only be one more failed job in Slurm's books.

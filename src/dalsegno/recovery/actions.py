@@ -11,7 +11,7 @@ from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.topic import ANYTHING, Subject
-from dalsegno.slurm.parse.refusals import SlurmRefusal, parse_refusal
+from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.slurms_own import rule_of
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
-from dalsegno.slurm.parse.reasons import is_absence
+from dalsegno.slurm.parse.messages import is_absence
 from dalsegno.slurm.render import SPARE_REASON
 
 LONGEST = 200  # more makes `sinfo -R` unreadable

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dalsegno.health import Remedy
 from dalsegno.recovery.fault import Fault
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
-from dalsegno.slurm.parse.reasons import SlurmReason, parse_reason
+from dalsegno.slurm.parse.messages import SlurmReason, parse_reason
 
 CHECK = "slurm"
 DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT

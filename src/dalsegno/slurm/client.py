@@ -34,6 +34,7 @@ from dalsegno.slurm.parse.jobs import (
     parse_jobs,
     parse_submitted,
 )
+from dalsegno.slurm.parse.messages import SlurmTrouble, parse_troubles
 from dalsegno.slurm.parse.nodes import (
     EVENTS_ARGV,
     NODES_ARGV,
@@ -44,7 +45,6 @@ from dalsegno.slurm.parse.nodes import (
     parse_nodes,
     parse_partitions,
 )
-from dalsegno.slurm.parse.refusals import SlurmTrouble, parse_troubles
 from dalsegno.slurm.parse.text import TIME_ENV, Marks
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner

@@ -149,7 +149,7 @@ def _syntax(error: yaml.MarkedYAMLError, filename: str) -> Problem:
 # ---- A cluster file as plain values, each with the line it stands on.
 
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _NULL = {"", "~", "null"}
 _BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -164,7 +164,7 @@ _KNOWN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "int", "fl
 class Table(dict[str, Any]):
     """A mapping of the file that knows its own path, so that the model made from it does too."""
 
-    path: Path = ()
+    path: KeyPath = ()
 
 
 @dataclass
@@ -173,10 +173,10 @@ class Document:
 
     filename: str
     data: Any = None
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def where(self, path: Path) -> str:
+    def where(self, path: KeyPath) -> str:
         """`file:line` of the value at `path`, or of the nearest thing around it."""
         while path and path not in self.lines:
             path = path[:-1]
@@ -199,18 +199,18 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self.document = document
 
-    def value(self, node: Node, path: Path) -> Any:
+    def value(self, node: Node, path: KeyPath) -> Any:
         if node.kind is YamlKind.MAPPING:
             return self._mapping(node, path)
         if node.kind is YamlKind.LIST:
             return [self._item(item, (*path, at)) for at, item in enumerate(node.items)]
         return self._scalar(node)
 
-    def _item(self, node: Node, path: Path) -> Any:
+    def _item(self, node: Node, path: KeyPath) -> Any:
         self.document.lines[path] = node.line
         return self.value(node, path)
 
-    def _mapping(self, node: Node, path: Path) -> Table:
+    def _mapping(self, node: Node, path: KeyPath) -> Table:
         table = Table()
         table.path = path
         merges: list[Node] = []
@@ -223,13 +223,13 @@ class _Reader:
             self._merge(table, merge, path)
         return table
 
-    def _is_name(self, key: Node, path: Path) -> bool:
+    def _is_name(self, key: Node, path: KeyPath) -> bool:
         if key.kind is YamlKind.SCALAR and (key.text.strip() or not key.plain):
             return True
         self._note("a key must be a name, not a list, a mapping or nothing", key.line)
         return False
 
-    def _put(self, table: Table, key: Node, value: Node, path: Path) -> None:
+    def _put(self, table: Table, key: Node, value: Node, path: KeyPath) -> None:
         here = (*path, key.text)
         if key.text in table:
             self._note(f"`{key.text}` is given twice, first on line {self.document.lines[here]}", key.line, "keep one")
@@ -237,7 +237,7 @@ class _Reader:
         self.document.lines[here] = key.line
         table[key.text] = self.value(value, here)
 
-    def _merge(self, table: Table, node: Node, path: Path) -> None:
+    def _merge(self, table: Table, node: Node, path: KeyPath) -> None:
         """`<<: *defaults`: what is not given here is taken from there."""
         for source in node.items if node.kind is YamlKind.LIST else [node]:
             if source.kind is not YamlKind.MAPPING:

@@ -4,15 +4,253 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from dalsegno.errors import Problem, SpecError
+from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks import run_checks
 from dalsegno.spec.checks.report import Report
-from dalsegno.spec.document import Document, Table, read_document
+from dalsegno.spec.document import Document, KeyPath, Table, read_document
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.salvage import salvage
-from dalsegno.spec.section import one_line
+from dalsegno.spec.section import Section, hint_unknown, meant_key, one_line, show
+
+# ---- How a value of the cluster file is called in a message: "`nodes` of partition `train`",
+# "`slurm.priority.age`".
+
+
+# Lists of named things, and what one of them is called.
+_NOUNS = {
+    "partitions": "partition",
+    "reservations": "reservation",
+    "accounts": "account",
+    "users": "user",
+    "storage": "storage",
+    "qos": "qos",
+    "switches": "switch",
+}
+
+
+def call_value(path: KeyPath, data: Any) -> str:
+    """The value at `path` as the subject of a sentence."""
+    owner, rest = _split(path, data)
+    if not rest:
+        return owner or "the cluster file"
+    return f"`{rest}` of {owner}" if owner else f"`{rest}`"
+
+
+def _split(path: KeyPath, data: Any) -> tuple[str, str]:
+    """The innermost named thing on the path, and what is left of the path below it, dotted."""
+    owner, start = "", 0
+    value = data
+    for at, step in enumerate(path):
+        value = _inside(value, step)
+        noun = _NOUNS.get(str(path[at - 1])) if at else None
+        # A plain word in a list (`allow_qos: [high]`) is no thing of its own.
+        if isinstance(step, int) and noun and (isinstance(value, Table) or at == 1):
+            owner, start = _name(noun, value, step), at + 1
+    return owner, ".".join(step[:60] for step in path[start:] if isinstance(step, str))
+
+
+def _inside(value: Any, step: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(step)
+    return value[step] if isinstance(value, list) and isinstance(step, int) and step < len(value) else None
+
+
+def _name(noun: str, item: Any, index: int) -> str:
+    name = item.get("name") if isinstance(item, dict) else None
+    return f"{noun} {show(name)}" if isinstance(name, str) and name else f"{noun} {index + 1}"
+
+
+# ---- What pydantic complains of, said so that a person can mend it.
+
+
+_EXAMPLES = {
+    "name": "`name: demo`",
+    "target": "`target: local`",
+    "partitions": "`partitions: [{name: train, nodes: 4}]`",
+}
+_TYPES = {
+    "string_type": ("text", "put it in quotes"),
+    "int_type": ("a whole number", ""),
+    "int_from_float": ("a whole number", ""),
+    "float_type": ("a number", ""),
+    "finite_number": ("a number", ""),
+    "bool_type": ("`true` or `false`", ""),
+    "list_type": ("a list", "start each entry with `- `"),
+    "dict_type": ("a mapping", "write `key: value` lines below it"),
+    "model_type": ("a mapping", "write `key: value` lines below it"),
+    "model_attributes_type": ("a mapping", "write `key: value` lines below it"),
+}
+_RANGES = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def word_fault(error: ErrorDetails, path: KeyPath, data: Any, root: type[Section]) -> tuple[str, str]:
+    """What is wrong, and a hint. `path` is the place in `data`, without pydantic's own marks."""
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return f"{call_value(path[:-1], data)} has no setting {show(path[-1])}", _unknown(root, path)
+    if kind == "missing":
+        key = str(path[-1])
+        example = _EXAMPLES.get(key) if len(path) == 1 else None
+        return f"{call_value(path[:-1], data)} needs `{key}`", f"add {example or f'`{key}:`'}"
+    subject = call_value(path, data)
+    if error["loc"][-1:] == ("[key]",):
+        subject = f"a key of {call_value(path[:-1], data)}"
+    what, hint = _predicate(error)
+    return f"{subject} {what}", hint
+
+
+def _unknown(root: type[Section], path: KeyPath) -> str:
+    return hint_unknown(root, path[:-1], str(path[-1]))
+
+
+def _predicate(error: ErrorDetails) -> tuple[str, str]:
+    kind, context, given = error["type"], error.get("ctx", {}), show(error["input"])
+    if kind == "fault":
+        return context["what"], context["hint"]
+    if kind in _TYPES:
+        wanted, hint = _TYPES[kind]
+        return f"must be {wanted}, not {given}", hint
+    if kind in _RANGES:
+        words, key = _RANGES[kind]
+        return f"must be {words} {context[key]}, not {given}", ""
+    if kind == "too_long":
+        return f"has {context['actual_length']} entries; at most {context['max_length']} are allowed", ""
+    if kind == "literal_error":
+        return _literal(context["expected"], error["input"])
+    return f"is wrong: {error['msg'].lower()}", ""
+
+
+def _literal(expected: str, given: object) -> tuple[str, str]:
+    words = [each.strip("' ") for each in expected.replace(" or ", ", ").split(",")]
+    return f"must be one of {', '.join(words)}, not {show(given)}", did_you_mean(str(given), words)
+
+
+# ---- As much of a faulty file as makes sense, so that one mistake does not hide the others.
+
+
+_ROUNDS = 20  # each round cuts at least one thing; nesting is shallow
+_STAND_INS: dict[str, Any] = {"name": "unnamed", "target": "local", "partitions": []}
+_Loc = tuple[int | str, ...]
+
+
+@dataclass
+class Salvaged:
+    """What could be read, and the paths of what could not."""
+
+    spec: ClusterSpec | None = None
+    cut: set[KeyPath] = field(default_factory=set)
+
+
+def salvage(document: Document) -> Salvaged:
+    """Reads the document's data into a spec; faults go to the document's problems."""
+    result = Salvaged()
+    for _ in range(_ROUNDS):
+        try:
+            result.spec = ClusterSpec.model_validate(document.data)
+            return result
+        except ValidationError as refused:
+            _cut_all(refused.errors(include_url=False), document, result.cut)
+    return result
+
+
+def _cut_all(errors: list[ErrorDetails], document: Document, cut: set[KeyPath]) -> None:
+    doomed: dict[tuple[int, str | int], tuple[Any, str | int, bool]] = {}
+    # Unknown keys first: they tell which missing ones are only misspelt.
+    for error in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
+        loc = _clean(error["loc"])
+        blank = _is_blank(loc, error, document.data)
+        if not blank:
+            _note(error, loc, document, cut)
+        container, key = _cut_point(loc, error["type"] == "missing", document.data)
+        doomed[id(container), key] = (container, key, blank)
+    # From the back, so that earlier indices of the same list stay true.
+    for container, key, blank in sorted(doomed.values(), key=lambda each: str(each[1]).zfill(9), reverse=True):
+        _remove(container, key, stand_in=not blank)
+
+
+def _note(error: ErrorDetails, loc: _Loc, document: Document, cut: set[KeyPath]) -> None:
+    path = _place_of(loc, document.data)
+    missing = error["type"] == "missing"
+    what, hint = word_fault(error, loc, document.data, ClusterSpec)
+    # A required value that was there, but faulty or under another name, has been complained of already.
+    if not (missing and path in cut):
+        document.problems.append(Problem(what, document.where(path), hint))
+    cut.add(path)
+    if missing:
+        cut.add(_place_of(loc[:-1], document.data))
+    meant = meant_key(ClusterSpec, loc[:-1], str(loc[-1])) if error["type"] == "extra_forbidden" else ""
+    if meant and meant not in _value_at(loc[:-1], document.data):
+        cut.add((*path[:-1], meant))
+
+
+def _clean(loc: _Loc) -> _Loc:
+    return tuple(step for step in loc if step != "[key]")
+
+
+def _place_of(loc: _Loc, data: Any) -> KeyPath:
+    """Where in the file `loc` of the data (which may have been cut) stood."""
+    path: KeyPath = ()
+    value = data
+    for step in loc:
+        value = _step(value, step)
+        path = value.path if isinstance(value, Table) else (*path, step)
+    return path
+
+
+def _step(value: Any, step: str | int) -> Any:
+    try:
+        return value[step]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _value_at(loc: _Loc, data: Any) -> Any:
+    return reduce(_step, loc, data)
+
+
+def _is_blank(loc: _Loc, error: ErrorDetails, data: Any) -> bool:
+    """`key:` with nothing after it, which is as good as not there. (An unknown key is wrong, blank or not.)"""
+    if error["type"] in ("missing", "extra_forbidden") or error["input"] is not None:
+        return False
+    return isinstance(_value_at(loc[:-1], data), dict)
+
+
+def _cut_point(loc: _Loc, missing: bool, data: Any) -> tuple[Any, str | int]:
+    """The container and key to remove: the value itself, or the whole thing that lacks something."""
+    best: tuple[Any, str | int] = (data, loc[0])
+    value = data
+    for step in loc[:-1] if missing and len(loc) > 1 else loc:
+        # One entry out of a list of things; of a list of words, all of it.
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, Table) for item in value)):
+            best = (value, step)
+        value = _step(value, step)
+    return best
+
+
+def _remove(container: Any, key: str | int, stand_in: bool) -> None:
+    if isinstance(container, list):
+        del container[int(key)]
+        return
+    container.pop(key, None)
+    if stand_in and container.path == () and key in _STAND_INS:
+        container[key] = _STAND_INS[str(key)]
+
+
+# ---- Reading a cluster file: everything that is wrong with it, at once.
+
 
 _MAX_BYTES = 1024 * 1024
 _INIT = "`dalsegno init` writes a starter file"

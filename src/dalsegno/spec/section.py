@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAt
 from pydantic_core import PydanticCustomError
 
 from dalsegno.hardware import closest
-from dalsegno.spec.document import Path, Table
+from dalsegno.spec.document import KeyPath, Table
 
 _S = TypeVar("_S", bound="Section")
 
@@ -20,7 +20,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    _path: Path = PrivateAttr(default=())
+    _path: KeyPath = PrivateAttr(default=())
 
     @model_validator(mode="wrap")
     @classmethod
@@ -31,7 +31,7 @@ class Section(BaseModel):
         return section
 
 
-def place(section: Section) -> Path:
+def place(section: Section) -> KeyPath:
     """The path of a section in its file; () for the root or for one that came from no file."""
     return section._path
 
@@ -105,7 +105,7 @@ _ALIASES = {
 _LISTED = 14
 
 
-def meant_key(root: type[Section], path: Path, key: str) -> str:
+def meant_key(root: type[Section], path: KeyPath, key: str) -> str:
     """Return the known key that the unknown `key` in the section at `path` stands for, or "" if none is near."""
     model = _model_at(root, path)
     if model is None:
@@ -115,7 +115,7 @@ def meant_key(root: type[Section], path: Path, key: str) -> str:
     return next((name for name in candidates if name in model.model_fields), "")
 
 
-def hint_unknown(root: type[Section], path: Path, key: str) -> str:
+def hint_unknown(root: type[Section], path: KeyPath, key: str) -> str:
     """Return a hint for the unknown `key` in the section at `path`."""
     if meant := meant_key(root, path, key):
         return f"did you mean `{meant}`?"
@@ -153,7 +153,7 @@ def _children(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
             yield name, child
 
 
-def _model_at(root: type[Section], path: Path) -> type[Section] | None:
+def _model_at(root: type[Section], path: KeyPath) -> type[Section] | None:
     """The model that reads the mapping at `path`. Indices, and keys of a mapping of sections, stay in the section."""
     model: type[Section] | None = root
     for step in path:

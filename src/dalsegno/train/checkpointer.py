@@ -14,28 +14,28 @@ from typing import Any, NoReturn, Union
 
 from dalsegno.train import contract
 from dalsegno.train.agent import find_agent
-from dalsegno.train.arguments import Folder, check_folder, check_objects, check_options, check_per_rank
-from dalsegno.train.board import open_board
-from dalsegno.train.clock import Clock
-from dalsegno.train.disk.names import numbered
-from dalsegno.train.disk.opening import Visitor, open_folder
+from dalsegno.train.disk.folder import Visitor, open_folder
+from dalsegno.train.disk.format import numbered
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.exact import fix_layouts
-from dalsegno.train.interval import Never, parse_interval
-from dalsegno.train.keeping import Keeping
-from dalsegno.train.memory.alive import sweep_abandoned
-from dalsegno.train.memory.names import ALONE, sweep_rank
-from dalsegno.train.objects import Objects
-from dalsegno.train.own import Own
-from dalsegno.train.pace import READ_S, Leader, due, soon
-from dalsegno.train.randomness import digest, seed_for, take_randomness
-from dalsegno.train.ranks import named, stand
-from dalsegno.train.request import Terms
-from dalsegno.train.resuming import Resumed, from_disk, from_memory
-from dalsegno.train.signals import Wish
-from dalsegno.train.state import State, take
-from dalsegno.train.telling import Teller
-from dalsegno.train.turns import take_turn
+from dalsegno.train.memory.files import ALONE, sweep_abandoned, sweep_rank
+from dalsegno.train.options import (
+    Folder,
+    Never,
+    check_folder,
+    check_objects,
+    check_options,
+    check_per_rank,
+    parse_interval,
+)
+from dalsegno.train.progress import Teller
+from dalsegno.train.rank_state import Own, digest, seed_for, take_randomness
+from dalsegno.train.ranks import named, open_board, stand
+from dalsegno.train.resume import Resumed, fix_layouts, from_disk, from_memory
+from dalsegno.train.saver import Terms
+from dalsegno.train.schedule import READ_S, Clock, Leader, due, soon
+from dalsegno.train.signals import Wish, take_turn
+from dalsegno.train.snapshots import Keeping
+from dalsegno.train.state import Objects, State, take
 
 GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry

@@ -15,19 +15,55 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dalsegno.train.agent import find_agent
-from dalsegno.train.disk.commit import commit
-from dalsegno.train.disk.gather import moved_on
-from dalsegno.train.disk.names import Temporary
+from dalsegno.train.disk.commit import commit, moved_on
+from dalsegno.train.disk.format import Temporary
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.alive import is_current
-from dalsegno.train.memory.names import sweep_rank
+from dalsegno.train.memory.files import is_current, sweep_rank
 from dalsegno.train.memory.snapshot import held_snapshot, state_of
-from dalsegno.train.request import Request, parse
 from dalsegno.train.state import State
+
+# ---- What a worker asks its saver for: one line of JSON.
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is the same for all saves of one rank in one generation."""
+
+    folder: str
+    run: str
+    generation: int
+    rank: int
+    world: int
+    keep: int
+    keep_every: int | None = None
+    sweep: bool = False  # nobody else removes the run's files in memory when the worker is gone
+
+
+@dataclass(frozen=True)
+class Request:
+    """Write a rank's share of a snapshot; the first rank makes a checkpoint of all shares."""
+
+    terms: Terms
+    step: int
+    slot: str  # the file that holds the snapshot
+
+
+def render(request: Request) -> bytes:
+    return json.dumps(asdict(request)).encode() + b"\n"
+
+
+def parse(line: bytes) -> Request:
+    told = json.loads(line)
+    return Request(Terms(**told["terms"]), int(told["step"]), str(told["slot"]))
+
+
+# ---- The saver: a process beside a worker, which writes the worker's snapshots to disk while the training goes on.
+
 
 Warn = Callable[[str], None]
 NICE = 5  # the training comes first

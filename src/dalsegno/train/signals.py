@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import threading
+import weakref
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -45,3 +47,21 @@ class Wish:
         them. Told to end, a child ends as if we had never listened: at once, even if it is just about to wait."""
         if signal.SIGTERM in self._before:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+# ---- In a folder one checkpointer of a process is at work: two at once would take each other's saves for their
+# own.
+
+
+class Ends(Protocol):
+    def end(self) -> None: ...
+
+
+_at_work: weakref.WeakValueDictionary[Path, Ends] = weakref.WeakValueDictionary()
+
+
+def take_turn(folder: Path, newcomer: Ends) -> None:
+    older = _at_work.get(folder)
+    if older is not None and older is not newcomer:
+        older.end()
+    _at_work[folder] = newcomer

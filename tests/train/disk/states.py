@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.disk.commit import commit  # noqa: E402
-from dalsegno.train.disk.write import write_share  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
+from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.write import write_share
+from dalsegno.train.state import State, take
 
 
 def yes() -> bool:

@@ -6,10 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.aside import set_aside
+from dalsegno.train.disk.folder import Visitor, open_folder, set_aside
+from dalsegno.train.disk.format import step_name
 from dalsegno.train.disk.load import find_newest
-from dalsegno.train.disk.names import step_name
-from dalsegno.train.disk.opening import Visitor, open_folder
 from tests.train.disk.states import filled, names, save
 
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.cli.ckpt import command  # noqa: E402
-from dalsegno.cli.ckpt_words import _age  # noqa: E402
-from dalsegno.cli.sizes import size  # noqa: E402
-from dalsegno.errors import DalsegnoError  # noqa: E402
-from dalsegno.train.disk.lock import lock_folder  # noqa: E402
-from tests.train.disk.states import filled, save  # noqa: E402
-from tests.train.disk.test_round_trip import same, trained  # noqa: E402
+from dalsegno.cli.ckpt import command
+from dalsegno.cli.ckpt_words import _age
+from dalsegno.cli.sizes import size
+from dalsegno.errors import DalsegnoError
+from dalsegno.train.disk.folder import lock_folder
+from tests.train.disk.states import filled, save
+from tests.train.disk.test_round_trip import same, trained
 
 
 def ckpt(*args: object) -> Result:

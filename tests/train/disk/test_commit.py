@@ -13,8 +13,8 @@ from tests.train.disk.states import commit, filled, names, save, share_of, write
 
 pytest.importorskip("torch")
 
+from dalsegno.train.disk.format import Temporary, step_name
 from dalsegno.train.disk.load import find_newest
-from dalsegno.train.disk.names import Temporary, step_name
 from dalsegno.train.disk.verify import faults_of, read_manifest
 
 

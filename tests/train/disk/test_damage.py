@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from dalsegno.train.disk.format import step_name
 from dalsegno.train.disk.load import find_newest, open_checkpoint
-from dalsegno.train.disk.names import step_name
 from dalsegno.train.disk.verify import faults_of
 from dalsegno.train.errors import CheckpointError
 from tests.train.disk.states import filled, save

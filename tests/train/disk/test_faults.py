@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.disk.load import find_newest  # noqa: E402
-from dalsegno.train.disk.names import Temporary, step_name  # noqa: E402
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from tests.train.disk.child import needs_root, on_a_small_disk  # noqa: E402
-from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes  # noqa: E402
+from dalsegno.train.disk.format import Temporary, step_name
+from dalsegno.train.disk.load import find_newest
+from dalsegno.train.errors import CheckpointError
+from tests.train.disk.child import needs_root, on_a_small_disk
+from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed.checkpoint as dcp  # noqa: E402
+import torch.distributed.checkpoint as dcp
 
-from tests.train.disk.states import save  # noqa: E402
+from tests.train.disk.states import save
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.disk.load import find_newest  # noqa: E402
-from dalsegno.train.disk.names import parse_step, step_name  # noqa: E402
-from dalsegno.train.disk.verify import faults_of  # noqa: E402
-from tests.train.disk.child import fork, wait  # noqa: E402
-from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes  # noqa: E402
+from dalsegno.train.disk.format import parse_step, step_name
+from dalsegno.train.disk.load import find_newest
+from dalsegno.train.disk.verify import faults_of
+from tests.train.disk.child import fork, wait
+from tests.train.disk.states import commit, filled, names, save, share_of, write_share, yes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LONG = bool(os.environ.get("DALSEGNO_LONG"))

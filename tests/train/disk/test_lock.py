@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.lock import FolderLock, lock_folder
+from dalsegno.train.disk.folder import FolderLock, lock_folder
 from dalsegno.train.errors import CheckpointError
 from tests.train.disk.child import fork, wait
 

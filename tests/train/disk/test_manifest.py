@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dalsegno.train.disk.manifest import FileMark, Manifest, parse, render
+from dalsegno.train.disk.format import FileMark, Manifest, parse, render
 
 MANIFEST = Manifest(
     step=1234,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dalsegno.train.disk.names import Temporary, is_trash, parse_step, parse_temporary, step_name, trash_name
+from dalsegno.train.disk.format import Temporary, is_trash, parse_step, parse_temporary, step_name, trash_name
 
 
 @given(some.integers(0, 10**15))

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.names import step_name
+from dalsegno.train.disk.format import step_name
 from tests.train.disk.states import filled, save
 
 pytestmark = pytest.mark.cluster  # it listens to real calls of the system, which unit tests do not

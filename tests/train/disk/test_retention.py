@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.disk.names import Temporary, step_name, trash_name
-from dalsegno.train.disk.retention import Keep, left_behind, namesakes, remove_namesakes, to_remove
+from dalsegno.train.disk.folder import Keep, left_behind, namesakes, remove_namesakes, to_remove
+from dalsegno.train.disk.format import Temporary, step_name, trash_name
 from tests.train.disk.states import filled, names, save, share_of, write_share
 
 

@@ -10,15 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from dalsegno.train.disk.commit import commit  # noqa: E402
-from dalsegno.train.disk.load import find_newest  # noqa: E402
-from dalsegno.train.disk.write import write_share  # noqa: E402
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.state import Piece, State, put_together  # noqa: E402
-from tests.train.disk.states import names, save, yes  # noqa: E402
+from dalsegno.train.disk.commit import commit
+from dalsegno.train.disk.load import find_newest
+from dalsegno.train.disk.write import write_share
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.state import Piece, State, put_together
+from tests.train.disk.states import names, save, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 

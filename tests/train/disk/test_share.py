@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dalsegno.train.disk.share import CRUMB, Shared, Slice, divide
+from dalsegno.train.disk.write import CRUMB, Shared, Slice, divide
 
 MIB = 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.manifest import FileMark
-from dalsegno.train.disk.stream import ChecksummedFile
+from dalsegno.train.disk.files import ChecksummedFile
+from dalsegno.train.disk.format import FileMark
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3], [1 << 20, 5], [5, (33 << 20) + 1, 5, 1 << 20], [700_000] * 7])

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.train.keeper.nodes import Node  # noqa: E402
-from tests.train.memory.conftest import shm  # noqa: E402, F401
+from tests.train.keeper.nodes import Node
+from tests.train.memory.conftest import shm  # noqa: F401
 
 NewNode = Callable[[str], Node]
 

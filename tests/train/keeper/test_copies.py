@@ -6,10 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from dalsegno.train.memory.checksum import Verdict, verify
-from dalsegno.train.memory.names import safe_name
+from dalsegno.train.memory.files import safe_name
 from dalsegno.train.memory.safe import Safe, write_safe
-from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node
 from tests.train.keeper.relay import flip_at, held_back, relay

@@ -8,8 +8,7 @@ from pathlib import Path
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.fetching import Turns
 from dalsegno.train.keeper.listening import listen
-from dalsegno.train.memory.checksum import Verdict, verify
-from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
 from dalsegno.train.state import State
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node

@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 
 from dalsegno.train.keeper.holdings import holdings
-from dalsegno.train.memory import draft
-from dalsegno.train.memory.checksum import checksum
-from dalsegno.train.memory.copies import Incoming, outgoing
-from dalsegno.train.memory.names import SlotName
-from dalsegno.train.memory.slot import Slot
-from dalsegno.train.memory.slots import Slots
-from dalsegno.train.memory.snapshot import open_snapshot
+from dalsegno.train.memory import slots
+from dalsegno.train.memory.files import SlotName
+from dalsegno.train.memory.slots import Slot, Slots
+from dalsegno.train.memory.snapshot import Incoming, checksum, open_snapshot, outgoing
 from tests.train.memory.states import filled
 
 
@@ -34,9 +31,9 @@ def test_snapshots_and_copies_are_told_and_what_is_half_made_is_not(shm: Path) -
 
 
 def test_what_is_no_snapshot_of_this_run_is_not_told(shm: Path) -> None:
-    draft.write(Slot(shm / str(SlotName("b", 0, 0))), filled(1), generation=1)
-    draft.write(Slot(shm / str(SlotName("a", 1, 0))), filled(1, rank=0), generation=1)
-    draft.write(Slot(shm / str(SlotName("a", 0, 0))), filled(1), generation=1)
+    slots.write(Slot(shm / str(SlotName("b", 0, 0))), filled(1), generation=1)
+    slots.write(Slot(shm / str(SlotName("a", 1, 0))), filled(1, rank=0), generation=1)
+    slots.write(Slot(shm / str(SlotName("a", 0, 0))), filled(1), generation=1)
     with (shm / str(SlotName("a", 0, 0))).open("r+b") as file:
         file.truncate(1000)
     (shm / str(SlotName("a", 0, 1))).write_bytes(b"")

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.memory import draft
-from dalsegno.train.memory.checksum import Verdict, verify
-from dalsegno.train.memory.slot import Slot
-from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.memory import slots
+from dalsegno.train.memory.slots import Slot
+from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node
 from tests.train.memory.states import filled, same
@@ -25,7 +24,7 @@ def check_copies(node: Node, beside: Path, elements: int) -> list[int]:
     for copy in node.copies():
         path, sent = node.path(copy), filled(copy.record.step, elements=elements)
         assert verify(path) == Verdict.WHOLE
-        draft.write(Slot(beside), sent, generation=copy.record.generation)
+        slots.write(Slot(beside), sent, generation=copy.record.generation)
         shared, own = open_snapshot(beside), open_snapshot(path)
         assert shared and own and same(state_of(shared, own), sent)
     return [copy.record.step for copy in node.copies()]

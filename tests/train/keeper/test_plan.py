@@ -21,9 +21,8 @@ from dalsegno.train.keeper.plan import (
     to_send,
     to_sum,
 )
-from dalsegno.train.memory.choice import free_slots
-from dalsegno.train.memory.names import SlotName
-from dalsegno.train.memory.record import ABSENT, Extent, Record
+from dalsegno.train.memory.files import SlotName
+from dalsegno.train.memory.record import ABSENT, Extent, Record, free_slots
 from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, Safe
 
 PART = Extent(512, 64, 2, 0)

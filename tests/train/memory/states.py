@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.state import Piece, State  # noqa: E402
+from dalsegno.train.state import Piece, State
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,

@@ -12,11 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.alive import hold, is_current, sweep_abandoned  # noqa: E402
-from dalsegno.train.memory.names import left_by  # noqa: E402
-from dalsegno.train.memory.slots import Slots  # noqa: E402
-from tests.train.memory.processes import fork  # noqa: E402
-from tests.train.memory.states import filled  # noqa: E402
+from dalsegno.train.memory.files import hold, is_current, left_by, sweep_abandoned
+from dalsegno.train.memory.slots import Slots
+from tests.train.memory.processes import fork
+from tests.train.memory.states import filled
 
 SCRIPT = """
 import sys, torch, time
@@ -26,8 +25,8 @@ steps = Checkpointer(sys.argv[1], model=model, disk_every=1)
 for step in steps.steps(1000):
     steps.done()
     if step == 3:
-        from dalsegno.train.memory.names import left_by
-        from dalsegno.train.memory.owned import find_folder
+        from dalsegno.train.memory.files import left_by
+        from dalsegno.train.memory.files import find_folder
         print(find_folder(), *left_by(steps._where.run), flush=True)
         time.sleep(600)
 """

@@ -9,14 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.checksum import Verdict, checksum, verify  # noqa: E402
-from dalsegno.train.memory.copies import Incoming, outgoing  # noqa: E402
-from dalsegno.train.memory.draft import begin, write  # noqa: E402
-from dalsegno.train.memory.layout import lay_out  # noqa: E402
-from dalsegno.train.memory.record import SUMS_AT, Sums  # noqa: E402
-from dalsegno.train.memory.slot import Slot  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from tests.train.memory.states import filled, same  # noqa: E402
+from dalsegno.train.memory.layout import lay_out
+from dalsegno.train.memory.record import SUMS_AT, Sums
+from dalsegno.train.memory.slots import Slot, begin, write
+from dalsegno.train.memory.snapshot import Incoming, Verdict, checksum, open_snapshot, outgoing, state_of, verify
+from tests.train.memory.states import filled, same
 
 
 def flip(path: Path, bit: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dalsegno.train.memory.choice import free_slots
-from dalsegno.train.memory.record import ABSENT, Record
+from dalsegno.train.memory.record import ABSENT, Record, free_slots
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, parse_word, read_safe, render_word, write_safe
 
 

@@ -19,12 +19,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.checksum import Verdict, checksum, verify  # noqa: E402
-from dalsegno.train.memory.names import slots_of, sweep  # noqa: E402
-from dalsegno.train.memory.slots import Slots  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from tests.train.memory.processes import fork  # noqa: E402
-from tests.train.memory.states import filled  # noqa: E402
+from dalsegno.train.memory.files import slots_of, sweep
+from dalsegno.train.memory.slots import Slots
+from dalsegno.train.memory.snapshot import Verdict, checksum, open_snapshot, state_of, verify
+from tests.train.memory.processes import fork
+from tests.train.memory.states import filled
 
 LONG = bool(os.environ.get("DALSEGNO_LONG"))
 ROUNDS = 400 if LONG else 20

@@ -11,14 +11,13 @@ from hypothesis import HealthCheck, given, settings
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.memory.draft import write  # noqa: E402
-from dalsegno.train.memory.layout import ALIGN, Contents, Part, lay_out, parse_head  # noqa: E402
-from dalsegno.train.memory.owned import SHM  # noqa: E402
-from dalsegno.train.memory.slot import Slot  # noqa: E402
-from dalsegno.train.memory.snapshot import open_snapshot, state_of  # noqa: E402
-from dalsegno.train.state import State  # noqa: E402
-from tests.train.memory.states import piece, same, state, states  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.files import SHM
+from dalsegno.train.memory.layout import ALIGN, Contents, Part, lay_out, parse_head
+from dalsegno.train.memory.slots import Slot, write
+from dalsegno.train.memory.snapshot import open_snapshot, state_of
+from dalsegno.train.state import State
+from tests.train.memory.states import piece, same, state, states
 
 
 def ranges(part: Part) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.names import SlotName, alive_name, left_by, parse_slot, safe_name, slots_of, sweep
+from dalsegno.train.memory.files import SlotName, alive_name, left_by, parse_slot, safe_name, slots_of, sweep
 
 RUNS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9.-]{0,30}\Z")
 SLOTS = st.builds(SlotName, RUNS, st.integers(0, 9999), st.integers(0, 9), st.booleans())

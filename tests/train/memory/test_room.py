@@ -11,12 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import NoRoom  # noqa: E402
-from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room, stated  # noqa: E402
-from dalsegno.train.memory.segment import create  # noqa: E402
-from dalsegno.train.memory.slots import Slots  # noqa: E402
-from tests.train.memory.processes import in_child  # noqa: E402
-from tests.train.memory.states import filled  # noqa: E402
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room, stated
+from dalsegno.train.memory.slots import Slots, create
+from tests.train.memory.processes import in_child
+from tests.train.memory.states import filled
 
 GIB = 1 << 30
 CLONE_NEWNS = 0x20000

@@ -10,15 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import CheckpointError  # noqa: E402
-from dalsegno.train.memory.copies import Incoming, outgoing  # noqa: E402
-from dalsegno.train.memory.draft import begin, copy_now, write  # noqa: E402
-from dalsegno.train.memory.layout import lay_out  # noqa: E402
-from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, parse_record, parse_sums  # noqa: E402
-from dalsegno.train.memory.slot import Slot  # noqa: E402
-from dalsegno.train.memory.snapshot import held_snapshot, open_snapshot, read_record, state_of  # noqa: E402
-from tests.train.memory.processes import in_child  # noqa: E402
-from tests.train.memory.states import filled, piece, same, state  # noqa: E402
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.layout import lay_out
+from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, parse_record, parse_sums
+from dalsegno.train.memory.slots import Slot, begin, copy_now, write
+from dalsegno.train.memory.snapshot import Incoming, held_snapshot, open_snapshot, outgoing, read_record, state_of
+from tests.train.memory.processes import in_child
+from tests.train.memory.states import filled, piece, same, state
 
 RECORD = Record(5, 7, 2, 1, 4, Extent(512, 128, 30, 99), Extent(640, 64, 20, 98))
 

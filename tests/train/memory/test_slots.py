@@ -8,14 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.errors import NoRoom  # noqa: E402
-from dalsegno.train.memory.names import left_by, safe_name  # noqa: E402
-from dalsegno.train.memory.room import Room  # noqa: E402
-from dalsegno.train.memory.safe import Safe, write_safe  # noqa: E402
-from dalsegno.train.memory.slots import Slots, needs_bytes  # noqa: E402
-from dalsegno.train.memory.snapshot import held_snapshot  # noqa: E402
-from tests.train.memory.processes import in_child  # noqa: E402
-from tests.train.memory.states import filled  # noqa: E402
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.memory.files import left_by, safe_name
+from dalsegno.train.memory.room import Room
+from dalsegno.train.memory.safe import Safe, write_safe
+from dalsegno.train.memory.slots import Slots, needs_bytes
+from dalsegno.train.memory.snapshot import held_snapshot
+from tests.train.memory.processes import in_child
+from tests.train.memory.states import filled
 
 
 def steps(slots: Slots) -> list[int | None]:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from dalsegno.system import procfs
 from dalsegno.train.contract import RUN
-from dalsegno.train.memory.names import ALONE, last_written, run_of, sweep_all
-from dalsegno.train.memory.owned import SHM, every_folder
+from dalsegno.train.memory.files import ALONE, SHM, every_folder, last_written, run_of, sweep_all
 
 EVERY_S = 10.0
 FRESH_S = 10.0  # what was written a moment ago is in use: then no process is looked at

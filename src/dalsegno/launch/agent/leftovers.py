@@ -12,8 +12,8 @@ from pathlib import Path
 from dalsegno.launch.agent.procs import environment, own_processes
 from dalsegno.launch.agent.streaming import left_folders
 from dalsegno.train.contract import RUN
-from dalsegno.train.memory import names
-from dalsegno.train.memory.alive import sweep_abandoned
+from dalsegno.train.memory import files
+from dalsegno.train.memory.files import sweep_abandoned
 
 LONG_GONE_S = 24 * 3600.0
 
@@ -41,9 +41,9 @@ def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> lis
     """
     sweep_abandoned(folder)
     before = (time.time() if now is None else now) - LONG_GONE_S
-    old = [run for run in names.forgotten(before, folder) if not run.startswith(names.ALONE)]
+    old = [run for run in files.forgotten(before, folder) if not run.startswith(files.ALONE)]
     alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
     gone = [run for run in old if run.encode() not in alive]
     for run in gone:
-        names.sweep(run, folder)
+        files.sweep(run, folder)
     return gone

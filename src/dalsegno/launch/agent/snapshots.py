@@ -19,8 +19,7 @@ from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.listening import listen
 from dalsegno.train.keeper.orders import KeeperAddress
-from dalsegno.train.memory.names import safe_name, sweep
-from dalsegno.train.memory.owned import find_folder, own_folder
+from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
 from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
 
 Answer = Callable[[Message], None]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from dalsegno.errors import Problem
 from dalsegno.hardware import did_you_mean
-from dalsegno.spec.document import Document, Path
+from dalsegno.spec.document import Document, KeyPath
 from dalsegno.spec.health import CHECK_THRESHOLDS, Check, Health
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
@@ -20,7 +20,7 @@ from dalsegno.spec.slurm import OWNED, OWNED_IN_PARTITION
 class Report:
     """Collects problems with their lines."""
 
-    def __init__(self, document: Document, cut: set[Path], written: Any = None) -> None:
+    def __init__(self, document: Document, cut: set[KeyPath], written: Any = None) -> None:
         self._document = document
         self._written = written  # the file's values before anything was cut
         self._cut = cut

@@ -9,7 +9,7 @@ from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeInfo, NodeState
-from dalsegno.slurm.parse.reasons import is_absence
+from dalsegno.slurm.parse.messages import is_absence
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.system.apart import slowness
 from dalsegno.system.hosts import host_process

@@ -6,22 +6,128 @@ final name → fsync of the parent → `latest`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
+import pickle
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from dalsegno.train.disk.files import link_durably, remove_tree, sync_folder, told, write_durably
-from dalsegno.train.disk.gather import Abandoned, gather_parts, never
-from dalsegno.train.disk.manifest import FileMark, Manifest, render
-from dalsegno.train.disk.names import LATEST, MANIFEST, METADATA, Temporary, part_name, step_name, trash_name
-from dalsegno.train.disk.part import Part
-from dalsegno.train.disk.retention import Keep, tidy
-from dalsegno.train.disk.stream import ChecksummedFile
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from dalsegno.train.disk.files import ChecksummedFile, link_durably, remove_tree, sync_folder, told, write_durably
+from dalsegno.train.disk.folder import Keep, tidy
+from dalsegno.train.disk.format import (
+    LATEST,
+    MANIFEST,
+    METADATA,
+    Chunk,
+    Entry,
+    FileMark,
+    Manifest,
+    Part,
+    Temporary,
+    data_name,
+    failed_name,
+    parse_part,
+    parse_temporary,
+    part_name,
+    render,
+    step_name,
+    trash_name,
+)
 from dalsegno.train.disk.verify import faults_of
 from dalsegno.train.errors import CheckpointError
+
+# ---- Waiting for the parts of all ranks: savers have nothing in common but the folder they write to.
+
+
+_PAUSE_S = 0.02
+
+
+Abandoned = Callable[[Sequence[int]], bool]
+
+
+def never(missing: Sequence[int]) -> bool:
+    return False
+
+
+def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[Part]:
+    """The parts of all ranks, as soon as they are there; if they never are, an error that says who failed.
+
+    `abandoned`: whether to wait no longer for these ranks.
+    """
+    deadline = time.monotonic() + timeout_s
+    wanted = {part_name(rank): rank for rank in range(world)}
+    while True:
+        there = set(os.listdir(temporary))  # opening a folder makes a network file system look again
+        if wanted.keys() <= there:
+            return [_read(temporary, rank, world) for rank in range(world)]
+        _refuse_failed(temporary, there, world)
+        missing = sorted(rank for name, rank in wanted.items() if name not in there)
+        if abandoned(missing):
+            raise CheckpointError(f"the checkpoint was given up while {_ranks(missing)} had not written theirs")
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"{_ranks(missing)} did not write their share within {timeout_s:g} s",
+                hint="do all nodes see the same folder? did a saver die?",
+            )
+        time.sleep(_PAUSE_S)
+
+
+def moved_on(folder: Path, ours: Temporary, ranks: Sequence[int]) -> bool:
+    """One of these ranks is writing a newer step of the same generation: its share of this one will not come."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            each = parse_temporary(name)
+            if each and each[1:] == ours[1:] and each.step > ours.step:
+                there = set(os.listdir(folder / name))
+                if any(data_name(rank) in there for rank in ranks):
+                    return True
+    return False
+
+
+def _read(temporary: Path, rank: int, world: int) -> Part:
+    part = parse_part((temporary / part_name(rank)).read_bytes())
+    if part.world != world:
+        raise CheckpointError(f"rank {rank} wrote its share for {part.world} ranks, but there are {world}")
+    size = os.stat(temporary / part.file).st_size
+    if size != part.mark.bytes:
+        raise CheckpointError(f"{part.file} has {size} bytes, but rank {rank} wrote {part.mark.bytes}")
+    return part
+
+
+def _refuse_failed(temporary: Path, there: set[str], world: int) -> None:
+    for rank in range(world):
+        if failed_name(rank) in there:
+            why = ""
+            with contextlib.suppress(OSError):
+                why = (temporary / failed_name(rank)).read_text()
+            raise CheckpointError(f"rank {rank} could not write its share: {why or 'it did not say why'}")
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+# ---- Rank 0 makes a checkpoint of the shares of all ranks, in an order that leaves a whole one or none at any
+# moment.
+
 
 Grant = Callable[[], bool]
 Warn = Callable[[str], None]
@@ -63,8 +169,6 @@ def commit(
 
 
 def _complete(temporary: Path, ours: Temporary, parts: Sequence[Part]) -> None:
-    from dalsegno.train.disk.metadata import merge
-
     files = {part.file: part.mark for part in parts}
     files[METADATA] = _write_metadata(temporary, merge(parts))
     for part in parts:
@@ -111,7 +215,7 @@ def _put_in_place(temporary: Path, final: Path, step: int) -> None:
 
 
 def _tell_of_differences(parts: Sequence[Part], warn: Warn) -> None:
-    from dalsegno.train.disk.prints import differing
+    from dalsegno.train.disk.write import differing
 
     words = differing(parts)
     if words:
@@ -123,3 +227,57 @@ def _point_latest(folder: Path, name: str, warn: Warn) -> None:
         link_durably(folder / LATEST, name)
     except OSError as error:  # a file system without links, or something of the user's under that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")
+
+
+# ---- The parts of all ranks put together: `.metadata`, by which torch.distributed.checkpoint finds every tensor.
+
+
+def merge(parts: Sequence[Part]) -> bytes:
+    """Refuses what could not be loaded: a tensor of which something is missing, or that ranks see differently."""
+    items: dict[str, Any] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
+    for part in sorted(parts, key=lambda part: part.rank):
+        for entry in part.entries:
+            _add(items, places, entry, part.file)
+    _refuse_gaps(items)
+    metadata = Metadata(items, planner_data=_paths(parts, items), storage_data=places)
+    metadata.version = "1.0.0"  # of DCP's format; older torch does not know the field
+    return pickle.dumps(metadata)
+
+
+def _add(items: dict[str, Any], places: dict[MetadataIndex, _StorageInfo], entry: Entry, file: str) -> None:
+    chunk = entry.chunk
+    index = MetadataIndex(entry.key, chunk.offsets if chunk else None)
+    if index in places:
+        return  # hybrid sharding: another rank has written the same
+    places[index] = _StorageInfo(file, entry.at, entry.length)
+    if chunk is None:
+        items[entry.key] = BytesStorageMetadata()
+        return
+    known = items.setdefault(entry.key, _tensor(chunk))
+    if (known.size, known.properties.dtype) != (torch.Size(chunk.size), _dtype(chunk)):
+        raise CheckpointError(f"the ranks do not agree on size and type of {entry.key}")
+    known.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
+
+
+def _tensor(chunk: Chunk) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype=_dtype(chunk)), torch.Size(chunk.size), [])
+
+
+def _dtype(chunk: Chunk) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, chunk.dtype)
+    return dtype
+
+
+def _refuse_gaps(items: dict[str, Any]) -> None:
+    for key, item in items.items():
+        if isinstance(item, TensorStorageMetadata):
+            written = sum(math.prod(chunk.sizes) for chunk in item.chunks)
+            if written != math.prod(item.size):
+                raise CheckpointError(f"the ranks wrote {written} of the {math.prod(item.size)} elements of {key}")
+
+
+def _paths(parts: Sequence[Part], items: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Where each key stands in the nested state; a name that nobody knows the path of is cut at its first dot."""
+    known = {key: tuple(path) for part in parts for key, path in part.paths.items()}
+    return {key: known.get(key) or tuple(key.split(".", 1)) for key in items}

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from dalsegno.train.disk.commit import commit
-from dalsegno.train.disk.files import sync_folder, told
+from dalsegno.train.disk.files import ChecksummedFile, sync_folder, told
+from dalsegno.train.disk.folder import lock_folder
 from dalsegno.train.disk.load import Found
-from dalsegno.train.disk.lock import lock_folder
-from dalsegno.train.disk.stream import ChecksummedFile
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import put_together, take

@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
+import mmap
+import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from dalsegno.train.disk.files import told
-from dalsegno.train.disk.manifest import Manifest
-from dalsegno.train.disk.names import METADATA, SHELL, own_key
-from dalsegno.train.disk.plain import TRUST, NotPlain, is_ours, load_plain
-from dalsegno.train.disk.reading import ReadLock
+from dalsegno.train.disk.folder import ReadLock
+from dalsegno.train.disk.format import METADATA, SHELL, Manifest, own_key
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
+
+# ---- Pickles that can do nothing but make plain values: what a checkpoint of somebody else's is read with.
+
+
+TRUST = "DALSEGNO_TRUST_CHECKPOINTS"  # "1": load what others may have written, and run the code in it
+_PLAIN = {
+    "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range", "dict", "list", "int", "float", "str"},
+    "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
+    "_codecs": {"encode"},
+    "dalsegno.train.nested": {"Hole"},
+    "torch": {"Size", "device"},
+    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+        "BytesStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "numpy": {"ndarray", "dtype"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+}  # fmt: skip
+
+
+class NotPlain(CheckpointError):
+    """There is more in it than plain values."""
+
+
+def load_plain(raw: bytes) -> Any:
+    """Unpickle plain values; `NotPlain` names the first thing that is none."""
+    return _Unpickler(io.BytesIO(raw)).load()
+
+
+def is_ours(fd: int) -> bool:
+    """Whether nobody but this user and root can have written an open file, or its user has said to trust it."""
+    found = os.fstat(fd)
+    others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return os.environ.get(TRUST) == "1" or (found.st_uid in (os.getuid(), 0) and not others_may_write)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _PLAIN.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _load_storage
+        if (module, name) == ("builtins", "getattr"):
+            return _get_member
+        raise NotPlain(f"{module}.{name} is not a plain value")
+
+
+def _load_storage(raw: bytes) -> Any:
+    """torch's own of this name would unpickle anything."""
+    return torch.load(io.BytesIO(raw), weights_only=True)
+
+
+def _get_member(of: Any, name: str) -> Any:
+    """Python 3.11 and later write a member of an enumeration as getattr(class, name)."""
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    if of is not _MEM_FORMAT_ENCODING:
+        raise NotPlain(f"the attribute {name} of {of!r} is not a plain value")
+    return _MEM_FORMAT_ENCODING[name]
+
+
+# ---- The newest whole checkpoint of a folder, and what is in it.
 
 
 class Found:
@@ -84,8 +160,6 @@ class Found:
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Reads into these tensors, whole ones or parts (DTensor): only the files and chunks they need."""
-        from dalsegno.train.disk.fill import fill
-
         with told("cannot read", self.path):
             fill(self.path, self._metadata, tensors)
 
@@ -169,3 +243,93 @@ def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Fou
         raise
     lock.release()
     return None, faults
+
+
+# ---- Tensors filled from a checkpoint by torch's own planner and reader, without a process group.
+
+
+def fill(checkpoint: Path, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    _refuse_misfits(metadata.state_dict_metadata, tensors)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with warnings.catch_warnings(), _in_our_words(checkpoint):
+        warnings.filterwarnings("ignore", message="torch.distributed is")  # that it reads alone is what we want
+        dcp.load(dict(tensors), storage_reader=MappedReader(checkpoint, metadata), planner=planner, no_dist=True)
+
+
+@contextlib.contextmanager
+def _in_our_words(checkpoint: Path) -> Iterator[None]:
+    """torch packs whatever fails into an error of its own, a BaseException at that."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        why = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+        raise CheckpointError(f"cannot read {checkpoint}: {why}") from error
+
+
+def _refuse_misfits(items: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    missing = sorted(key for key in tensors if not hasattr(items.get(key), "chunks"))
+    if missing:
+        raise CheckpointError(f"the checkpoint has no {_few(missing)}", hint="has the model or the optimizer changed?")
+    for key, tensor in tensors.items():
+        if tuple(items[key].size) != tuple(tensor.shape):
+            was, now = tuple(items[key].size), tuple(tensor.shape)
+            raise CheckpointError(f"{key} has size {now}, but {was} in the checkpoint", hint="has the model changed?")
+
+
+def _few(keys: list[str]) -> str:
+    return ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+
+
+# ---- Large tensors straight from the mapped file: torch.load would read each chunk as a whole into fresh memory,
+# and copy it from there. Here only the pages that a target needs are read, and copied once.
+
+
+_LARGE = 1 << 20  # bytes: below this there is nothing to win
+_DATA = "data/0"  # what torch.save calls the first storage of a file
+
+
+class MappedReader(FileSystemReader):  # type: ignore[misc]
+    """torch's reader, with a shorter way for what is large. It reads files that we wrote: every chunk contiguous."""
+
+    def __init__(self, checkpoint: Path, metadata: Any) -> None:
+        super().__init__(checkpoint)
+        self._items = metadata.state_dict_metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Reads what is large, and leaves the rest of the plan to torch."""
+        rest = [item for item in plan.items if not self._copied(item, planner)]
+        return super().read_data(replace(plan, items=rest), planner)
+
+    def _copied(self, item: Any, planner: Any) -> bool:
+        info, known = self.storage_data[item.storage_index], self._items[item.storage_index.fqn]
+        if info.length < _LARGE or not hasattr(known, "chunks"):
+            return False
+        sizes = next(chunk.sizes for chunk in known.chunks if chunk.offsets == item.storage_index.offset)
+        chunk = _mapped_chunk(Path(self.path) / info.relative_path, info, known.properties.dtype, sizes)
+        if chunk is None:
+            return False
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(narrow_tensor_by_index(chunk, item.storage_offsets, item.lengths))
+        planner.commit_tensor(item, target)
+        return True
+
+
+def _mapped_chunk(path: Path, info: Any, dtype: torch.dtype, sizes: torch.Size) -> torch.Tensor | None:
+    """None if it does not lie there as we write it."""
+    elements = math.prod(sizes)
+    with open(path, "rb") as file:
+        archive = torch._C.PyTorchFileReader(_create_file_view(file, info.offset, info.length))
+        if not archive.has_record(_DATA):
+            return None
+        start = archive.get_record_offset(_DATA)
+        if start + elements * dtype.itemsize > info.length:
+            return None
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is only read
+        return torch.frombuffer(mapping, dtype=dtype, count=elements, offset=info.offset + start).view(sizes)

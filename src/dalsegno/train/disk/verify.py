@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.disk.manifest import FileMark, Manifest, parse
-from dalsegno.train.disk.names import MANIFEST, parse_step
+from dalsegno.train.disk.format import MANIFEST, FileMark, Manifest, parse, parse_step
 
 _BLOCK = 8 << 20
 _THREADS = 2

@@ -3,19 +3,232 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import pickle
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from dalsegno.train.disk.distcp import write_entries
-from dalsegno.train.disk.files import remove_tree, told, unlink, write_durably
-from dalsegno.train.disk.names import Temporary, data_name, failed_name, part_name
-from dalsegno.train.disk.part import Part, render_part
-from dalsegno.train.disk.paths import paths_in
-from dalsegno.train.disk.prints import prints_of
-from dalsegno.train.disk.stream import ChecksummedFile
-from dalsegno.train.state import State
+from dalsegno.train.disk.files import ChecksummedFile, remove_tree, told, unlink, write_durably
+from dalsegno.train.disk.format import (
+    SHELL,
+    Chunk,
+    Entry,
+    Part,
+    PathStep,
+    Temporary,
+    data_name,
+    failed_name,
+    own_key,
+    part_name,
+    render_part,
+)
+from dalsegno.train.state import Piece, State
+
+# ---- Who writes what: every rank works it out alone and finds the same, so nobody has to be asked.
+
+
+CRUMB = 64 * 1024  # bytes: below this one entry costs more than it evens out
+
+
+class Shared(NamedTuple):
+    """A tensor that every rank has in whole."""
+
+    key: str
+    size: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.size) * self.itemsize
+
+
+class Slice(NamedTuple):
+    """Rows `start` to `stop` along dimension `dim` of a tensor; a whole one has all rows of its dimension."""
+
+    key: str
+    dim: int
+    start: int
+    stop: int
+
+
+def divide(tensors: Sequence[Shared], world: int) -> list[list[Slice]]:
+    """For each rank the slices it writes: together every tensor once, each rank about the same number of bytes."""
+    shares: list[list[Slice]] = [[] for _ in range(world)]
+    total = sum(tensor.bytes for tensor in tensors)
+    at = 0
+    for tensor in sorted(tensors):
+        for rank, piece in _cut(tensor, at, total, world):
+            shares[rank].append(piece)
+        at += tensor.bytes
+    return shares
+
+
+def split_dim(size: Sequence[int]) -> int:
+    """The first dimension with more than one row: slices along it lie in one piece in memory."""
+    return next((dim for dim, rows in enumerate(size) if rows != 1), 0)
+
+
+def _cut(tensor: Shared, at: int, total: int, world: int) -> list[tuple[int, Slice]]:
+    dim = split_dim(tensor.size)
+    rows = tensor.size[dim] if tensor.size else 1
+    if tensor.bytes <= CRUMB or rows < 2:
+        return [(_owner(at + tensor.bytes // 2, total, world), Slice(tensor.key, dim, 0, rows))]
+    first, last = _owner(at, total, world), _owner(at + tensor.bytes - 1, total, world)
+    cuts = [0, *(_row(tensor, rows, total * rank // world - at) for rank in range(first + 1, last + 1)), rows]
+    spans = zip(range(first, last + 1), cuts, cuts[1:])
+    return [(rank, Slice(tensor.key, dim, start, stop)) for rank, start, stop in spans if start < stop]
+
+
+def _row(tensor: Shared, rows: int, byte: int) -> int:
+    """The row at which a cut wanted at `byte` is made."""
+    if byte < CRUMB:
+        return 0
+    if tensor.bytes - byte < CRUMB:
+        return rows
+    return round(byte * rows / tensor.bytes)
+
+
+def _owner(byte: int, total: int, world: int) -> int:
+    return min(world - 1, byte * world // total) if total else 0
+
+
+# ---- A rank's data file as PyTorch's distributed checkpoint writes it: every entry a small torch.save file of its
+# own.
+
+
+def write_entries(file: ChecksummedFile, state: State) -> list[Entry]:
+    """All that falls to this rank: its share of the tensors, what is its own, and on rank 0 the rest."""
+    with _without_torchs_checksums():
+        return [
+            *(_write_entry(file, key, value) for key, value in _values(state)),
+            *(_write_chunk(file, piece, part) for piece, part in _share(state)),
+        ]
+
+
+def _values(state: State) -> Iterator[tuple[str, object]]:
+    if state.own:
+        yield own_key(state.rank), state.own
+    if state.rank == 0:
+        yield SHELL, state.shell
+        yield from state.values.items()
+
+
+def _share(state: State) -> Iterator[tuple[Piece, Slice]]:
+    shared = {piece.key: piece for piece in state.pieces if piece.shared}
+    tensors = [Shared(piece.key, piece.size, piece.tensor.element_size()) for piece in shared.values()]
+    for part in divide(tensors, state.world)[state.rank]:
+        yield shared[part.key], part
+    for piece in state.pieces:
+        if not piece.shared and piece.writes and (piece.tensor.numel() or not math.prod(piece.size)):
+            yield piece, Slice(piece.key, 0, 0, piece.tensor.shape[0] if piece.tensor.dim() else 1)
+
+
+def _write_chunk(file: ChecksummedFile, piece: Piece, part: Slice) -> Entry:
+    data = _dense_slice(piece.tensor, part)
+    offsets = list(piece.offsets)
+    if offsets:
+        offsets[part.dim] += part.start
+    dtype = str(data.dtype).replace("torch.", "")
+    chunk = Chunk(dtype, tuple(piece.size), tuple(offsets), tuple(data.shape))
+    return _write_entry(file, piece.key, data, chunk)
+
+
+def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
+    """The slice with a storage of its own: torch.save would write all that lies around a mere view. Not a copy."""
+    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    if dense.dim():
+        dense = dense.narrow(part.dim, part.start, part.stop - part.start)
+    start = dense.storage_offset() * dense.element_size()
+    alone = dense.untyped_storage()[start : start + dense.numel() * dense.element_size()]
+    return torch.empty(0, dtype=dense.dtype).set_(alone, 0, dense.shape, dense.stride())
+
+
+def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None) -> Entry:
+    at = file.position
+    torch.save(value, file)
+    file.check()
+    return Entry(key, at, file.position - at, chunk)
+
+
+@contextlib.contextmanager
+def _without_torchs_checksums() -> Iterator[None]:
+    """torch.save can leave out its own CRC-32 (2.6 and later), which no loader looks at: ours covers the same bytes."""
+    choose = getattr(torch.serialization, "set_crc32_options", None)
+    if choose is None:
+        yield
+        return
+    before = torch.serialization.get_crc32_options()
+    choose(False)
+    try:
+        yield
+    finally:
+        choose(before)
+
+
+# ---- Prints of tensors: a few numbers of each, so that it shows where ranks do not hold the same.
+
+
+SAMPLES = 1024  # elements of each tensor that are looked at
+_FACTOR = 0x9E3779B97F4A7C1  # odd, and large: neighbours that are swapped show
+
+
+def prints_of(state: State) -> dict[str, int]:
+    """Of all that every rank holds; of nothing where there is only one."""
+    shared = [piece for piece in state.pieces if piece.shared] if state.world > 1 else []
+    return {piece.key: print_of(piece.tensor) for piece in shared}
+
+
+def print_of(tensor: torch.Tensor) -> int:
+    flat = tensor.detach().flatten()
+    some = flat[:: max(1, flat.numel() // SAMPLES)].cpu().resolve_conj().resolve_neg().contiguous()
+    numbers = some.view(torch.uint8).to(torch.int64)
+    return int((numbers * (torch.arange(len(numbers)) * 2 + 1) * _FACTOR).sum())
+
+
+def differing(parts: Sequence[Part]) -> str:
+    """What is to be said of it; nothing if all ranks hold the same."""
+    first = min(parts, key=lambda part: part.rank)
+    unlike = {key: part.rank for part in parts for key, value in part.prints.items() if first.prints.get(key) != value}
+    if not unlike:
+        return ""
+    (key, rank), others = next(iter(unlike.items())), len(unlike) - 1
+    also = f" and {others} more" if others else ""
+    return (
+        f"ranks {first.rank} and {rank} do not hold the same {key}{also}: a checkpoint has every tensor once, parts of"
+        " it from different ranks. Give what belongs to one rank as per_rank={'name': object}, or as a DTensor (FSDP2)"
+    )
+
+
+# ---- Where each named tensor and value stood in the nested state: what torch needs to rebuild it without a model.
+
+
+def paths_in(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, ...]]:
+    try:
+        nested = pickle.loads(shell)
+    except Exception:  # classes that only the training script has: the names alone must do then
+        return {}
+    found: dict[str, tuple[PathStep, ...]] = {}
+
+    def walk(path: tuple[PathStep, ...], value: Any) -> None:
+        key = ".".join(map(str, path))
+        if key in keys:
+            found[key] = path
+        elif isinstance(value, Mapping):
+            for name, each in value.items():
+                walk((*path, str(name)), each)
+        elif isinstance(value, (list, tuple)):
+            for place, each in enumerate(value):
+                walk((*path, place), each)
+
+    walk((), nested)
+    return found
+
+
+# ---- A rank's share of a checkpoint: one data file, on the disk, and a part that tells rank 0 what is in it.
 
 
 def write_share(folder: Path, state: State, run: str, generation: int) -> None:

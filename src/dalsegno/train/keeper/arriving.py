@@ -9,8 +9,8 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.keeper.receiving import make_room
 from dalsegno.train.keeper.wire import Channel
-from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
+from dalsegno.train.memory.snapshot import Incoming
 
 
 @dataclass(frozen=True)

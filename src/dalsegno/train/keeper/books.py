@@ -11,7 +11,7 @@ from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import Held, holdings
 from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.plan import Sent, key_of, spent
-from dalsegno.train.memory.names import SlotName, safe_name, slots_of
+from dalsegno.train.memory.files import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
 
 Tell = Callable[[Message], None]

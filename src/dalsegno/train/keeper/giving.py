@@ -13,9 +13,8 @@ from dalsegno.train.keeper.holdings import Held
 from dalsegno.train.keeper.pace import unlimited
 from dalsegno.train.keeper.plan import find_own, find_shared
 from dalsegno.train.keeper.wire import Channel
-from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import parse_sums
-from dalsegno.train.memory.snapshot import held_snapshot, read_header
+from dalsegno.train.memory.snapshot import held_snapshot, outgoing, read_header
 
 
 def give(channel: Channel, message: Message, books: Books) -> None:

@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.memory.names import SlotName, slots_of
-from dalsegno.train.memory.owned import find_folder, open_own
+from dalsegno.train.memory.files import SlotName, find_folder, open_own, slots_of
 from dalsegno.train.memory.record import ABSENT, HEADER, Record, parse_record, parse_sums
 
 

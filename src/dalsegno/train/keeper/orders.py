@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from dalsegno.train.memory.names import check_run
+from dalsegno.train.memory.files import check_run
 
 
 class KeeperAddress(NamedTuple):

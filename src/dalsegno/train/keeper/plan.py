@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dalsegno.train.keeper.holdings import Held
 from dalsegno.train.keeper.orders import UNTOLD, Keep
-from dalsegno.train.memory.choice import free_slots
-from dalsegno.train.memory.record import Record
+from dalsegno.train.memory.record import Record, free_slots
 from dalsegno.train.memory.safe import Safe
 
 COPIES = 3  # slots for what a buddy sends of one rank

@@ -11,11 +11,10 @@ from dalsegno.train.frames import Message
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.plan import COPIES, slot_for
 from dalsegno.train.keeper.wire import Channel
-from dalsegno.train.memory.copies import Incoming
 from dalsegno.train.memory.record import ABSENT, Record, parse_record
 from dalsegno.train.memory.room import Room, check_room, read_room
-from dalsegno.train.memory.slot import capacity_for
-from dalsegno.train.memory.snapshot import read_record
+from dalsegno.train.memory.slots import capacity_for
+from dalsegno.train.memory.snapshot import Incoming, read_record
 
 MOST_RANKS = 1 << 20
 

@@ -20,9 +20,8 @@ from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.pace import Pace
 from dalsegno.train.keeper.plan import Sent, key_of, to_send
 from dalsegno.train.keeper.wire import Channel, Stranger, dial
-from dalsegno.train.memory.copies import outgoing
 from dalsegno.train.memory.record import Sums, parse_sums
-from dalsegno.train.memory.snapshot import held_snapshot, read_header
+from dalsegno.train.memory.snapshot import held_snapshot, outgoing, read_header
 
 _MOST_S = 0.5  # between two calls to a buddy that does not answer
 _SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others

@@ -20,7 +20,7 @@ from dalsegno.train.keeper.orders import Drop, Fetch, Keep, Order, parse_order
 from dalsegno.train.keeper.sending import Sending
 from dalsegno.train.keeper.server import Server
 from dalsegno.train.keeper.summing import sum_for_ever
-from dalsegno.train.memory.owned import own_folder
+from dalsegno.train.memory.files import own_folder
 from dalsegno.train.peer import check_peer
 
 NICE = 10  # the training comes first

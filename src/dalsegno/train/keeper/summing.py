@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.plan import Sent, key_of, to_sum
-from dalsegno.train.memory.checksum import checksum
+from dalsegno.train.memory.snapshot import checksum
 
 
 def sum_for_ever(books: Books) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Container, Iterable, Sequence
 
 import torch
 
-from dalsegno.train.memory.draft import Draft, Pair, copy_now
 from dalsegno.train.memory.layout import aligned
-from dalsegno.train.memory.slot import Slot
+from dalsegno.train.memory.slots import Draft, Pair, Slot, copy_now
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 

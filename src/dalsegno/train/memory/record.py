@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from dalsegno.train.memory.safe import Place, Safe
 
 _SIZE = 256
 COMMIT_AT, SUMS_AT, HEADER = 0, _SIZE, 2 * _SIZE
@@ -118,3 +121,31 @@ def _sealed(raw: bytes) -> bytes:
 def _unsealed(raw: bytes, magic: bytes) -> bytes | None:
     whole = len(raw) == _SIZE and raw.startswith(magic) and zlib.crc32(raw[: -_CRC.size]) == _CRC.unpack(raw[-4:])[0]
     return raw if whole else None
+
+
+# ---- Which slot the next snapshot goes into. Pure.
+
+
+def free_slots(
+    slots: Sequence[Record | None], generation: int, resumed: int | None = None, safe: Safe | None = None
+) -> list[int]:
+    """Slots that may be overwritten, the best first.
+
+    `safe`: what the coordinator says of it; None where nobody replicates. Then `resumed` counts, the step this
+    generation started from, if it did not start anew.
+    """
+    empty = [number for number, record in enumerate(slots) if record is None]
+    full = [(record.place, number) for number, record in enumerate(slots) if record is not None]
+    needs = safe.needs if safe else _needs_alone([place for place, _ in full], generation, resumed)
+    return empty + [number for place, number in sorted(full) if not needs(place)]
+
+
+def _needs_alone(places: Sequence[Place], generation: int, resumed: int | None) -> Callable[[Place], bool]:
+    """For whoever has no other node: the newest is kept, and not the steps that an earlier generation gave up."""
+    kept = max((step for made_by, step in places if made_by == generation), default=resumed)
+
+    def needs(place: Place) -> bool:
+        given_up = place[0] != generation and (resumed is None or place[1] > resumed)
+        return not given_up and (kept is None or place[1] >= kept)
+
+    return needs

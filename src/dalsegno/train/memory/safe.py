@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dalsegno.train.memory.owned import create_own, open_own
+from dalsegno.train.memory.files import create_own, open_own
 
 _FORM = struct.Struct("<IqIqIq")
 _CRC = struct.Struct("<I")

@@ -11,17 +11,31 @@ import mmap
 import os
 import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
 
 from dalsegno.train.errors import CheckpointError
+from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.layout import OWN, SHELL, VALUES, Placed, aligned, parse_head
-from dalsegno.train.memory.owned import open_own
-from dalsegno.train.memory.record import ABSENT, HEADER, Extent, Record, parse_record
-from dalsegno.train.memory.segment import map_to_read
+from dalsegno.train.memory.record import (
+    ABSENT,
+    HEADER,
+    SUMS_AT,
+    Extent,
+    Record,
+    Sums,
+    of_own_part,
+    of_shared_part,
+    parse_record,
+    parse_sums,
+    sums_are_damaged,
+)
+from dalsegno.train.memory.slots import Slot, map_to_read
 from dalsegno.train.memory.views import view
 from dalsegno.train.state import Piece, State
 
@@ -136,3 +150,128 @@ def _check_they_belong_together(shared: Record, own: Record) -> None:
             f"step {shared.step} of generation {shared.generation} and step {own.step} of generation {own.generation}"
             " are not of one state"
         )
+
+
+# ---- Checksums of a slot, made after the commit by whoever has the time, and checked before it is trusted.
+
+
+_CHUNK = 16 << 20
+
+
+class Verdict(Enum):
+    WHOLE = "whole"
+    UNCHECKED = "committed, not checksummed yet"
+    DAMAGED = "damaged"
+    NOTHING = "nothing committed"
+
+
+def checksum(path: Path, threads: int = 2) -> Sums | None:
+    """Write the slot's checksums; None if it holds nothing, or was overwritten meanwhile."""
+    snapshot = open_snapshot(path)
+    if snapshot is None:
+        return None
+    sums = sums_of(snapshot, threads)
+    fd = open_own(path, os.O_RDWR)
+    if fd is None:
+        return None
+    try:
+        if parse_record(os.pread(fd, HEADER, 0)) != snapshot.record:
+            return None
+        # Should a writer come in between, these sums bear another number than its snapshot, and count for nothing.
+        os.pwrite(fd, sums.pack(), SUMS_AT)
+        return sums
+    finally:
+        os.close(fd)
+
+
+def verify(path: Path, threads: int = 2) -> Verdict:
+    """Whether every byte is as it was when the checksums were made."""
+    snapshot = open_snapshot(path)
+    if snapshot is not None:
+        return judge(snapshot, threads)
+    return Verdict.DAMAGED if any(read_header(path)) else Verdict.NOTHING
+
+
+def judge(snapshot: Snapshot, threads: int = 2) -> Verdict:
+    """The same of one that is open already: what was read here need not be mapped again to be loaded."""
+    header = read_header(snapshot.path)
+    if parse_record(header) != snapshot.record:
+        return Verdict.NOTHING  # overwritten since
+    if sums_are_damaged(header):
+        return Verdict.DAMAGED
+    sums = parse_sums(header)
+    if sums is None or sums.seq != snapshot.record.seq:
+        return Verdict.UNCHECKED
+    return Verdict.WHOLE if sums_of(snapshot, threads) == sums else Verdict.DAMAGED
+
+
+def sums_of(snapshot: Snapshot, threads: int = 2) -> Sums:
+    record: Record = snapshot.record
+    shared, own = (sum_of(snapshot.part(extent), threads) for extent in (record.shared, record.own))
+    return Sums(record.seq, shared, own)
+
+
+def sum_of(part: memoryview, threads: int = 2) -> int:
+    """The checksum of the chunks' checksums: those can be made side by side."""
+    chunks = [part[at : at + _CHUNK] for at in range(0, len(part), _CHUNK)]
+    if len(chunks) < 2 or threads < 2:
+        return _together(map(zlib.crc32, chunks))
+    with ThreadPoolExecutor(threads) as pool:
+        return _together(pool.map(zlib.crc32, chunks))
+
+
+def _together(sums: Iterable[int]) -> int:
+    return zlib.crc32(b"".join(one.to_bytes(4, "little") for one in sums))
+
+
+# ---- A part of a snapshot, as it goes to another node and is kept there.
+
+
+def outgoing(snapshot: Snapshot, sums: Sums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
+    """Header and bytes to send: the rank's own part, or the one that every rank has. Its checksum goes with it."""
+    record, whole = _of_part(snapshot.record, shared), snapshot.record
+    part = snapshot.part(whole.shared if shared else whole.own)
+    known = None if sums is None else sums.shared if shared else sums.own
+    crc = sum_of(part) if known is None else known
+    return record.pack() + (Sums(record.seq, crc, 0) if shared else Sums(record.seq, 0, crc)).pack(), part
+
+
+class Incoming:
+    """A copy on its way in: fill `buffer`, then commit. Until then the slot holds nothing."""
+
+    def __init__(self, path: Path, header: bytes) -> None:
+        record, sums = parse_record(header), parse_sums(header)
+        if record is None or sums is None or not _is_one_part(record):
+            raise CheckpointError(f"what was sent for {path.name} is no copy of a snapshot")
+        self.record, self._sums, self._slot = record, sums, Slot(path)
+        self._slot.make_fit(record.end)
+        if not self._slot.begin():
+            self._slot.close()
+            raise CheckpointError(f"{path.name} is being read", "send it again later")
+
+    @property
+    def buffer(self) -> memoryview:
+        return self._slot.buffer[HEADER : self.record.end]
+
+    def is_whole(self) -> bool:
+        """Whether the bytes arrived as they were sent."""
+        sent = self._sums.own if self.record.shared == ABSENT else self._sums.shared
+        return sum_of(self.buffer) == sent
+
+    def commit(self) -> None:
+        """Its checksum came with it, and stays with it."""
+        self._slot.commit(self.record, self._sums)
+        self._slot.close()
+
+    def abandon(self) -> None:
+        """The sender is gone: the slot stays, and holds nothing."""
+        self._slot.close()
+
+
+def _of_part(record: Record, shared: bool) -> Record:
+    return of_shared_part(record) if shared else of_own_part(record)
+
+
+def _is_one_part(record: Record) -> bool:
+    shared = record.own == ABSENT
+    return record == _of_part(record, shared) and record.end > HEADER

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dalsegno.health.facts import HW_POWER_BRAKE, HW_THERMAL, GpuFacts
-from dalsegno.health.telemetry import (
-    Telemetry,
-    with_gpu,
-    with_line,
-    write_telemetry,
-    xid_line,
-)
+from dalsegno.health.telemetry import Telemetry, with_gpu, with_line, write_telemetry, xid_line
 from dalsegno.spec.facts import Node
 from dalsegno.system.files import read_text
 from dalsegno.targets.local.breaking.records import Injected, injected_into

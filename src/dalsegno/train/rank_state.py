@@ -1,21 +1,73 @@
-"""A sampler that knows its place: after a restart it leaves out what the run has seen already.
-
-A sampler of PyTorch has no place. A loader asks it for indices ahead of the training (its workers prefetch), so what
-it has handed out is not what was trained on; the place is counted in finished steps instead. Passes over the data that
-were finished before a restart are empty, the one that was interrupted lacks its beginning.
-"""
+"""What only this rank has: its random numbers, its place in the data, and what the script calls its own."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from dalsegno.train.errors import CheckpointError
+
+# ---- The states of all random number generators a training script draws from.
+
+
+def take_randomness() -> dict[str, Any]:
+    """Those in use now: numpy's if it is loaded, the GPU's if one is in use."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def give_randomness(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        import numpy
+
+        numpy.random.set_state(states["numpy"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def digest(states: Mapping[str, Any] | None) -> str:
+    """By which ranks find out whether they draw the same numbers."""
+    torchs = bytes(states["torch"].tolist()) if states else b""
+    return hashlib.sha256(torchs).hexdigest()
+
+
+def seed_for(rank: int, saved: Sequence[str], world_then: int, now: Sequence[str]) -> int | None:
+    """For a rank that was not there when the state was saved, where each rank draws numbers of its own. By digests of
+    what was saved, and of what the script has just seeded, on all ranks.
+
+    None for the others: they go on with theirs. Where all ranks drew the same, as some scripts rely on, so do new ones.
+    """
+    alike = len(set(saved[:world_then])) == 1 and len(set(now)) == 1
+    if rank < world_then or alike:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{saved[0]} {rank}".encode()).digest()[:4], "big")
+
+
+def reseed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+# ---- A sampler that knows its place: after a restart it leaves out what the run has seen already.
 
 
 def find_place(data: Any) -> Place | None:
@@ -142,3 +194,70 @@ def _teach(sampler: Any, place: Place) -> None:
         Placed.set_epoch = set_epoch
     Placed.__name__, Placed.__qualname__ = kind.__name__, kind.__qualname__
     sampler.__class__ = Placed
+
+
+# ---- What only this rank has: its random numbers, its place in the data, and what the script calls its own.
+
+
+class Own:
+    """`data`: a loader or sampler of PyTorch, or anything that tells its own place (torchdata's StatefulDataLoader).
+
+    `per_rank`: objects of the script whose state differs from rank to rank, by name.
+    """
+
+    def __init__(self, data: Any, per_rank: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._per_rank = dict(per_rank)
+        self.place = find_place(data)
+        self._data = self.place if self.place is not None else data
+        self._randomness: dict[str, Any] | None = None
+        self._seed: int | None = None
+        if data is not None and not hasattr(self._data, "state_dict"):
+            raise CheckpointError(
+                f"a {type(data).__name__} cannot tell its place in the data",
+                hint="over an IterableDataset, torchdata's StatefulDataLoader can; or leave data= out",
+            )
+
+    def take(self, rank: int = 0) -> dict[str, Any]:
+        taken = {"random": take_randomness(), "data": self._data.state_dict() if self._data is not None else None}
+        if self._per_rank:
+            states = {name: _on_cpu(each.state_dict()) for name, each in self._per_rank.items()}
+            taken.update(per_rank=states, rank=rank)
+        return taken
+
+    def load_per_rank(self, own: Mapping[str, Any], rank: int) -> list[str]:
+        """Put back what this rank had. The names of what it had not: another rank's is never taken instead."""
+        saved = own.get("per_rank", {}) if own.get("rank") == rank else {}
+        for name, each in self._per_rank.items():
+            if name in saved:
+                each.load_state_dict(saved[name])
+        return [name for name in self._per_rank if name not in saved]
+
+    def load(self, own: dict[str, Any], world_then: int, world: int, seed: int | None = None) -> None:
+        """With another number of ranks each has another share of the data. `seed`: for numbers of this rank's own."""
+        data = own.get("data")
+        if self.place is not None and data is not None:
+            data = dict(data, samples=data["samples"] * world_then // world)
+        if self._data is not None and data is not None and (self.place is not None or world == world_then):
+            self._data.load_state_dict(data)
+        self._randomness, self._seed = own.get("random"), seed
+
+    def give(self) -> None:
+        """When the loop begins: what the script has drawn until then it drew in every life."""
+        if self._seed is not None:
+            reseed(self._seed)
+        elif self._randomness is not None:
+            give_randomness(self._randomness)
+        self._randomness = self._seed = None
+
+    def step_done(self, samples: int | None) -> None:
+        if self.place is not None:
+            self.place.step_done(samples)
+
+
+def _on_cpu(state: Any) -> Any:
+    """The rank may go on on another node, and there on another GPU."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu()
+    if isinstance(state, dict):
+        return {name: _on_cpu(each) for name, each in state.items()}
+    return type(state)(map(_on_cpu, state)) if type(state) in (list, tuple) else state

@@ -3,22 +3,169 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
-from dalsegno.train.memory.alive import hold
-from dalsegno.train.memory.draft import Draft
+from dalsegno.train.memory.cuda import Copier
+from dalsegno.train.memory.files import hold
 from dalsegno.train.memory.room import stated
-from dalsegno.train.memory.slots import Slots, needs_bytes
-from dalsegno.train.moving import Mover, Moving
-from dalsegno.train.request import Request, Terms
-from dalsegno.train.saver import save_here
-from dalsegno.train.saving import Result, Saver
+from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, copy_now, needs_bytes
+from dalsegno.train.saver import Request, Terms, save_here
+from dalsegno.train.saver_client import Result, Saver
 from dalsegno.train.state import State
+
+# ---- Whether a copy may be made beside the training: only while every change of what is copied is announced. Pure.
+
+
+class Tensor(Protocol):
+    @property
+    def _version(self) -> int:
+        """Counts the changes that torch sees."""
+        ...
+
+
+class Trust:
+    def __init__(self) -> None:
+        self.lost = False
+        self._heard = False  # since the last step was done
+        self._announced = False  # the last step was
+        self._watched: Sequence[tuple[Tensor, int]] = ()
+
+    @property
+    def given(self) -> bool:
+        return self._announced and not self.lost
+
+    def watch(self, tensors: Sequence[Tensor]) -> None:
+        """A copy of these begins."""
+        self._watched = [(each, each._version) for each in tensors]
+
+    def hear(self) -> None:
+        """An optimizer is about to change them; the copy is waited for."""
+        self._heard = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The copy is complete. If one of them has changed by now, it is worth nothing."""
+        self.lost = self.lost or any(each._version != version for each, version in self._watched)
+        self._watched = ()
+
+    def step_done(self) -> None:
+        self.lost = self.lost or (bool(self._watched) and not self._heard)
+        self._watched = ()
+        self._announced, self._heard = self._heard, False
+
+
+# ---- Copies a snapshot's tensors into its slot, beside the training where that is possible.
+
+
+SMALL = 16 << 20  # bytes: copied before a thread would have begun
+
+
+class Moving(Protocol):
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+class Moved:
+    """Nothing to wait for."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class Beside:
+    """In a thread: torch's copies let other threads run."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._copy, args=(pairs,), name="dalsegno-snapshot", daemon=True)
+        self._thread.start()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _copy(self, pairs: Sequence[Pair]) -> None:
+        try:
+            copy_now(pairs)
+        except BaseException as error:  # told to whoever waits
+            self._error = error
+
+
+class Mover:
+    """One for a process: every optimizer's step waits for the copy under way."""
+
+    def __init__(self) -> None:
+        self._copier: Copier | None = None
+        self._beside: Beside | None = None
+        self._waited_s = 0.0
+        self.trust = Trust()
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def prepare(self, slots: Sequence[Slot], state: State) -> None:
+        """Pinning takes a while: all slots at once, before the first snapshot."""
+        device = next((piece.tensor.device for piece in state.pieces if piece.tensor.is_cuda), None)
+        if device is not None:
+            self._copier = Copier(device)
+            for slot in slots:
+                self._copier.pin(slot)
+
+    def move(self, draft: Draft, steady: Container[int]) -> Moving:
+        """`steady`: the addresses of tensors that only an optimizer's step changes."""
+        later = [pair for pair in draft.pairs if pair[1].data_ptr() in steady and not pair[1].is_inference()]
+        if not self.trust.given or sum(source.nbytes for _, source in later) < SMALL:
+            later = []
+        self.trust.watch([source for _, source in later])
+        if self._copier is not None:
+            return self._copier.start(draft, {source.data_ptr() for _, source in later})
+        if not later:
+            copy_now(draft.pairs)
+            return Moved()
+        steady = {source.data_ptr() for _, source in later}
+        copy_now(pair for pair in draft.pairs if pair[1].data_ptr() not in steady)
+        self._beside = Beside(later)
+        return self._beside
+
+    def waited_s(self) -> float:
+        """How long optimizers have waited for copies since this was last asked."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def _before_step(self, *ignored: object) -> None:
+        """An optimizer is about to change what is being copied."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return  # a graph is being recorded: nothing changes yet, and nothing may be waited for
+        began = time.monotonic()
+        if self._copier is not None:
+            self._copier.before_change()
+        if self._beside is not None:
+            self._beside.wait()
+            self._beside = None
+        self._waited_s += time.monotonic() - began
+        self.trust.hear()
+
+
+# ---- What a run keeps: snapshots in memory, and their way to disk.
+
 
 UNHEARD = (
     "parameters change without an optimizer's step() being heard (a CUDA graph, weights that are swapped by hand):"

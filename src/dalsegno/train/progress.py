@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.clock import Clock
-from dalsegno.train.keeping import Counted
+from dalsegno.train.schedule import Clock
+from dalsegno.train.snapshots import Counted
 
 TELL_S = 0.5
 

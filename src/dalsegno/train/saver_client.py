@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.peer import check_peer
-from dalsegno.train.request import Request, render
+from dalsegno.train.saver import Request, render
 
 
 class Result(NamedTuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,70 @@ from typing import Any
 import torch
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.board import Board
-from dalsegno.train.disk.load import Found
-from dalsegno.train.disk.verify import check, list_steps
+from dalsegno.train.disk.load import Found, newest_but, none_is_whole, open_checkpoint
+from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.finding import find_together
-from dalsegno.train.memory.checksum import Verdict, judge
-from dalsegno.train.memory.snapshot import Snapshot, open_snapshot, state_of
-from dalsegno.train.objects import Objects, layout_for
-from dalsegno.train.shards import local_part, with_local
-from dalsegno.train.state import Piece, State
+from dalsegno.train.memory.snapshot import Snapshot, Verdict, judge, open_snapshot, state_of
+from dalsegno.train.ranks import Board
+from dalsegno.train.state import Objects, Piece, State, layout_for, local_part, with_local
+
+# ---- All ranks find the same checkpoint, and together read every byte of it once: one rank alone would read for
+# hours.
+
 
 Warn = Callable[[str], None]
+
+
+def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Found | None:
+    """The newest one that is whole, held by every rank; damaged ones are told of by the first, and passed over."""
+    damaged: list[str] = []
+    for attempt in itertools.count():
+        first = _look(folder, damaged, warn) if rank == 0 else None
+        name, error = board.gather(f"disk {attempt}", _told(first))[0]
+        if error:
+            raise CheckpointError(*error)
+        if name is None:
+            return None
+        found, faults = _read_share(first, folder / name, rank, world)
+        everyones = sorted({fault for each in board.gather(f"faults {attempt}", faults) for fault in each})
+        if found is not None and not everyones:
+            return found
+        if found is not None:
+            found.close()
+        damaged.append(name)
+        if rank == 0:
+            warn(f"{folder / name} is damaged and passed over: {'; '.join(everyones)}")
+    return None
+
+
+def _look(folder: Path, damaged: list[str], warn: Warn) -> Found | CheckpointError | None:
+    """By sizes alone. What is wrong with the folder all ranks are to hear."""
+    try:
+        found = newest_but(damaged, folder, warn)
+    except CheckpointError as error:
+        return error
+    return none_is_whole(folder, damaged) if found is None and damaged else found
+
+
+def _told(found: Found | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
+    if isinstance(found, CheckpointError):
+        return None, (found.what, found.hint)
+    return (found.path.name if found else None), None
+
+
+def _read_share(
+    found: Found | CheckpointError | None, path: Path, rank: int, world: int
+) -> tuple[Found | None, list[str]]:
+    try:
+        mine = found if isinstance(found, Found) else open_checkpoint(path, every_byte=False)
+    except CheckpointError as error:
+        return None, [f"rank {rank}: {error}"]
+    return mine, byte_faults(mine.path, dict(sorted(mine.manifest.files.items())[rank::world]))
+
+
+# ---- Where a run goes on: from the newest snapshot in memory that all ranks have, else from the newest checkpoint.
+
+
 FETCH_S = 1800.0  # the agent may have to fetch all of it from another node first
 
 
@@ -125,3 +178,25 @@ def _read(found: Found, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.
 def _own(found: Found, rank: int) -> Any:
     own = found.own(rank) or found.own(0)
     return found.unpickle(own) if own else {}
+
+
+# ---- DDP sums gradients in the same order in every life of a run.
+
+
+def fix_layout(model: torch.nn.Module) -> bool:
+    """True if the layout of a DDP model is fixed from now on (or was never going to change)."""
+    reducer: Any = getattr(model, "reducer", None)
+    if reducer is None or getattr(model, "find_unused_parameters", False):
+        return True
+    if not (hasattr(reducer, "_push_all_rebuilt_params") and hasattr(reducer, "_rebuild_buckets")):
+        return False
+    reducer._push_all_rebuilt_params()
+    reducer._rebuild_buckets()
+    return True
+
+
+def fix_layouts(objects: Iterable[Any], warn: Callable[[str], None]) -> None:
+    """Of all models among them."""
+    models = [each for each in objects if isinstance(each, torch.nn.Module)]
+    if not all([fix_layout(model) for model in models]):
+        warn("this torch does not let DDP's buckets be fixed: a resumed run may differ in the last bits")

@@ -1,0 +1,223 @@
+"""What lies where in a folder of checkpoints: names out, names in; nothing is touched.
+
+step-000000001234/               a checkpoint: __0_0.distcp, __1_0.distcp … .metadata, MANIFEST.json
+latest                           a link to the newest one
+.step-000000001240.RUN.g3.tmp/   one that is being written
+.trash-step-000000001000.…/      one that is being removed
+.dalsegno.lock                   held by the run that writes here
+before-20260131-235959/          what `--fresh` has set aside
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Union
+from urllib.parse import quote, unquote
+
+MANIFEST = "MANIFEST.json"
+METADATA = ".metadata"
+LATEST = "latest"
+LOCK = ".dalsegno.lock"
+ASIDE = "before-"
+SHELL = "dalsegno.shell"  # entries of ours among those of torch
+
+_STEP = re.compile(r"step-(\d{12,})")
+_TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
+_TRASH = re.compile(r"\.trash-step-\d{12,}\..+")
+
+
+class Temporary(NamedTuple):
+    """A checkpoint that is being written: of which step, by which run, in which generation of it."""
+
+    step: int
+    run: str
+    generation: int
+
+    @property
+    def name(self) -> str:
+        return f".{step_name(self.step)}.{quote(self.run, safe='')}.g{self.generation}.tmp"
+
+
+def numbered(run: str, number: int) -> str:
+    """What a process's second checkpointer, and so on, writes bears a name of its own."""
+    return f"{run}.{number}" if number else run
+
+
+def is_of(name: str, run: str) -> bool:
+    """Whether one of the run's checkpointers goes by this name."""
+    return name == run or re.fullmatch(re.escape(run) + r"\.\d+", name) is not None
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:012d}"
+
+
+def parse_step(name: str) -> int | None:
+    """The step of a checkpoint's folder; None for any other name, one like it included (`step-5`, `step-…-copy`)."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found and step_name(int(found[1])) == name else None
+
+
+def parse_temporary(name: str) -> Temporary | None:
+    found = _TEMPORARY.fullmatch(name)
+    return Temporary(int(found[1]), unquote(found[2]), int(found[3])) if found else None
+
+
+def trash_name(step: int, unique: str) -> str:
+    return f".trash-{step_name(step)}.{unique}"
+
+
+def is_trash(name: str) -> bool:
+    return _TRASH.fullmatch(name) is not None
+
+
+def data_name(rank: int) -> str:
+    return f"__{rank}_0.distcp"
+
+
+def part_name(rank: int) -> str:
+    return f"part-{rank}.json"
+
+
+def failed_name(rank: int) -> str:
+    """Left in place of the part by a rank that could not write its share."""
+    return f"failed-{rank}.txt"
+
+
+def own_key(rank: int) -> str:
+    return f"dalsegno.own.{rank}"
+
+
+# ---- The manifest: what a checkpoint consists of, with sizes and checksums. Written last, it makes a folder a
+# checkpoint.
+
+
+FORMAT = 1
+
+
+class FileMark(NamedTuple):
+    """Size and checksum of one file."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    world: int  # ranks that wrote it; any number can read it
+    run: str
+    generation: int
+    torch: str
+    time: str  # for people; nothing is decided by it
+    files: Mapping[str, FileMark]
+
+    @property
+    def bytes(self) -> int:
+        return sum(mark.bytes for mark in self.files.values())
+
+
+def render(manifest: Manifest) -> str:
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "world": manifest.world,
+        "run": manifest.run,
+        "generation": manifest.generation,
+        "torch": manifest.torch,
+        "time": manifest.time,
+        "files": {
+            name: {"bytes": mark.bytes, "crc32": f"{mark.crc32:08x}"} for name, mark in sorted(manifest.files.items())
+        },
+    }
+    return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
+
+
+def parse(text: str) -> Manifest:
+    """Raises ValueError, with what is wrong, for anything but a text that `render` gave."""
+    try:
+        content = json.loads(text)
+        manifest = _manifest(content)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError("is no manifest, or a damaged one") from error
+    if content.get("format") != FORMAT:
+        raise ValueError(f"has format {content.get('format')}, written by a newer version")
+    if render(manifest) != text:
+        raise ValueError("does not match its own checksum")
+    return manifest
+
+
+def _manifest(content: Mapping[str, Any]) -> Manifest:
+    files = {name: FileMark(mark["bytes"], int(mark["crc32"], 16)) for name, mark in content["files"].items()}
+    return Manifest(
+        step=content["step"],
+        world=content["world"],
+        run=content["run"],
+        generation=content["generation"],
+        torch=content["torch"],
+        time=content["time"],
+        files=files,
+    )
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# ---- A part: what one rank says of the file it has written, left beside it for rank 0 to put together.
+
+
+PathStep = Union[str, int]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box cut out of a tensor."""
+
+    dtype: str  # as torch calls it: "bfloat16"
+    size: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing in a data file: a chunk of a tensor, or, without a chunk, any other value."""
+
+    key: str
+    at: int
+    length: int
+    chunk: Chunk | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    rank: int
+    world: int
+    file: str
+    mark: FileMark
+    entries: Sequence[Entry]
+    torch: str
+    paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 alone
+    prints: Mapping[str, int] = field(default_factory=dict)  # of what every rank holds
+
+
+def render_part(part: Part) -> bytes:
+    return json.dumps({**asdict(part), "mark": list(part.mark)}).encode()
+
+
+def parse_part(text: bytes) -> Part:
+    content = json.loads(text)
+    entries = [Entry(each["key"], each["at"], each["length"], _chunk(each["chunk"])) for each in content["entries"]]
+    return Part(**{**content, "mark": FileMark(*content["mark"]), "entries": entries})
+
+
+def _chunk(content: Mapping[str, Sequence[int]] | None) -> Chunk | None:
+    if content is None:
+        return None
+    boxes = (tuple(content[name]) for name in ("size", "offsets", "sizes"))
+    return Chunk(str(content["dtype"]), *boxes)
