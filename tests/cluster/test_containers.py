@@ -466,7 +466,7 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     folder = someone.sh(
         f"srun --auto-resume=1 --container-image={home}/tree sh -c 'echo $FROM_IMAGE $DALSEGNO_AUTO_RESUME'"
     )
-    assert folder.out == "as it says 1\n" and "not on clusters with Pyxis" in folder.err
+    assert folder.out == "as it says 1\n" and "on clusters with Pyxis, use a .sqsh file" in folder.err
     twice = someone.sh("srun $I --container-mounts=/tmp:/a --container-mounts=/tmp:/b:nodev sh -c 'cd /b && ! cd /a'")
     assert twice.code == 0 and "was given twice: only /tmp:/b:nodev is used" in twice.err
     refused = someone.sh("srun $I --container-mounts=a:b true")
