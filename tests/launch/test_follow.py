@@ -95,7 +95,7 @@ def test_other_files_between_the_logs_are_passed_over(run: RunFolder) -> None:
 def test_a_line_of_any_length_gets_through(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("x" * 1_000_000)
-    tail = Tail(path)
+    tail = Tail(RunFolder(tmp_path), path)
     assert sum(map(len, tail.read(0.0))) == 1_000_000
     path.write_text("x" * 1_000_000 + "y" * (LONGEST + 1))
     assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for an end that may never come"

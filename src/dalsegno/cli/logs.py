@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING
@@ -52,9 +53,11 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
     if follow:
         _follow(found, plan, logs, screen)
     else:
-        lines = list(logs.lines(time.time(), final=True))
-        screen.lines(lines)
-        if not lines:
+        lines = logs.lines(time.time(), final=True)
+        first = next(lines, None)
+        if first is not None:
+            screen.lines(itertools.chain([first], lines))
+        else:
             out.talk(f"nothing was said; `dalsegno why {found.run}` shows how the run went")
 
 
@@ -65,7 +68,7 @@ def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: in
     from dalsegno.launch.status import read_status
 
     ranks = ranks_of(plan)
-    if rank is not None and rank >= ranks and not any(run.logs.glob(f"g*/rank{rank}.log")):
+    if rank is not None and rank >= ranks and not _has_said(run, rank):
         has = f"its ranks are 0 to {ranks - 1}" if ranks > 1 else "it has rank 0 alone"
         raise NotThere(f"run {run.run} has no rank {rank}", hint=has)
     status = read_status(run.status)
@@ -74,6 +77,12 @@ def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: in
     if generation and generation > latest and not waits and not run.generation(generation).exists():
         so_far = f"the latest is {latest}" if latest else "none has been formed yet"
         raise NotThere(f"run {run.run} has no generation {generation}", hint=f"{so_far}; `dalsegno runs` shows it")
+
+
+def _has_said(run: RunFolder, rank: int) -> bool:
+    from dalsegno.launch.run_files import names_in
+
+    return any(f"rank{rank}.log" in names_in(run, run.logs / name) for name in names_in(run, run.logs))
 
 
 def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int | None) -> Wanted:

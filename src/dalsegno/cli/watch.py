@@ -181,7 +181,7 @@ def job_ids(run: RunFolder, status: Status) -> list[int]:
     if status.jobs:
         return list(status.jobs)
     had = [entry for entry in journal.read(run.journal) if entry.get("event") in ("submitted", "granted")]
-    return list(dict.fromkeys(int(entry["job"]) for entry in had))
+    return list(dict.fromkeys(job for entry in had if isinstance(job := entry.get("job"), int)))
 
 
 def coordinator_is_dead(status: Status) -> bool:

@@ -1,6 +1,7 @@
 """What passed a moment ago, kept for the next job's prolog: many short jobs should not each wait for all checks.
 
-Only what passed is kept: a node that was mended is seen so at once. The folder is ours alone, or nothing is kept.
+Only what passed is kept: a node that was mended is seen so at once. Nobody else can replace the folder or anything on
+the way to it, or nothing is kept: another user could tell us that a broken node is healthy.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
 from dalsegno.health.report import BadReport, Finding, Report, parse_report, report_message
 from dalsegno.health.result import Verdict
 from dalsegno.health.telemetry import telemetry_path
-from dalsegno.system.files import write_atomic
+from dalsegno.system.plain_files import trusted_folder
 
 KEPT_S = 60.0
+_MOST_BYTES = 1 << 20
 
 
 def cache_file(node: str, env: Mapping[str, str] = os.environ) -> Path:
@@ -39,10 +40,14 @@ def _folder(env: Mapping[str, str]) -> Path:
 def read_kept(path: Path, now: float) -> dict[str, Finding]:
     """What was kept less than a minute ago, by its check; nothing where it cannot be trusted or understood."""
     try:
-        if not _is_ours(path.parent):
-            return {}
-        findings = parse_report(json.loads(path.read_text())).findings
-    except (OSError, ValueError, TypeError, BadReport):
+        with trusted_folder(path.parent) as folder:
+            handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        with open(handle, "rb") as file:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                return {}
+            findings = parse_report(json.loads(file.read(_MOST_BYTES))).findings
+    except (OSError, ValueError, TypeError, RecursionError, BadReport):
         return {}
     return {each.check: each for each in findings if 0 <= now - each.at < KEPT_S}
 
@@ -50,12 +55,11 @@ def read_kept(path: Path, now: float) -> dict[str, Finding]:
 def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
     """Not being able to is no fault of the node's."""
     passed = tuple(each for each in findings if each.result.verdict is Verdict.PASSED)
-    with contextlib.suppress(OSError, DalsegnoError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_ours(path.parent):
-            write_atomic(path, json.dumps(report_message(Report(node, "", passed))), 0o600, durable=False)
-
-
-def _is_ours(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    with contextlib.suppress(OSError), trusted_folder(path.parent, make=True) as folder:
+        temp = f".{path.name}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp, dir_fd=folder)  # of a process with our number that was killed
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
+            json.dump(report_message(Report(node, "", passed)), file)
+        os.replace(temp, path.name, src_dir_fd=folder, dst_dir_fd=folder)

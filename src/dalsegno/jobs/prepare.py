@@ -13,9 +13,10 @@ from typing import TextIO
 from dalsegno.errors import DalsegnoError
 from dalsegno.jobs.plan import RunPlan
 from dalsegno.launch.folder import RunFolder, mending
+from dalsegno.launch.run_files import read_value
 from dalsegno.launch.status import RunCause, RunPhase, Status, write_status
 from dalsegno.spec.facts import facts_from_json, facts_to_json
-from dalsegno.system.files import damaged, explain, make_folder, owner_name, read_json, remove_tree, write_atomic
+from dalsegno.system.files import damaged, explain, make_folder, owner_name, remove_tree, write_atomic
 
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link, and no pipe to wait for
 ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
@@ -69,7 +70,7 @@ def discard_run(run: RunFolder, home: Path) -> None:
 
 
 def read_plan(run: RunFolder) -> RunPlan:
-    data = read_json(run.plan, mending(run.plan))
+    data = read_value(run.plan)
     if not isinstance(data, Mapping):
         raise DalsegnoError(f"run {run.run} has no plan", hint=f"is {run.root} the folder of a run?")
     return facts_from_json(RunPlan, data)

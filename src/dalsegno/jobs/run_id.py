@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,5 +68,6 @@ def find_run(home: Path, name: str = "", prefer: Callable[[RunFolder], bool] = l
 def _made_at(run: RunFolder) -> float | None:
     """When it was asked for: the plan is written once and never changed. None if this is no run."""
     with contextlib.suppress(OSError):
-        return run.plan.stat().st_mtime
+        about = os.stat(run.plan, follow_symlinks=False)
+        return about.st_mtime if stat.S_ISREG(about.st_mode) else None
     return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.run_files import names_in, open_log
 
 PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt, or a bar that moves
 LONGEST = 65_536  # letters; a longer line comes in pieces
@@ -35,8 +36,8 @@ class Line:
 class Tail:
     """One file that others write to at its end."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, run: RunFolder, path: Path) -> None:
+        self._run, self._path = run, path
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
@@ -48,6 +49,9 @@ class Tail:
             *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
             self._rest_since = None if lines else self._rest_since
             yield from lines
+            if len(self._rest) > LONGEST:
+                yield self._rest
+                self._rest = ""
         if final:
             self._rest += self._decoder.decode(b"", final=True)
         if self._rest and (final or self._overdue(now)):
@@ -61,11 +65,11 @@ class Tail:
     def _grown(self) -> Iterator[bytes]:
         """Opened each time: on a network file system that is what makes it look for news."""
         try:
-            file = self._path.open("rb")
+            handle = open_log(self._run, self._path)
         except (FileNotFoundError, NotADirectoryError):
             return
-        with file:
-            size = os.fstat(file.fileno()).st_size
+        with open(handle, "rb") as file:
+            size = os.fstat(handle).st_size
             file.seek(self._offset)
             while self._offset < size and (data := file.read(min(_CHUNK, size - self._offset))):
                 self._offset += len(data)
@@ -149,19 +153,14 @@ class RunLogs:
                 self._left_behind = generation
 
     def _find(self) -> None:
-        for generation in _numbers(self._run.logs, _FOLDER):
+        for generation in self._numbers(self._run.logs, _FOLDER):
             if generation > self._left_behind:
-                for rank in _numbers(self._run.generation(generation), _FILE):
+                for rank in self._numbers(self._run.generation(generation), _FILE):
                     if (generation, rank) not in self._tails and self._wanted(generation, rank):
-                        self._tails[generation, rank] = Tail(self._run.log(generation, rank))
+                        self._tails[generation, rank] = Tail(self._run, self._run.log(generation, rank))
 
-
-def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+    def _numbers(self, folder: Path, pattern: re.Pattern[str]) -> list[int]:
+        return sorted(int(found[1]) for name in names_in(self._run, folder) if (found := pattern.fullmatch(name)))
 
 
 def on_node(run: RunFolder, node: str) -> Wanted:

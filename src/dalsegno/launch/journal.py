@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dalsegno.system.plain_files import open_beneath
+
+MOST_BYTES = 256 << 20
+MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not cost us our memory
 Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and whatever belongs to it
 
 
@@ -24,15 +29,29 @@ def append(path: Path, at: float, event: str, **what: object) -> None:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """All entries; a last line that a crash has cut off is passed over."""
+    """All entries, of a journal that is too long the last ones. A line that a crash has cut off is passed over."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
+        handle = open_beneath(path.parent, path.name)
+    except (FileNotFoundError, NotADirectoryError):
         return
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        ours = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+        file.seek(max(0, about.st_size - (MOST_BYTES if ours else MOST_BYTES_OF_OTHERS)))
+        data = file.read(MOST_BYTES)
+    for line in data.decode(errors="replace").splitlines():
+        entry = _parse(line)
+        if entry is not None:
             yield entry
+
+
+def _parse(line: str) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and _is_time(entry.get("at")) else None
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Run
 from dalsegno.launch.goodput import Goodput, follow, granted, passes, stepped
+from dalsegno.launch.run_files import read_value
 from dalsegno.launch.words import Stepped
 from dalsegno.spec.facts import facts_from_json, facts_to_json
-from dalsegno.system.files import read_json, write_atomic
+from dalsegno.system.files import write_atomic
 
 WRITE_S = 1.0
 
@@ -73,5 +73,5 @@ class Pen:
 
 def read_progress(path: Path) -> Progress | None:
     """None for a run whose script reports no steps."""
-    data = read_json(path, mending(path))
+    data = read_value(path)
     return facts_from_json(Progress, data) if isinstance(data, Mapping) else None

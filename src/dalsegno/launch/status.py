@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from dalsegno.launch.folder import mending
+from dalsegno.launch.run_files import read_value
 from dalsegno.spec.facts import facts_from_json, facts_to_json
-from dalsegno.system.files import read_json, write_atomic
+from dalsegno.system.files import damaged, write_atomic
 
 
 class RunPhase(Enum):
@@ -115,8 +117,12 @@ class Status:
 
 def read_status(path: Path) -> Status | None:
     """Return the status of a run; None while there is none."""
-    data = read_json(path, mending(path))
-    return status_from_json(data) if isinstance(data, Mapping) else None
+    data = read_value(path)
+    status = status_from_json(data) if isinstance(data, Mapping) else None
+    times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
+    if not all(map(math.isfinite, times)):
+        raise damaged(path, "a time is no number", mending(path))
+    return status
 
 
 def status_from_json(data: Mapping[str, object]) -> Status:
