@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from dalsegno.errors import CommandFailed
 from dalsegno.health import Remedy
+from dalsegno.recovery.loans import loan_name
 from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.spares import HELD_BACK, LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, MakeClinic
+
+LOAN = loan_name("n4")
 
 
 def spare_clinic(clinic_of: MakeClinic) -> Clinic:
@@ -45,11 +50,64 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_i
     clinic.round()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.LENT, "")
     assert clinic.cluster.queue[9].reservation == "n4", "for this job"
+    assert clinic.cluster.reservations == {LOAN: "1000"}, "no job of another user may have it meanwhile"
     clinic.cluster.join(9, "n4")
     clinic.rounds(20)
+    assert clinic.cluster.reservations == {LOAN: "root"}, "nor another one of the same user, once the job has started"
     clinic.cluster.end(9)
     clinic.settle()
+    assert clinic.cluster.reservations == {}
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+
+
+def test_a_spare_is_reserved_before_it_is_in_service(clinic_of: MakeClinic):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    node = clinic.cluster.nodes["n4"]
+    seen: list[bool] = []
+
+    class Watched(dict[str, str]):
+        def __setitem__(self, name: str, users: str) -> None:
+            seen.append(NodeFlag.DRAIN in node.flags)
+            super().__setitem__(name, users)
+
+    clinic.cluster.reservations = Watched()
+    clinic.round()
+    assert seen == [True] and node.flags == frozenset()
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "Resources"])
+def test_a_spare_is_taken_back_from_a_job_that_does_not_start_and_lent_again_when_it_may(
+    clinic_of: MakeClinic, reason: str
+):
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    clinic.round()
+    clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason=reason)
+    clinic.wait(1.0 if reason in HELD_BACK else LOAN_S)
+    clinic.round()
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert clinic.cluster.reservations == {} and clinic.cluster.queue[9].reservation == ""
+    clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason="Priority")
+    clinic.rounds(3)
+    assert clinic.phase("n4") is Phase.LENT, "its run is owed one still"
+
+
+def test_a_spare_that_cannot_be_reserved_is_lent_all_the_same(clinic_of: MakeClinic):
+    """Somebody's reservation may have the node already; the run must not wait for that."""
+
+    class Refusing(dict[str, str]):
+        def __setitem__(self, name: str, users: str) -> None:
+            raise CommandFailed(("scontrol",), 1, "Requested reservation overlaps with another reservation")
+
+    clinic = spare_clinic(clinic_of)
+    lose_a_node(clinic)
+    clinic.cluster.join(9)
+    clinic.cluster.reservations = Refusing()
+    clinic.round()
+    assert clinic.phase("n4") is Phase.LENT and "refused to reserve it" in " ".join(clinic.told("n4"))
 
 
 @pytest.mark.parametrize("running", [False, True])

@@ -81,3 +81,26 @@ def test_a_spare_goes_to_the_run_that_lost_a_node_and_to_nobody_who_says_so(clus
     assert phase(cluster, SPARE) == "lent"
     assert end_with(run, 0) == 0
     eventually(lambda: phase(cluster, SPARE) == "spare", 100)
+
+
+def test_no_job_of_another_user_gets_a_spare_that_is_lent(cluster: Cli):
+    """Neither before the job it is lent to has started, nor after that has ended: the node is in service then too."""
+    target = LocalTarget(cluster.home / "clusters/one", cache=cluster.home / "cache")
+    ada, bob = Person(cluster.home, cluster.uid), target.slurm_as("bob")
+    eventually(lambda: all(phase(cluster, node) == "in service" for node in ("train-1", "train-2")), 200)
+    work = cluster.home / "work2"
+    work.mkdir()
+    work.chmod(0o777)
+    run = ada.begin(work, WAITS, "-N", "2", "--nproc-per-node", "1")
+    waiting = [bob.submit("#!/bin/sh\nsleep 1000\n", ["--exclusive", "--output=/dev/null"]) for _ in range(4)]
+    lost = run.status.nodes[1].name
+    try:
+        cluster.ok("inject", "power-off", lost)
+        run.wait_for(lambda: len(run.status.nodes) == 2 and SPARE in [node.name for node in run.status.nodes], 200)
+        assert phase(cluster, SPARE) == "lent"
+        assert end_with(run, 0) == 0
+        eventually(lambda: phase(cluster, SPARE) == "spare", 100)
+        assert [job.nodes for job in target.slurm.jobs(ended=True) if job.id in waiting and SPARE in job.nodes] == []
+        assert "dalsegno-lent" not in target.slurm.scontrol("show", "reservation")
+    finally:
+        bob.cancel(*waiting)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.errors import DalsegnoError
+from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health import Remedy, report_message
 from dalsegno.printable import one_line
 from dalsegno.recovery.actions import (
     Action,
+    CloseLoan,
     Drain,
     Expedite,
     Hold,
     Mend,
+    Recall,
     Release,
     Requeue,
     Return,
@@ -25,6 +28,7 @@ from dalsegno.recovery.actions import (
 )
 from dalsegno.recovery.evidence import INCOMPLETE, put_together, save_evidence, says_nothing
 from dalsegno.recovery.hands import Agents, Slurm
+from dalsegno.recovery.loans import close_loan, end_loan, loan_name, reserve
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm.facts import JobState, NodeInfo
 from dalsegno.slurm.render import SPARE_REASON
@@ -81,9 +85,15 @@ def _for_jobs_and_spares(action: Action, hands: Hands) -> str:
         if _ours_or_nobodys(hands, action.node).down:
             hands.slurm.resume(action.node)
         hands.slurm.drain(action.node, SPARE_REASON)
+        end_loan(hands.slurm, action.node)
         return f"validated, and a spare{_shown(action.proof)}"
     if isinstance(action, Release):
         return _release(action, hands)
+    if isinstance(action, CloseLoan):
+        close_loan(hands.slurm, action.node)
+        return "has the job it was lent to, and takes no other"
+    if isinstance(action, Recall):
+        return _recall(action, hands)
     if isinstance(action, Requeue):
         hands.slurm.requeue(action.job)
         return f"job {action.job} is requeued: it cannot go on here"
@@ -140,9 +150,20 @@ def _release(action: Release, hands: Hands) -> str:
     if any(job.id == action.job and job.state is JobState.RUNNING for job in hands.slurm.jobs()):
         hands.slurm.resume(action.node)
         return f"is given back to job {action.job}: Slurm had drained it again"
-    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST)
+    reserved = reserve(hands.slurm, action.node, action.uid)
+    loan = {"ReservationName": loan_name(action.node)} if reserved else {}
+    hands.slurm.update(JobId=str(action.job), ReqNodeList=action.node, Priority=HIGHEST, **loan)
     hands.slurm.resume(action.node)
-    return f"is released for job {action.job}"
+    return f"is released for job {action.job}" + ("" if reserved else "; Slurm refused to reserve it for its user")
+
+
+def _recall(action: Recall, hands: Hands) -> str:
+    _ours_or_nobodys(hands, action.node)
+    hands.slurm.drain(action.node, SPARE_REASON)
+    with contextlib.suppress(CommandFailed):  # it is over
+        hands.slurm.update(JobId=str(action.job), ReqNodeList="", ReservationName="")
+    end_loan(hands.slurm, action.node)
+    return f"is taken back: job {action.job} did not start on it"
 
 
 MOST_RESET_S = 120.0  # the agent looks again by itself after that

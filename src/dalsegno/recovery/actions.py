@@ -147,6 +147,7 @@ class Release(Action):
 
     job: int
     run: str = ""
+    uid: int = 0  # whose job it is
 
     @property
     def concerns(self) -> tuple[int, ...]:
@@ -155,6 +156,31 @@ class Release(Action):
     @property
     def words(self) -> str:
         return f"release it for job {self.job}"
+
+
+@dataclass(frozen=True)
+class CloseLoan(Action):
+    """Keep further jobs away from a lent spare, now that the job it was lent to runs there."""
+
+    @property
+    def words(self) -> str:
+        return "keep it for the job that has it"
+
+
+@dataclass(frozen=True)
+class Recall(Action):
+    """Take a spare back from a job that does not start on it. Its run may be lent another one."""
+
+    job: int
+    run: str = ""
+
+    @property
+    def concerns(self) -> tuple[int, ...]:
+        return (self.job,)
+
+    @property
+    def words(self) -> str:
+        return f"take it back from job {self.job}"
 
 
 @dataclass(frozen=True)
@@ -276,5 +302,18 @@ class Found(Action):
 
 KINDS: dict[str, type[Action]] = {
     kind.__name__: kind
-    for kind in (Drain, SetDown, TakeEvidence, Mend, Validate, Return, Hold, Release, Requeue, Expedite)
+    for kind in (
+        Drain,
+        SetDown,
+        TakeEvidence,
+        Mend,
+        Validate,
+        Return,
+        Hold,
+        Release,
+        CloseLoan,
+        Recall,
+        Requeue,
+        Expedite,
+    )
 }

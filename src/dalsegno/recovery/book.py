@@ -24,6 +24,7 @@ class MarkKind(Enum):
     REPLACED_BADLY = "replacement failed"
     RESUMED = "resumed"  # somebody said that things may go on
     LENT = "lent"  # a spare, to a run
+    RECALLED = "recalled"  # a spare that was lent, from a job that did not start on it
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class NodeBook:
     left: tuple[int, ...] = ()  # jobs on it that may not be requeued
     told_at: float = 0.0  # when Slurm was last told to start one of them
     lent_to: int = 0
+    closed: bool = False  # while it is lent: the job runs, and no other may start there
     validated_at: float = 0.0
 
     @property
@@ -104,7 +106,7 @@ class Book:
     def owed(self, run: str) -> int:
         """Return how many nodes we took from a run for which it has not been lent a spare."""
         of_run = [mark.kind for mark in self.marks if run in mark.runs]
-        return of_run.count(MarkKind.TAKEN) - of_run.count(MarkKind.LENT)
+        return of_run.count(MarkKind.TAKEN) + of_run.count(MarkKind.RECALLED) - of_run.count(MarkKind.LENT)
 
     def count(self, kind: MarkKind, since: float, *, node: str = "", key: str = "", partition: str = "") -> int:
         return sum(

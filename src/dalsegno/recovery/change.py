@@ -7,11 +7,13 @@ from dataclasses import replace
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import (
     Action,
+    CloseLoan,
     Drain,
     Expedite,
     Hold,
     Mend,
     Note,
+    Recall,
     Release,
     Requeue,
     Return,
@@ -64,6 +66,8 @@ def ended(
 def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[Mark]:
     if isinstance(action, Release) and action.run:
         return [Mark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
+    if isinstance(action, Recall) and action.run:
+        return [Mark(MarkKind.RECALLED, old.node, now, "", partitions, (action.run,))]
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
     return [Mark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
@@ -86,6 +90,10 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
         return replace(fresh(node, Phase.SPARE, now), validated_at=now)
     if isinstance(action, Release):
         return replace(fresh(node, Phase.LENT, now), lent_to=action.job)
+    if isinstance(action, CloseLoan):
+        return replace(node, closed=True)
+    if isinstance(action, Recall):
+        return fresh(node, Phase.SPARE, now)
     if isinstance(action, Expedite):
         return replace(node, told_at=now)
     if isinstance(action, Requeue):

@@ -26,6 +26,8 @@ class EventKind(Enum):
     RETURN = "return"
     HOLD = "hold"
     RELEASE = "release"
+    CLOSE_LOAN = "closeloan"
+    RECALL = "recall"
     REQUEUE = "requeue"
     EXPEDITE = "expedite"
     TURN = "turn"  # a node is in another phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed, unknown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.evidence import INCOMPLETE
@@ -73,7 +73,8 @@ class FakeCluster:
     blind: bool = False  # the controller's own network is out ...
     see_again_at: float | None = None  # ... until then
     slow: bool = False  # Slurm does not take a node out of its jobs at once
-    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs, as scontrol was told
+    updates: list[Mapping[str, str]] = field(default_factory=list)  # of jobs and reservations, as scontrol was told
+    reservations: dict[str, str] = field(default_factory=dict)  # and whose they are
     forbidden: list[str] = field(default_factory=list)  # what must never happen, and did
 
     @classmethod
@@ -236,6 +237,12 @@ class FakeSlurm:
     def update(self, **settings: str) -> None:
         self._answers()
         self.cluster.updates.append(settings)
+        name = settings.get("ReservationName", "")
+        if name and name not in self.cluster.reservations:
+            raise CommandFailed(("scontrol", "update"), 1, "Requested reservation is invalid")
+        if "JobId" not in settings:
+            self.cluster.reservations[name] = settings["Users"]
+            return
         job = self.cluster.queue[int(settings["JobId"])]
         if settings.get("StartTime") == "now" and job.state is JobState.PENDING:
             self.cluster.queue[job.id] = replace(job, reason="Priority")
@@ -244,6 +251,11 @@ class FakeSlurm:
 
     def scontrol(self, *words: str) -> str:
         self._answers()
+        told = dict(word.split("=", 1) for word in words if "=" in word)
+        if words[0] == "create":
+            self.cluster.reservations[told["ReservationName"]] = told["Users"]
+        elif words[0] == "delete" and self.cluster.reservations.pop(told["ReservationName"], None) is None:
+            raise CommandFailed(("scontrol", *words), 1, "Requested reservation is invalid")
         return " ".join(words)
 
     def _answers(self) -> None:

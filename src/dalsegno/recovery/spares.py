@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dalsegno.recovery.actions import Action, Hold, Release, Turn, Validate
+from dalsegno.recovery.actions import Action, CloseLoan, Hold, Recall, Release, Turn, Validate
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_active, joins
 from dalsegno.recovery.judge import find_fault
@@ -17,6 +17,7 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
 from dalsegno.slurm.facts import JobInfo, JobState
 
+LOAN_S = 600.0  # a job that has not started on its spare by then does not get it
 HELD_BACK = ("BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit")
 
 
@@ -34,7 +35,7 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
         if node:
             free.remove(node)
             given[run] += 1
-            lent[node.name] = Release(node.name, job.id, run)
+            lent[node.name] = Release(node.name, job.id, run, job.uid or 0)
     return lent
 
 
@@ -59,7 +60,7 @@ def keep_spare(
 ) -> tuple[bool, Action | None]:
     """Whether this is a matter of spares at all, and what is to be done then."""
     if own.phase is Phase.LENT:
-        return _lent(node, own, whose, facts)
+        return _lent(node, own, whose, facts, now)
     if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
         return False, None
     if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
@@ -67,16 +68,22 @@ def keep_spare(
     return True, Turn(node.name, Phase.SPARE, "is a spare") if own.phase is not Phase.SPARE else None
 
 
-def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts) -> tuple[bool, Action | None]:
+def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
     """Back among the spares when the job it was lent to has gone and it has nothing else to do.
 
     slurmctld drains it again when it is started anew or reads its files again, where it is a spare: it is given back at
     once, or its job would wait for it for ever, and a run would think ill of it.
     """
-    waits = any(job.id == own.lent_to and not job.state.ended for job in facts.jobs)
-    if waits and whose is Owner.SPARE:
-        return True, Release(node.name, own.lent_to) if node.connected and node.slurm.responding else None
-    if waits or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
+    job = next((job for job in facts.jobs if job.id == own.lent_to and not job.state.ended), None)
+    if job and whose is Owner.SPARE:
+        again = Release(node.name, own.lent_to, uid=job.uid or 0)
+        return True, again if node.connected and node.slurm.responding else None
+    if job and own.since < facts.slurm_at and whose is Owner.NOBODY:
+        if job.state is JobState.PENDING and (job.reason in HELD_BACK or now - own.entered >= LOAN_S):
+            return True, Recall(node.name, job.id, facts.run_of(job))
+        if is_active(job) and not own.closed:
+            return True, CloseLoan(node.name)
+    if job or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
         return False, None
     if whose is Owner.SPARE:  # slurmctld has read its files again, where it is one
         return True, Turn(node.name, Phase.SPARE, "is a spare again")
