@@ -184,7 +184,13 @@ OPTIONS = (
         kind=Kind.LIST,
         shows="MODULE",
     ),
-    Option("no_preload", values.parse_flag, "Start plain processes; nothing is imported ahead.", kind=Kind.FLAG),
+    Option(
+        "no_preload",
+        values.parse_flag,
+        "Start plain processes; nothing is imported ahead. Restarts are slower, snapshots stay on their node, "
+        "and torch can hang at the end of a script.",
+        kind=Kind.FLAG,
+    ),
     Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=Kind.FLAG),
     Option(
         "framework",
