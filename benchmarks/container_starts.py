@@ -6,10 +6,13 @@ A busy machine slows both alike, and now one, now the other; of many pairs the m
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from quiet import wait_for_quiet
@@ -30,6 +33,13 @@ def took(*more):
 took(), took(option)
 print(json.dumps([(took(), took(option)) for _ in range(pairs)]))
 """
+ONCE = """
+import json, subprocess, sys, time
+option, *command = sys.argv[1:]
+started = time.monotonic()
+subprocess.run(["srun", "-N1", option, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(json.dumps(time.monotonic() - started))
+"""
 
 
 def start_rows(runs: int) -> Iterator[Row]:
@@ -45,26 +55,72 @@ def start_rows(runs: int) -> Iterator[Row]:
             for size, image in images.items():
                 yield _row(f"srun in a .sqsh of {size}, over bare srun, as {_whom(user)}", stage, user, image, runs)
         yield _row("srun in a folder, over bare srun, as root", stage, "root", folder / "tree", runs)
+        yield from _own_rows(stage, images, runs)
     finally:
         stage.close()
+
+
+def _own_rows(stage: Stage, images: Mapping[str, Path], runs: int) -> Iterator[Row]:
+    """Measure a user's own file, which the kernel does not mount: by squashfuse, and unpacked as without /dev/fuse."""
+    size, big = list(images.items())[-1]
+    user = int(_as_user(stage, "ada", "id", "import os; print(os.getuid())"))
+    own = {name: _owned(image, user) for name, image in images.items()}
+    with _fuse_for(stage, 0o666):
+        for name, image in own.items():
+            yield _row(f"the same, of the user's own .sqsh of {name}, by squashfuse", stage, "ada", image, runs, None)
+        yield _once(f"reading {size} in the user's own .sqsh, by squashfuse", stage, own[size], "cat", "/padding")
+    yield _once(f"reading {size} in root's .sqsh, mounted by the kernel", stage, big, "cat", "/padding")
+    with _fuse_for(stage, 0o600):
+        yield _once(f"the first srun in the user's own .sqsh of {size}, which unpacks it", stage, own[size], "true")
+        yield _row("srun in it when it is unpacked, over bare srun", stage, "ada", own[size], runs, None)
+
+
+def _owned(image: Path, user: int) -> Path:
+    copy = image.with_name(f"own-{image.name}")
+    shutil.copy(image, copy)
+    os.chown(copy, user, user)
+    return copy
+
+
+@contextmanager
+def _fuse_for(stage: Stage, mode: int) -> Iterator[None]:
+    """A node on which /dev/fuse has these rights. Users may usually open it."""
+    device, node = stage.home / "fuse", "train-1"
+    os.mknod(device, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+    device.chmod(mode)
+    stage.dalsegno("shell", "-w", node, "--", "mount", "--bind", str(device), "/dev/fuse")
+    try:
+        yield
+    finally:
+        stage.dalsegno("shell", "-w", node, "--", "umount", "/dev/fuse")
+        device.unlink()
+
+
+def _once(what: str, stage: Stage, image: Path, *command: str) -> Row:
+    busy = wait_for_quiet(20)
+    took = json.loads(_as_user(stage, "ada", what, ONCE, f"--container-image={image}", *command))
+    return Row(what, None, (took,), busy)
 
 
 def _whom(user: str) -> str:
     return "root" if user == "root" else "another user"
 
 
-def _row(what: str, stage: Stage, user: str, image: Path, runs: int) -> Row:
-    busy = wait_for_quiet(20)
+def _as_user(stage: Stage, user: str, what: str, script: str, *words: str) -> str:
     who = [] if user == "root" else ["--user", user]
-    inner = ["/usr/bin/python3", "-c", PAIRS, str(runs), f"--container-image={image}"]
-    argv = [str(ROOT / "dalsegno"), "shell", *who, "--", *inner]
+    argv = [str(ROOT / "dalsegno"), "shell", *who, "--", "/usr/bin/python3", "-c", script, *words]
     done = subprocess.run(argv, env=stage.env, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise Failed(f"{what}: {done.stderr.strip()}")
-    pairs = json.loads(done.stdout)
+    return done.stdout
+
+
+def _row(what: str, stage: Stage, user: str, image: Path, runs: int, limit_s: float | None = LIMIT_S) -> Row:
+    busy = wait_for_quiet(20)
+    pairs = json.loads(_as_user(stage, user, what, PAIRS, str(runs), f"--container-image={image}"))
     bare = sorted(pair[0] for pair in pairs)[len(pairs) // 2]
     added = tuple(max(contained - plain, 0.0) for plain, contained in pairs)
-    return Row(what, LIMIT_S, added, busy, note=f"bare {bare * 1000:.0f} ms")
+    return Row(what, limit_s, added, busy, note=f"bare {bare * 1000:.0f} ms")
 
 
 def make_image(folder: Path, padding_mib: int) -> Path:
@@ -75,7 +131,8 @@ def make_image(folder: Path, padding_mib: int) -> Path:
     tree = folder / ("big" if padding_mib else "tree")
     (tree / "bin").mkdir(parents=True)
     shutil.copy(busybox, tree / "bin/busybox")
-    (tree / "bin/true").symlink_to("busybox")
+    for name in ("true", "cat"):
+        (tree / "bin" / name).symlink_to("busybox")
     if padding_mib:
         with open("/dev/urandom", "rb") as source, open(tree / "padding", "wb") as target:
             for _ in range(padding_mib):

@@ -37,8 +37,7 @@ name: one
 target: local
 partitions:
   - {name: train, nodes: 2, gpus: 4, gpu_type: h100, cpus: 8, memory: 4G, default: true}
-users:
-  - {name: ada}
+users: [{name: ada}, {name: eve}]
 slurm: {accounting: false}
 """
 APPLETS = (
@@ -140,20 +139,30 @@ def rootless() -> Iterator[Contained]:
     for path in (home, home / "tmp"):
         os.chown(path, uid, uid)
     with taken_down(Rootless(home, uid)) as cli:
-        cli.ok(
-            "up", cli.file("".join(line for line in FILE.splitlines(True) if "ada" not in line and "users" not in line))
-        )
+        cli.ok("up", cli.file("".join(line for line in FILE.splitlines(True) if "users" not in line)))
         yield Contained(cli, image)
 
 
-@pytest.fixture(params=["root", "ada", "rootless"])
+@pytest.fixture(params=["root", "ada", "eve", "rootless"])
 def someone(request: pytest.FixtureRequest) -> Contained:
-    """Whoever it is, on whatever cluster, it is all the same to them."""
+    """A user, on some cluster: it is all the same to them. Ada's image is root's, and eve's is her own."""
     if request.param == "rootless":
         alone: Contained = request.getfixturevalue("rootless")
         return alone
     shared: Contained = request.getfixturevalue("cluster")
+    if request.param == "eve":
+        return owning(shared, "eve")
     return Contained(shared.cli, shared.image, "" if request.param == "root" else request.param)
+
+
+def owning(cluster: Contained, user: str) -> Contained:
+    """Return a user with a copy of the image that is their own, so that the kernel does not mount it."""
+    image = cluster.image.with_name(f"{user}s.sqsh")
+    if not image.exists():
+        shutil.copy(cluster.image, image)
+        uid = int(Contained(cluster.cli, cluster.image, user).uid)
+        os.chown(image, uid, uid)
+    return Contained(cluster.cli, image, user)
 
 
 @pytest.fixture
@@ -466,11 +475,11 @@ def test_sbatch_salloc_and_a_folder_as_image(someone: Contained):
     folder = someone.sh(
         f"srun --auto-resume=1 --container-image={home}/tree sh -c 'echo $FROM_IMAGE $DALSEGNO_AUTO_RESUME'"
     )
-    assert folder.out == "as it says 1\n" and "on clusters with Pyxis, use a .sqsh file" in folder.err
+    assert folder.out == "as it says 1\n" and "Pyxis does not accept a folder as image" in folder.err
     twice = someone.sh("srun $I --container-mounts=/tmp:/a --container-mounts=/tmp:/b:nodev sh -c 'cd /b && ! cd /a'")
     assert twice.code == 0 and "was given twice: only /tmp:/b:nodev is used" in twice.err
     refused = someone.sh("srun $I --container-mounts=a:b true")
-    assert refused.code != 0 and "write /PATH, ./PATH or tmpfs" in refused.err
+    assert refused.code != 0 and "the source must be /PATH, ./PATH or tmpfs" in refused.err
     eventually(lambda: text_of(out) == "as it says word /mnt\n")
 
 

@@ -6,6 +6,7 @@ on the standard error, with exit code 1. Needs nothing but Python's own library.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
 ANSWER_FD = 3
@@ -27,7 +29,9 @@ def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
         os.dup2(theirs.fileno(), ANSWER_FD)
     child = subprocess.Popen([helper, *words], pass_fds=[ANSWER_FD])
     os.close(ANSWER_FD)
-    text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
+    with contextlib.suppress(BrokenPipeError):  # it may have answered, and ended, without a need for it
+        ours.send(Path("/proc/self/cgroup").read_bytes() + b"\0")  # as a task does
+    text, fds = receive(ours)
     child.wait()
     answer = text.rstrip(b"\0").decode()
     if not answer or answer.startswith("!"):
@@ -35,6 +39,14 @@ def ask(helper: str, words: Sequence[str]) -> tuple[list[str], list[int]]:
     if child.returncode != 0:
         raise SystemExit(f"the helper answered, and ended with {child.returncode}")
     return answer.split(), list(fds)
+
+
+def receive(ours: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
+    except ConnectionResetError:  # it ended and had no use for what we sent; its answer comes next
+        text, fds, _, _ = socket.recv_fds(ours, 4096, 4)
+    return text, fds
 
 
 def enter(answer: Sequence[str], fds: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 /* Plays slurmstepd for the plugin, so that all of it can run under AddressSanitizer without Slurm:
  * `stepd UID TASKS [--OPTION[=VALUE]]... -- COMMAND...`. Its environment is the job's; PLUGSTACK in it is a word of the
- * plugin's line in plugstack.conf. */
+ * plugin's line in plugstack.conf, STEP_CGROUPS the folders of cgroups that tasks are put into, with colons between. */
 #define _GNU_SOURCE
 #include <grp.h>
 #include <pthread.h>
@@ -126,6 +126,17 @@ static void begin_threads(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+static void enter_cgroups(void) {
+    char *folders = getenv("STEP_CGROUPS") ? strdup(getenv("STEP_CGROUPS")) : NULL, path[4096];
+    for (char *rest = folders, *folder; rest && (folder = strsep(&rest, ":"));) {
+        snprintf(path, sizeof path, "%s/cgroup.procs", folder);
+        FILE *members = fopen(path, "w");
+        if (!members || fputs("0", members) < 0 || fclose(members) != 0)
+            _exit(125);
+    }
+    free(folders);
+}
+
 /* It stops before the plugin is called, until it is its turn: tasks run one after the other, and their output too. */
 static pid_t fork_task(pid_t stepd) {
     int status;
@@ -139,6 +150,7 @@ static pid_t fork_task(pid_t stepd) {
         _exit(125);
     raise(SIGSTOP);
     prctl(PR_SET_PDEATHSIG, 0);
+    enter_cgroups();
     if (setgroups(0, NULL) != 0 || setresgid(user, user, user) != 0 || setresuid(user, user, user) != 0)
         _exit(125);
     slurm_spank_task_init(NULL, 0, NULL);

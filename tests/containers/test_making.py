@@ -17,6 +17,7 @@ from dalsegno.containers.building import Builder
 from dalsegno.containers.importing import Importer
 from dalsegno.containers.manifest import Config
 from dalsegno.containers.progress import Silent
+from dalsegno.containers.squash import MEMORY_VARIABLE, memory_options
 from dalsegno.containers.store import Store
 from tests.containers.images import LOWER, Layout, member, symlink, tree, unpack
 from tests.containers.registries import push, registry
@@ -80,6 +81,17 @@ def test_a_folder_becomes_an_image_and_can_be_listed_verified_and_removed(image:
     assert broken.returncode == 1 and broken.stdout == f"{root}: damaged; remove and import it again\n"
     assert image.run("rm", root).returncode == 0 and not path.exists()
     assert image.run("ls").stdout == ""
+
+
+def test_an_image_made_for_a_job_takes_a_part_of_the_jobs_memory(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert memory_options({}) == [] and memory_options({MEMORY_VARIABLE: "much"}) == []
+    assert memory_options({MEMORY_VARIABLE: "8192"}) == ["-mem", "2048M"]
+    assert memory_options({MEMORY_VARIABLE: "100"}) == ["-mem", "64M"]
+    (tmp_path / "root").mkdir()
+    monkeypatch.setenv(MEMORY_VARIABLE, "100")
+    assert image.path("build", tmp_path / "root").exists(), "sqfstar knows the option"
 
 
 def test_an_image_whose_name_has_moved_on_is_shown_no_more_and_swept(image: Image, tmp_path: Path):

@@ -88,7 +88,8 @@ def test_the_root_is_the_image_and_its_links_lead_nowhere_else(helper: Path, ima
 def fuse_for(mode: int, folder: Path) -> str:
     """Furnishes a node on which /dev/fuse has these rights: users may usually open it."""
     device = folder / "fuse"
-    os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+    if not device.exists():
+        os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
     device.chmod(mode)
     return f"mount --bind {device} /dev/fuse"
 
@@ -104,6 +105,75 @@ def test_with_the_users_rights_alone_it_looks_the_same(helper: Path, image: Path
     made = {path.name: path for path in tmp_path.glob(f"{SOMEONE}/*-*")}
     assert set(made) == ({key_of(image), f"{key_of(image)}.image"} if way == "unpacked" else set())
     assert not made or made[f"{key_of(image)}.image"].read_text() == str(image)
+
+
+def with_rights(image: Path, folder: Path, owner: int = 0, folders_owner: int = 0, mode: int = 0o644) -> Path:
+    (folder / "images").mkdir()
+    copy = folder / "images/copy.sqsh"
+    shutil.copy(image, copy)
+    copy.chmod(mode)
+    os.chown(copy, owner, owner)
+    os.chown(copy.parent, folders_owner, folders_owner)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("rights", "kernel"),
+    [
+        ({}, True),
+        ({"owner": SOMEONE}, False),
+        ({"owner": SOMEONE + 1}, False),
+        ({"folders_owner": SOMEONE}, False),
+        ({"mode": 0o664}, False),
+        ({"mode": 0o646}, False),
+    ],
+)
+def test_the_kernel_mounts_only_what_root_alone_can_change(
+    helper: Path, image: Path, tmp_path: Path, rights: dict[str, int], kernel: bool
+):
+    """Any other file is read with the user's rights: here it is unpacked, where that can be seen."""
+    tmp_path.chmod(0o711)
+    copy = with_rights(image, tmp_path, **rights)
+    for name in ("", "link.sqsh"):  # a link of the user's leads to the file, and it is the file that counts
+        path = tmp_path / name if name else copy
+        if name:
+            path.symlink_to(copy)
+            os.lchown(path, SOMEONE, SOMEONE)
+        words = for_user(SOMEONE, f"image={path}", f"cache={tmp_path}")
+        done = on_a_node(helper, words, "ls /bin/busybox", before=fuse_for(0o600, tmp_path))
+        assert (done.stdout, done.stderr) == ("/bin/busybox\n", "")
+        assert (tmp_path / str(SOMEONE) / key_of(copy)).exists() != kernel
+
+
+def test_a_file_system_of_the_users_cannot_pass_a_file_as_roots(helper: Path, image: Path, tmp_path: Path):
+    """A FUSE server says of its files what it likes: here that they are root's, in a folder that is root's."""
+    tmp_path.chmod(0o711)
+    inner = with_rights(image, tmp_path)
+    outer = tmp_path / "outer.sqsh"
+    subprocess.run(["mksquashfs", inner.parent, outer, "-all-root", "-quiet", "-no-progress"], check=True)
+    (tmp_path / "mounted").mkdir()
+    words = for_user(SOMEONE, f"image={tmp_path}/mounted/copy.sqsh", f"cache={tmp_path}")
+    node = f"squashfuse -o allow_other {outer} {tmp_path}/mounted; {fuse_for(0o600, tmp_path)}"
+    done = on_a_node(helper, words, "ls /bin/busybox", before=node)
+    assert (done.stdout, done.stderr) == ("/bin/busybox\n", "")
+    assert list((tmp_path / str(SOMEONE)).glob("*-*.image"))
+
+
+def test_a_link_in_the_users_cache_tells_nothing_of_roots_folders(helper: Path, image: Path, tmp_path: Path):
+    """Whether a file exists in a folder that is closed to the user must not be seen from what the helper does."""
+    (tmp_path / "closed").mkdir(0o700)
+    (tmp_path / "closed/secret").mkdir()
+    tmp_path.chmod(0o711)
+    cache = tmp_path / str(SOMEONE)
+    cache.mkdir(0o700)
+    os.chown(cache, SOMEONE, SOMEONE)
+    words = for_user(SOMEONE, f"image={image}", "as_user=1", f"cache={tmp_path}")
+    answers = []
+    for target in ("secret", "nothing"):
+        (cache / key_of(image)).unlink(missing_ok=True)
+        (cache / key_of(image)).symlink_to(tmp_path / "closed" / target)
+        answers.append(on_a_node(helper, words, "true", before=fuse_for(0o600, tmp_path)).stderr)
+    assert answers[0] == answers[1] and len(answers[0].splitlines()) == 1
 
 
 def test_what_cannot_be_unpacked_leaves_nothing(helper: Path, image: Path, tmp_path: Path):

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dalsegno.containers.native import FLAGS, HELPER, NO_CONTAINER, PARTS, PLUGIN, source_folder
+from tests.waiting import eventually
 
 SOMEONE = 54321
 LONG = "DALSEGNO_LONG" in os.environ
@@ -342,6 +343,72 @@ def test_an_import_has_the_jobs_proxy_and_nobody_else_reads_its_password(stepd: 
     helper, imports = (tmp_path / "seen/it").read_text().splitlines()
     assert "image=team/app:v1" in helper and "word" not in helper and "/home/me" not in helper
     assert imports == "http://me:word@proxy /home/me image import --quiet --or-kept -- team/app:v1"
+
+
+# Cgroups ------------------------------------------------------------------------------------------------------
+
+HIERARCHIES = [
+    (words[1], words[2], words[3].split(","))
+    for words in (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    if words[2] in ("cgroup", "cgroup2")
+]
+
+
+@pytest.fixture
+def cgroups() -> Iterator[list[Path]]:
+    """A cgroup in every hierarchy of the machine, v1 and v2, as Slurm makes them for a step's tasks."""
+    made = []
+    for point, _, options in HIERARCHIES:
+        folder = Path(point, f"ds-step-{os.getpid()}")
+        if "cpuset" not in options:  # one of v1 takes nobody before it has cores
+            folder.mkdir()
+            made.append(folder)
+    if not made:
+        pytest.skip("this machine has no control groups to use")
+    yield made
+    for folder in made:
+        eventually(lambda folder=folder: (folder / "cgroup.procs").read_text() == "")
+        folder.rmdir()
+
+
+def members(cgroups: list[Path]) -> dict[str, str]:
+    """Return what `STEP_CGROUPS` says to the small slurmstepd."""
+    return {"STEP_CGROUPS": ":".join(map(str, cgroups))}
+
+
+@pytest.mark.parametrize("uid", [0, SOMEONE])
+def test_an_import_is_in_its_steps_cgroups(stepd: Path, tree: Path, tmp_path: Path, cgroups: list[Path], uid: int):
+    program = tmp_path / "import"
+    program.write_text(f"#!/bin/sh\ncat /proc/self/cgroup >{tmp_path}/seen/it\necho {tree}\n")
+    program.chmod(0o755)
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen").chmod(0o777)
+    given = {"PLUGSTACK": f"import={program}", **members(cgroups)}
+    done = step(stepd, "--container-image=team/app:v1", "--", "/bin/sh", "-c", "true", uid=uid, **given)
+    assert done.returncode == 0, done.stderr
+    paths = [line.split(":", 2)[2] for line in (tmp_path / "seen/it").read_text().splitlines()]
+    assert paths.count(f"/{cgroups[0].name}") == len(cgroups), paths
+
+
+def limit_memory(cgroups: list[Path], mib: int) -> None:
+    for name in ("memory.limit_in_bytes", "memory.max"):
+        for file in (folder / name for folder in cgroups):
+            if file.exists():
+                file.write_text(str(mib << 20))
+                return
+    pytest.skip("this machine has no controller for memory")
+
+
+def test_packing_a_container_counts_as_its_steps_memory(stepd: Path, tree: Path, tmp_path: Path, cgroups: list[Path]):
+    """Nothing of it escapes the step's limit, and the user is told."""
+    limit_memory(cgroups, 64)
+    (tree / "work/ballast").write_bytes(os.urandom(200 << 20))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)
+    words = [f"--container-image={tree}", f"--container-save={tmp_path}/out/saved.sqsh", "--", "/bin/sh", "-c", "true"]
+    done = step(stepd, *words, **members(cgroups))
+    assert done.returncode == NO_CONTAINER and "does the step have enough memory?" in done.stderr, done
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.fixture

@@ -8,14 +8,29 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
+import stat
+import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from dalsegno.containers.native import NO_CONTAINER
+from dalsegno.system.procfs import arguments, find
 from tests.cluster.conftest import at_home, taken_down
-from tests.cluster.test_containers import Contained, make_image
+from tests.cluster.test_containers import (
+    Contained,
+    address_of_this_machine,
+    loops,
+    make_image,
+    open_files,
+    owning,
+    processes,
+    waiting_tasks,
+)
 from tests.waiting import eventually
 
 pytestmark = [
@@ -218,6 +233,28 @@ def test_a_folder_image_needs_the_right_to_read_and_to_enter_it(eve: Contained, 
     assert (answer.code, answer.out) == (NO_CONTAINER, "") and "Permission denied" in answer.err, answer
 
 
+def test_a_folder_image_shows_what_was_closed_to_no_new_container(eve: Contained, work: Path, closed: Path):
+    """The overlay knows the rights of what it has looked at: as long as it is mounted, and by design no longer."""
+    closed.chmod(0o755)
+    (closed / "inner").mkdir()
+    shutil.copy(closed / "notes", closed / "inner/notes")
+    shutil.copytree(eve.image.parent / "tree/bin", closed / "bin", symlinks=True)
+    shown = Contained(eve.cli, closed, "eve")
+    cat = "srun --container-name=looks $I cat /inner/notes"
+    look = f"srun --container-name=looks --container-mounts={work}:/x $I sh -c '{{}}'"
+    meanwhile = "cat /inner/notes; echo >/x/looked; until test -e /x/closed; do sleep 0.1; done; cat /inner/notes"
+    with ThreadPoolExecutor(1) as aside:
+        ended = aside.submit(shown.sh, look.format(meanwhile))
+        eventually((work / "looked").exists)
+        (closed / "inner").chmod(0o700)
+        (work / "closed").touch()
+        assert ended.result().out == "ada's notes\n" * 2
+    for line in (cat, cat.replace("--container-name=looks", "")):
+        answer = shown.sh(line)
+        assert answer.out == "" and "Permission denied" in answer.err, answer
+    eve.lines("srun --container-remove=looks true")
+
+
 def test_the_helpers_own_descriptors_cannot_be_named(eve: Contained):
     """A path below /proc/self would mean the helper's, which root has opened."""
     for place in ("self/fd/3", "self/fd/5", "self/cwd", "self/root", "thread-self/fd/5"):
@@ -239,6 +276,151 @@ def test_no_link_of_the_users_leads_to_what_is_open(eve: Contained, work: Path):
         answer = eve.sh(f"srun $I --container-mounts={work}/evil:/d --container-workdir={place} pwd")
         assert (answer.code, answer.out) == (NO_CONTAINER, ""), answer
         assert "Too many levels of symbolic links" in answer.err, answer
+
+
+# Files that the kernel mounts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crafting(eve: Contained) -> Contained:
+    """Eve with an image that she has written herself, as she likes."""
+    return owning(eve, "eve")
+
+
+@contextmanager
+def in_a_container(someone: Contained, work: Path, options: str = "") -> Iterator[int]:
+    """A step that stays inside until the block ends; yields the process of its task."""
+    mark = f"96{os.getpid()}"
+    go = work / "go"
+    wait = f"sleep {mark} & until test -e /x/go; do sleep 0.1; done; kill $!"
+    script = f"srun $I {options} --container-mounts={work}:/x sh -c '{wait}'"
+    with ThreadPoolExecutor(1) as aside:
+        ended = aside.submit(someone.sh, script)
+        try:
+            eventually(lambda: ended.done() or len(processes("sleep", mark)) == 1)
+            assert not ended.done(), ended.result()
+            yield processes("sleep", mark)[0]
+        finally:
+            go.touch()
+            answer = ended.result()
+            go.unlink()
+    assert answer.code == 0, answer
+
+
+def test_the_kernel_never_reads_an_image_that_a_user_has_written(eve: Contained, crafting: Contained, work: Path):
+    """Its squashfs code is not made for hostile files. Root's own image is mounted by it, so the test can see both."""
+    with in_a_container(eve, work):
+        assert loops(eve.image) == 1
+    for options in ("", "--container-name=crafted", "--container-name=crafted", "--container-remap-root"):
+        with in_a_container(crafting, work, options):
+            assert loops(crafting.image) == 0
+    eve.lines(f"mkdir {work}/mine; ln {crafting.image} {work}/mine/linked; ln -s {eve.image} {work}/mine/roots")
+    for name, kernel in (("linked", False), ("roots", True)):
+        with in_a_container(Contained(eve.cli, work / "mine" / name, "eve"), work):
+            assert loops(eve.image) == kernel and loops(work / "mine" / name) == loops(crafting.image) == 0
+    eve.lines("srun --container-remove=crafted true")
+
+
+def test_a_container_that_root_keeps_is_not_built_on_a_users_file(eve: Contained, work: Path):
+    """Root replaces the image by one of eve's: the name leads to no mount by the kernel, and to no other files."""
+    image = eve.image.with_name("given.sqsh")
+    shutil.copy(eve.image, image)
+    given = Contained(eve.cli, image, "eve")
+    given.lines("srun --container-name=given $I touch /kept")
+    os.chown(image, int(eve.uid), -1)
+    for options in ("", "$I"):
+        answer = given.sh(f"srun --container-name=given {options} ls /kept")
+        assert (answer.code, answer.out) == (NO_CONTAINER, "") and "remove the container, or restore" in answer.err, (
+            answer
+        )
+    os.chown(image, 0, -1)
+    assert given.lines("srun --container-name=given ls /kept; srun --container-remove=given true") == ["/kept", "given"]
+    image.unlink()
+
+
+def test_what_reads_an_image_for_a_user_is_in_the_jobs_cgroup(crafting: Contained, work: Path):
+    """Else a task could take it over, being of the same user, and leave the job's limits and its end behind."""
+    device = crafting.cli.home / "fuse"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+    device.chmod(0o666)
+    crafting.on("train-1", "mount", "--bind", str(device), "/dev/fuse")
+    try:
+        with in_a_container(crafting, work) as task:
+            servers = find(lambda pid: "squashfuse" in str(arguments(pid)) and str(crafting.image) in open_files(pid))
+            cgroups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in (task, *(each.pid for each in servers))]
+            assert len(cgroups) == 2 and cgroups[0] == cgroups[1] and "step_" in cgroups[0]
+    finally:
+        crafting.on("train-1", "umount", "/dev/fuse")
+        device.unlink()
+
+
+def test_an_import_is_in_the_jobs_cgroup(eve: Contained):
+    with socket.create_server(("", 0)) as silent, ThreadPoolExecutor(1) as aside:  # a registry that never answers
+        image = f"{address_of_this_machine(eve)}:{silent.getsockname()[1]}#team/app:v1"
+        ended = aside.submit(eve.sh, f"srun -J silent --container-image={image} true")
+        try:
+            eventually(lambda: len(processes("--", image)) == 1 and len(waiting_tasks(eve)) == 1)
+            pids = (*waiting_tasks(eve), *processes("--", image))
+            cgroups = {Path(f"/proc/{pid}/cgroup").read_text() for pid in pids}
+        finally:
+            eve.lines("scancel --name=silent")
+            ended.result()
+    assert len(cgroups) == 1 and "step_" in cgroups.pop()
+
+
+FORGE = """
+import fcntl, os, subprocess, sys
+folder, numbers = sys.argv[1:3]
+os.makedirs(f"{folder}/holders")
+for name in ("door", "lock"):
+    open(f"{folder}/{name}", "w").close()
+with open(f"{folder}/image", "w") as image:
+    image.write("/nowhere")
+for pid in sys.argv[3:]:
+    with open(f"{folder}/holders/{pid}", "w") as note:
+        note.write(numbers)
+lock = open(f"{folder}/lock")
+fcntl.flock(lock, fcntl.LOCK_SH)
+print("held", flush=True)
+subprocess.run(["srun", "--container-name=forged", "id", "-u"])
+"""
+
+
+def test_a_forged_note_leads_into_no_namespace_of_roots(crafting: Contained, work: Path):
+    """In her own folder eve can say that a container runs, and where: in namespaces of root's, for instance."""
+    (work / "forge.py").write_text(FORGE)
+    crafting.lines("srun --container-name=first $I true; srun --container-remove=first true")
+    folder = kept(crafting, "forged").parent.with_name(f"{crafting.uid}.own") / "forged"
+    stepds = [process.pid for process in find(lambda pid: "slurmd" in "".join(arguments(pid)[:1]))]
+    mounts, users = (int(os.readlink(f"/proc/{stepds[0]}/ns/{kind}").split("[")[1][:-1]) for kind in ("mnt", "user"))
+    for numbers in (f"{mounts} 0 {mounts} 0", f"{mounts} {users} {mounts} {users}", "0 0 0 0", "x"):
+        script = f"python3 {work}/forge.py {folder} '{numbers}' self 1 {' '.join(map(str, stepds[:3]))}; rm -r {folder}"
+        answer = crafting.sh(script)
+        assert answer.out == "held\n" and "is in use on this node and cannot be joined" in answer.err, answer
+
+
+@pytest.mark.parametrize("which", ["dalsegno-container", "mksquashfs"])
+def test_whoever_stops_the_saving_of_a_container_does_not_keep_the_node(eve: Contained, work: Path, which: str):
+    """What saves it runs with eve's rights, so she can stop it. Cancelling the job must end it all the same."""
+    eve.lines(f"head -c 300000000 /dev/urandom >{work}/ballast")
+    mounts = f"--container-mounts={work}:/x"
+    line = f"srun -J saving $I {mounts} --container-save={work}/saved.sqsh sh -c 'cat /x/ballast >/ballast'"
+
+    def saving() -> list[int]:
+        found = find(lambda pid: which in "".join(arguments(pid)[:1]) and f"{work}/saved" in " ".join(arguments(pid)))
+        return [process.pid for process in found]
+
+    with ThreadPoolExecutor(1) as aside:
+        ended = aside.submit(eve.sh, line)
+        try:
+            eventually(lambda: ended.done() or saving())
+            assert not ended.done(), ended.result()
+            subprocess.run(["kill", "-STOP", *map(str, saving())], user=int(eve.uid), check=True)
+        finally:
+            eve.lines("scancel --name=saving")
+        assert ended.result().code != 0
+    eventually(lambda: eve.lines("squeue -h; sinfo -h -o '%D %T'") == ["1 idle"])
+    assert saving() == []
 
 
 # What does not come to an end ---------------------------------------------------------------------------------

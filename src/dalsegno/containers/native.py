@@ -43,6 +43,8 @@ PARTS = {
         "build.c",
         "save.c",
         "image.c",
+        "trust.c",
+        "cgroup.c",
         "unpack.c",
         "gpu.c",
         "import.c",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.containers.damage import DamagedImage
@@ -18,6 +18,8 @@ from dalsegno.system.pipes import Sink
 from dalsegno.system.processes import LocalRunner
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
+MEMORY_VARIABLE = "DALSEGNO_MEMORY_MIB"  # set by the container plugin (`native/start.c`)
+_LEAST_MIB = 64
 Advance = Callable[[int], None]  # so many bytes more are done
 
 
@@ -59,8 +61,8 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
             "`sqfstar` is not on this machine", hint="install squashfs-tools 4.5 or later, or run `./dalsegno setup`"
         )
     argv = [
-        *_as_root(), tool, "-comp", compression, "-root-mode", "0755", "-mkfs-time", "0", "-no-progress", "-quiet",
-        "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
+        *_as_root(), tool, "-comp", compression, *memory_options(os.environ), "-root-mode", "0755", "-mkfs-time", "0",
+        "-no-progress", "-quiet", "-exit-on-error", "-force", f"/proc/self/fd/{handle}",
     ]  # fmt: skip
     env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}  # it forbids `-mkfs-time`
     try:
@@ -69,6 +71,15 @@ def squash(stream: Iterator[bytes | memoryview], handle: int, compression: str) 
                 sink.write(piece)
     except CommandFailed as error:
         raise _in_words(error) from error
+
+
+def memory_options(env: Mapping[str, str]) -> list[str]:
+    """Limit sqfstar's queues to a quarter of the job's memory in an import for a job, which counts as part of the job.
+
+    The default is a quarter of the machine's memory.
+    """
+    memory_mib = env.get(MEMORY_VARIABLE, "")
+    return ["-mem", f"{max(int(memory_mib) // 4, _LEAST_MIB)}M"] if memory_mib.isdecimal() else []
 
 
 def _as_root() -> list[str]:

@@ -4,13 +4,16 @@
  *
  *   slurmd   job's user   the root is made
  *   root     root         by root, in a mount namespace
- *   root     another      by root (squashfs, its files shown as the user's), then wrapped in a user namespace of theirs
- *   a user   the same     in a user namespace; so too with as_user=1, and where the kernel cannot show other owners
+ *   root     another      by root (a folder, or root's squashfs, its files shown as the user's), then wrapped in a user
+ *                         namespace of theirs
+ *   a user   the same     in a user namespace; so too with as_user=1, of a squashfs that others than root can change, and
+ *                         where the kernel cannot show other owners
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -30,7 +33,8 @@
 #define SCRATCH "/tmp" /* hidden by a tmpfs in our own namespace, and gone with the old root */
 
 struct request request = {.in_use = -1, .data_folder = -1};
-bool privileged;
+bool privileged, slurmd_is_root;
+static bool half; /* the user's rights, and root's within reach: until nothing is needed that only root sees */
 static char **started_with; /* our environment */
 
 /* ---- answers */
@@ -68,6 +72,34 @@ void as_root(void) {
     errno = error;
 }
 
+/* Where root's helper builds a container with the user's rights. The user can neither trace nor stop us meanwhile. */
+static void take_users_rights(void) {
+    half = slurmd_is_root && request.uid != 0;
+    if (half && (setgroups(request.group_count, request.groups) != 0 || setegid(request.gid) != 0 || seteuid(request.uid) != 0))
+        fail("cannot take the user's rights: %s", strerror(errno));
+}
+
+void borrow_root(void) {
+    if (half && (seteuid(0) != 0 || setegid(0) != 0))
+        fail("cannot take root's rights back: %s", strerror(errno));
+}
+
+void give_root_back(void) {
+    if (half && (setegid(request.gid) != 0 || seteuid(request.uid) != 0))
+        fail("cannot take the user's rights: %s", strerror(errno));
+}
+
+/* For good. With `caps`, root's capabilities stay until a user namespace is made: machines that refuse those to users
+ * (Ubuntu 24.04) make this one. */
+void leave_root(bool caps) {
+    borrow_root();
+    if (half && caps && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) != 0)
+        fail("cannot keep root's capabilities: %s", strerror(errno));
+    if (half)
+        become_user();
+    half = false;
+}
+
 void become_user(void) {
     if (setgroups(request.group_count, request.groups) != 0 ||
         setresgid(request.gid, request.gid, request.gid) != 0 || setresuid(request.uid, request.uid, request.uid) != 0)
@@ -86,7 +118,8 @@ int run_program(const char *const argv[], int folder, int told) {
     int status;
     pid_t child = fork();
     if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        leave_root(false);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after that: a change of user forgets it */
         int null = open("/dev/null", O_RDWR);
         for (int stream = 0; stream < 3; stream++)
             dup2(stream == 2 && told >= 0 ? told : null, stream);
@@ -95,11 +128,15 @@ int run_program(const char *const argv[], int folder, int told) {
         execvp(argv[0], (char *const *)argv);
         _exit(127);
     }
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        return 255;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 /* Why one of squashfs's programs failed: its last line that gives a reason, and not what that led to. */
-const char *why_failed(int told, char why[WHY_LENGTH]) {
+const char *why_failed(int rc, int told, char why[WHY_LENGTH]) {
+    if (rc == 128 + SIGKILL)
+        return snprintf(why, WHY_LENGTH, "it was killed; does the step have enough memory?"), why;
     static char text[8192];
     ssize_t got = told < 0 ? -1 : pread(told, text, sizeof text - 1, 0);
     text[got > 0 ? got : 0] = '\0';
@@ -141,7 +178,8 @@ static void read_word(const char *word) {
     } texts[] = {{"image", &request.image}, {"mounts", &request.mounts}, {"name", &request.name},
                  {"home", &request.home},   {"script", &request.script}, {"data", &request.data},
                  {"cache", &request.cache}, {"save", &request.save},     {"import", &request.import},
-                 {"pmix", &request.pmix},   {"home_at", &request.home_at}, {"remove", &request.remove}};
+                 {"pmix", &request.pmix},   {"home_at", &request.home_at}, {"remove", &request.remove},
+                 {"asked", &request.asked}, {"cgroups", &request.cgroups}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is(word, texts[i].name, &value)) {
             *texts[i].to = value;
@@ -153,6 +191,8 @@ static void read_word(const char *word) {
         request.gid = (gid_t)strtoul(value, NULL, 10), request.gid_given = *value;
     else if (is(word, "groups", &value))
         read_groups(value);
+    else if (is(word, "memory_mib", &value))
+        request.memory_mib = strtoull(value, NULL, 10);
     else if (is(word, "site", &value) && request.site_count < SITE_MAX)
         request.site[request.site_count++] = value;
     else if (is(word, "unshare", &value)) {
@@ -306,11 +346,16 @@ static _Noreturn void start_again_as_user(char *argv[], int mounts, int folder) 
     size_t count = 0;
     while (argv[count])
         count++;
-    char **words = calloc(count + 2, sizeof *words);
+    char **words = calloc(count + 5, sizeof *words);
     if (!words || setns(mounts, CLONE_NEWNS) != 0 || fchdir(folder) != 0)
         fail("cannot restart the helper: %s", strerror(errno));
     memcpy(words, argv, count * sizeof *words);
     words[count] = "as_user=1";
+    /* of two words the last counts: what was imported is not imported again, and what a task told is not told twice */
+    if (asprintf(&words[count + 1], "image=%s", request.image) < 0 ||
+        asprintf(&words[count + 2], "asked=%s", request.asked) < 0 ||
+        (request.cgroups && asprintf(&words[count + 3], "cgroups=%s", request.cgroups) < 0))
+        fail("out of memory");
     fcntl(ANSWER_FD, F_SETFD, 0);
     execve("/proc/self/exe", words, started_with);
     fail("cannot restart the helper: %s", strerror(errno));
@@ -348,6 +393,7 @@ static bool mount_root(struct kept *kept, struct image *image) {
 
 /* An overlay's upper folder can be mounted once only: this is the mount of the container that runs. */
 static void mount_root_of_running(struct kept *kept) {
+    leave_root(false);
     join_unpacked();
     if (!privileged)
         join_user_namespace(kept->owner);
@@ -361,8 +407,13 @@ static void build(char *argv[], int old_mounts, int old_folder, struct kept *kep
     struct image image = {0};
     if (kept->running)
         mount_root_of_running(kept);
-    else if (!mount_root(kept, &image))
+    else if (!mount_root(kept, &image)) {
+        if (kept->image[0]) /* its files are kept for root's mount, and the user's would not show them */
+            fail("image %s: users other than root can change it now, and the container was created when they could not; "
+                 "remove the container, or restore the image's owner",
+                 request.image);
         start_again_as_user(argv, old_mounts, old_folder);
+    }
     fill_root(SCRATCH "/root", SCRATCH);
     change_root();
     *folder = image.folder;
@@ -423,6 +474,20 @@ static _Noreturn void manage(void) {
     manage_containers(own);
 }
 
+/* Whether the container is built with the user's rights: one that was before, or a new one of a file that the kernel must
+ * not mount. */
+static bool is_users_container(void) {
+    struct image image;
+    if (request.name && (is_kept("") || is_kept(".own")))
+        return !is_kept("");
+    if (!request.image)
+        return false;
+    open_image(&image);
+    bool users = !image.folder && !image.trusted;
+    close(image.fd);
+    return users;
+}
+
 int main(int argc, char *argv[]) {
     struct kept kept;
     struct spaces spaces = no_spaces;
@@ -442,24 +507,31 @@ int main(int argc, char *argv[]) {
     if (request.save)
         save_root(user, MOUNTS_FD);
     look_up_user();
-    privileged = geteuid() == 0 && !(request.as_user && request.uid != 0);
-    request.asked = request.image;
+    slurmd_is_root = geteuid() == 0;
+    privileged = slurmd_is_root && !(request.as_user && request.uid != 0);
+    if (!request.asked)
+        request.asked = request.image;
     if (request.image && !image_is_path(request.image))
         import_image();
+    request.image = absolute(request.image);
+    bool managing = request.list || request.remove;
+    if (privileged && request.uid != 0 && !managing && is_users_container())
+        privileged = false;
     int mounts = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC), here = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (privileged)
         leave_mounts();
-    if (request.list || request.remove)
+    if (managing)
         manage();
     if (request.name)
         request.data_folder = open_users_folder(&request.data, privileged ? "" : ".own");
-    if (!privileged)
+    if (!privileged) {
         close(open_users_folder(&request.cache, ""));
-    if (!privileged && geteuid() == 0)
-        become_user();
-    request.image = absolute(request.image);
+        enter_cgroups();
+        take_users_rights();
+    }
     open_kept(&kept);
     if (kept.spaces.mounts >= 0) {
+        leave_root(false);
         spaces = kept.spaces;
         join_unpacked();
     } else {

@@ -18,6 +18,7 @@ struct request {
     const char *remove;                   /* names of containers; `list`: which there are, and nothing is built */
     bool list;
     const char *asked;                    /* the image, as it was named */
+    const char *cgroups;                  /* of the step, as a task told them; NULL: not yet */
     const char *import;                   /* the program that makes a file of an image's name */
     const char *note;                     /* what it warned of, for the user to read */
     const char *variables[VARIABLES_MAX]; /* its environment: NAME=VALUE */
@@ -32,10 +33,12 @@ struct request {
     size_t group_count;
     int in_use; /* a lock on what was unpacked, or -1 */
     bool readonly, remap_root, as_user; /* as_user: nothing of the image is touched with root's rights */
+    unsigned long long memory_mib;      /* the step's; 0: not known */
 };
 
 extern struct request request;
-extern bool privileged; /* we are root, and may act for another */
+extern bool privileged;    /* root builds the container's root */
+extern bool slurmd_is_root;
 
 _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void check_owner(int folder, uid_t owner, const char *path);
@@ -44,10 +47,20 @@ int open_again(int first, const char *path);
 void as_user(void);
 void as_root(void);
 void become_user(void);
+void borrow_root(void);
+void give_root_back(void);
+void leave_root(bool caps);
 void write_text(int folder, const char *path, const char *text);
 int run_program(const char *const argv[], int folder, int told);
-const char *why_failed(int told, char why[WHY_LENGTH]);
+const char *why_failed(int rc, int told, char why[WHY_LENGTH]);
 void send_answer(int to, const char *text, const int *fds, int count);
+
+/* cgroup.c: what runs with the user's rights runs within the job */
+void await_cgroups(void);
+void enter_cgroups(void);
+
+/* trust.c: what the kernel may mount */
+bool only_root_can_change(int file);
 
 /* import.c: an image that is a name becomes one that is a path */
 void import_image(void);
@@ -56,6 +69,7 @@ void import_image(void);
 struct image {
     int fd;
     bool folder;
+    bool trusted;    /* the kernel may mount it; root's own jobs trust the image that root names */
     int tree;        /* of a folder */
     int fuse_server; /* where the server of a FUSE mount waits for its descriptor, or -1 */
     char extracted[PATH_MAX];
@@ -98,6 +112,7 @@ void open_kept(struct kept *kept);
 void hold_kept(struct kept *kept);
 void note_kept(struct kept *kept, const struct spaces *spaces);
 void read_image(struct kept *kept);
+bool is_kept(const char *ending);
 
 /* manage.c: which there are, and removing them */
 _Noreturn void manage_containers(int own);

@@ -8,6 +8,8 @@ enum {
     MOUNTS_FD = 5,
 };
 
+enum { CGROUPS_LENGTH = 8192 }; /* what a task tells of its cgroups: /proc/self/cgroup */
+
 #define FOR_IMPORT "DALSEGNO_IMPORT_" /* before the names of those */
 
 #endif

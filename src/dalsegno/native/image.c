@@ -37,6 +37,7 @@ void open_image(struct image *image) {
         return;
     if (fstat(image->fd, &seen) != 0 || !S_ISREG(seen.st_mode) || pread(image->fd, magic, 4, 0) != 4 || memcmp(magic, "hsqs", 4) != 0)
         fail("image %s is not a squashfs file (.sqsh)", request.image);
+    image->trusted = request.uid == 0 || only_root_can_change(image->fd);
 }
 
 /* ---- the kernel's squashfs, as root */
@@ -65,9 +66,11 @@ static int attach_loop(int file) {
     fail("no free loop device: other processes took 256 in a row");
 }
 
-/* False where this kernel cannot show the files of a squashfs as another user's. */
+/* False where the kernel must not mount this file, or cannot show the files in it as another user's. */
 static bool mount_squashfs(struct image *image, const char *at) {
     char device[64];
+    if (!image->trusted)
+        return false;
     int loop = attach_loop(image->fd);
     snprintf(device, sizeof device, "/proc/self/fd/%d", loop);
     if (mount(device, at, "squashfs", MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) != 0)
@@ -113,6 +116,7 @@ static bool start_fuse_server(struct image *image) {
     }
     if (fork() != 0)
         _exit(0); /* not a child of the step: what ends the step's tasks must not end it before them */
+    leave_root(false);
     setsid();
     char text[8], file[64], device[64];
     int fuse;
@@ -204,7 +208,12 @@ void hold_image(struct image *image) {
 
 /* What must be done before the namespaces are left, for a user without rights. */
 void prepare_image(struct image *image) {
-    if (!image->folder && !start_fuse_server(image))
+    if (image->folder)
+        return;
+    /* A server of root's slurmd is in the step's cgroup and ends with the step. A step that joins a container by its name
+     * may run for longer. */
+    bool outlived = request.name && slurmd_is_root;
+    if (outlived || !start_fuse_server(image))
         unpack(image);
 }
 

@@ -22,6 +22,7 @@ static _Noreturn void become_program(int out, int err, pid_t parent) {
     char *words[] = {(char *)request.import, "image", "import", "--quiet", "--or-kept", "--", (char *)request.image,
                      NULL};
     setpgid(0, 0);
+    enter_cgroups();
     if (geteuid() == 0 && request.uid != 0)
         become_user();
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* last: a change of user forgets it */
@@ -96,6 +97,7 @@ void import_image(void) {
              request.image);
     if (out < 0 || err < 0)
         fail("cannot store the output of the import: %s", strerror(errno));
+    await_cgroups();
     leave_signals_to_tasks(true);
     pid_t parent = getpid(), child = fork();
     if (child == 0)

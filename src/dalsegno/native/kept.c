@@ -27,6 +27,19 @@ static void make(const struct kept *kept, const char *name, mode_t mode) {
         fail("cannot store the container: %s/%s: %s", kept->path, name, strerror(errno));
 }
 
+/* The process may be the user's, and exchange the descriptor while we look: nothing but a namespace is opened for reading,
+ * which a device could take for more. */
+static int open_namespace(int folder, const char *name, const char *wanted) {
+    char link[64], target[64] = "";
+    int path = openat(folder, name, O_PATH | O_CLOEXEC);
+    snprintf(link, sizeof link, "self/fd/%d", path);
+    bool same = path >= 0 && readlinkat(proc_fd, link, target, sizeof target - 1) > 0 && strcmp(target, wanted) == 0;
+    int found = same ? openat(proc_fd, link, O_RDONLY | O_CLOEXEC) : -1;
+    if (path >= 0)
+        close(path);
+    return found;
+}
+
 /* A namespace of one kind that a process holds open, found by its number. */
 static int find_namespace(const char *pid, const char *kind, unsigned long long number) {
     char folder[NAME_MAX + 16], wanted[64];
@@ -36,11 +49,8 @@ static int find_namespace(const char *pid, const char *kind, unsigned long long 
     DIR *list = opendir(folder);
     int found = -1;
     for (struct dirent *entry; list && found < 0 && (entry = readdir(list));)
-        if (fstatat(dirfd(list), entry->d_name, &seen, 0) == 0 && seen.st_ino == number) {
-            char target[64] = "";
-            if (readlinkat(dirfd(list), entry->d_name, target, sizeof target - 1) > 0 && strcmp(target, wanted) == 0)
-                found = openat(dirfd(list), entry->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-        }
+        if (fstatat(dirfd(list), entry->d_name, &seen, 0) == 0 && seen.st_ino == number)
+            found = open_namespace(dirfd(list), entry->d_name, wanted);
     if (list)
         closedir(list);
     return found;
@@ -68,7 +78,7 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
     unsigned long long numbers[NOTED] = {0};
     struct spaces *spaces = &kept->spaces;
     int *const fds[] = {&spaces->mounts, &spaces->user, &kept->bare, &kept->owner};
-    int file = openat(folder, pid, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int file = openat(folder, pid, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW); /* of the user's, it may be a pipe */
     ssize_t got = file < 0 ? -1 : read(file, text, sizeof text - 1);
     bool all = true;
     if (file >= 0)
@@ -76,6 +86,7 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
     if (got <= 0 || sscanf(text, "%llu %llu %llu %llu %llu %llu %llu", &numbers[0], &numbers[1], &numbers[2], &numbers[3],
                            &numbers[4], &numbers[5], &numbers[6]) < 4) /* earlier versions noted four */
         return false;
+    borrow_root(); /* slurmstepd is root's where slurmd is: only root sees what it holds open */
     for (int i = 0; i < 4; i++) {
         *fds[i] = numbers[i] ? find_namespace(pid, kinds[i], numbers[i]) : -1;
         all &= *fds[i] >= 0 || !numbers[i];
@@ -84,8 +95,10 @@ static bool join_holder(struct kept *kept, int folder, const char *pid) {
         spaces->own[i] = numbers[4 + i] ? find_namespace(pid, namespace_words[i], numbers[4 + i]) : -1;
         all &= !numbers[4 + i] || (spaces->own[i] >= 0 && is_users(spaces->own[i], spaces->user));
     }
-    bool apart = numbers[1] || (privileged && request.uid == 0);
-    return all && apart && is_users(spaces->mounts, spaces->user) && is_users(kept->bare, kept->owner);
+    bool apart = (numbers[1] || (privileged && request.uid == 0)) && (numbers[3] || privileged);
+    bool joined = all && apart && is_users(spaces->mounts, spaces->user) && is_users(kept->bare, kept->owner);
+    give_root_back();
+    return joined;
 }
 
 /* Goes through those who said that they use the container; with `forget`, only takes their notes away. */
@@ -105,9 +118,24 @@ static bool join_any(struct kept *kept, bool forget) {
     return joined;
 }
 
+/* Whether the named container exists below data/UID, or below data/UID.own, where the user may have put anything. */
+bool is_kept(const char *ending) {
+    struct container_name name;
+    struct stat seen;
+    char why[WHY_LENGTH], path[PATH_MAX];
+    if (!request.data || parse_container_name(request.name, &name, why) != 0)
+        return false;
+    snprintf(path, sizeof path, "%s/%u%s/%s/image", request.data, request.uid, ending, name.name);
+    if (*ending)
+        as_user();
+    bool kept = lstat(path, &seen) == 0 && S_ISREG(seen.st_mode);
+    as_root();
+    return kept;
+}
+
 /* The path of what it was made of, and how that was asked for. */
 void read_image(struct kept *kept) {
-    int file = openat(kept->folder, "image", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int file = openat(kept->folder, "image", O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     ssize_t got = file < 0 ? 0 : read(file, kept->image, sizeof kept->image - 1);
     kept->image[got > 0 ? got : 0] = '\0';
     size_t first = strlen(kept->image) + 1;

@@ -69,6 +69,7 @@ void wait_for_container(spank_t spank, const char *image, struct container *cont
     close(later.tasks[1]);                /* so that it ends with slurmstepd */
     prctl(PR_SET_DUMPABLE, 0);             /* the user's other processes have no business with slurmstepd's memory */
     prctl(PR_SET_NAME, "awaits-an-image"); /* proctrack/linuxproc signals nothing that is called slurmstepd */
+    tell_cgroups(later.helper.talk);
     if (image && !image_is_path(image) && spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS &&
         task == 0 && poll(&answer, 1, SLOW_MS) == 0)
         dprintf(STDERR_FILENO, "dalsegno: importing %s; this may take a while\n", image);

@@ -23,6 +23,8 @@ bool send_message(int to, const char *text, const int *fds, int count) {
     return sendmsg(to, &message, MSG_NOSIGNAL) >= 0;
 }
 
+bool send_now(int to, const char *text) { return send(to, text, strlen(text) + 1, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0; }
+
 /* Descriptors beyond those that are asked for are closed: nobody would know of them. */
 static int take_descriptors(struct msghdr *message, int *fds, int count) {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
@@ -45,7 +47,8 @@ int receive_message(int from, char *text, size_t size, int *fds, int count) {
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t got;
-    while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
+    /* ECONNRESET: the other side has ended and left messages unread. What it sent before comes next. */
+    while ((got = recvmsg(from, &message, MSG_CMSG_CLOEXEC)) < 0 && (errno == EINTR || errno == ECONNRESET))
         ;
     if (got <= 0)
         return -1;

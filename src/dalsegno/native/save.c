@@ -62,8 +62,9 @@ static void leave_out_mounts(int list, const char *words[], int count) {
 }
 
 void save_root(int user, int mounts) {
-    char partial[PATH_MAX], why[WHY_LENGTH];
+    char partial[PATH_MAX], why[WHY_LENGTH], memory[32];
     struct timespec now;
+    enter_cgroups();
     if (geteuid() == 0 && request.uid != 0)
         become_user();
     clock_gettime(CLOCK_REALTIME, &now); /* several nodes may save to one folder */
@@ -74,7 +75,12 @@ void save_root(int user, int mounts) {
     int list = memfd_create("mounts", MFD_CLOEXEC), root = root_of(user, mounts, list);
     const char *words[WORDS_MAX] = {"mksquashfs", ".",    partial,   "-noappend",     "-no-progress", "-no-xattrs",
                                     "-comp",      "zstd", "-Xcompression-level", "3", "-all-root"};
-    leave_out_mounts(list, words, request.uid == 0 ? 10 : 11);
+    int count = request.uid == 0 ? 10 : 11;
+    if (request.memory_mib > 0) { /* its default is a quarter of the machine's */
+        snprintf(memory, sizeof memory, "%lluM", request.memory_mib / 4 < 64 ? 64 : request.memory_mib / 4);
+        words[count++] = "-mem", words[count++] = memory;
+    }
+    leave_out_mounts(list, words, count);
     int rc = run_program(words, root, told);
     if (rc == 0 && rename(partial, request.save) == 0) {
         send_answer(ANSWER_FD, "saved", NULL, 0);
@@ -85,6 +91,6 @@ void save_root(int user, int mounts) {
     if (rc == 127)
         fail("--container-save=%s: this node has no mksquashfs (squashfs-tools)", request.save);
     if (rc != 0)
-        fail("--container-save=%s: mksquashfs failed (%d): %s", request.save, rc, why_failed(told, why));
+        fail("--container-save=%s: mksquashfs failed (%d): %s", request.save, rc, why_failed(rc, told, why));
     fail("--container-save=%s: %s", request.save, strerror(error));
 }

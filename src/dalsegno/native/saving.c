@@ -33,6 +33,7 @@ static struct {
     uint32_t task_count;
     const struct site *site;
     const struct container *container;
+    char cgroups[CGROUPS_LENGTH]; /* of a task, as it told them */
 } saving = {.talk = {-1, -1}};
 
 static bool no(char why[WHY_LENGTH], const char *path, const char *what) {
@@ -71,14 +72,18 @@ bool may_be_saved(const char *path, char why[WHY_LENGTH]) {
 
 static bool save(void) {
     saving.over = true;
-    return saving.container->mounts < 0 || save_container(saving.site, saving.container);
+    return saving.container->mounts < 0 || save_container(saving.site, saving.container, saving.cgroups);
 }
 
 /* Any task may take any answer: of those that are left one gets the last. */
 static void *answer_tasks(void *nothing) {
-    char text[8];
-    for (uint32_t ended = 1; receive_message(saving.talk[1], text, sizeof text, NULL, 0) >= 0; ended++)
-        send_message(saving.talk[1], ended == saving.task_count && !save() ? "!" : "", NULL, 0);
+    char text[CGROUPS_LENGTH];
+    for (uint32_t ended = 0; receive_message(saving.talk[1], text, sizeof text, NULL, 0) >= 0;) {
+        if (text[0]) /* a task begins */
+            snprintf(saving.cgroups, sizeof saving.cgroups, "%s", text);
+        else
+            send_message(saving.talk[1], ++ended == saving.task_count && !save() ? "!" : "", NULL, 0);
+    }
     return nothing;
 }
 
@@ -151,9 +156,11 @@ static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
 /* The program comes back from it. */
 void wait_for_save(spank_t spank) {
     sigset_t all, before;
-    char number[16];
+    char number[16], cgroups[CGROUPS_LENGTH];
     if (!saving.begun)
         return;
+    if (read_cgroups(cgroups))
+        send_message(saving.talk[0], cgroups, NULL, 0);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
     signal(SIGCHLD, SIG_DFL);

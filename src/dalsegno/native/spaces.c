@@ -55,6 +55,7 @@ static void write_maps(pid_t pid, unsigned inside_uid, unsigned inside_gid, unsi
 
 /* As a user without rights: root of a namespace in which nobody else exists. */
 void enter_own_user_namespace(void) {
+    leave_root(true);
     prctl(PR_SET_DUMPABLE, 1); /* after a change of user our files in /proc would be root's */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
         fail("this machine does not let users create namespaces (%s); check kernel.unprivileged_userns_clone and "

@@ -8,6 +8,7 @@
 #include <pwd.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +72,14 @@ static bool add_user(spank_t spank, struct words *words) {
     return true;
 }
 
+/* So that what packs and unpacks images fits into the step's memory. */
+static void add_memory(spank_t spank, struct words *words, const char *name) {
+    uint64_t memory_mib = 0;
+    if (spank_get_item(spank, S_STEP_ALLOC_MEM, &memory_mib) == ESPANK_SUCCESS && memory_mib > 0 &&
+        memory_mib < UINT32_MAX)
+        add(words, "%s=%llu", name, (unsigned long long)memory_mib);
+}
+
 /* $HOME, as Enroot has it, else what the table of users says. Whichever, it is opened with the user's rights. */
 static void add_home(spank_t spank, struct words *words, bool remap_root) {
     char text[PATH_MAX] = "", space[4096];
@@ -119,6 +128,7 @@ static void add_import(spank_t spank, const struct site *site, struct words *var
                                         "DALSEGNO_IMAGES", "ENROOT_CONFIG_PATH", "ENROOT_ALLOW_HTTP"};
     char value[4096];
     add(variables, FOR_IMPORT PATH_WORD);
+    add_memory(spank, variables, FOR_IMPORT "DALSEGNO_MEMORY_MIB");
     if (site->images && spank_getenv(spank, "DALSEGNO_IMAGES", value, sizeof value) != ESPANK_SUCCESS)
         add(variables, FOR_IMPORT "DALSEGNO_IMAGES=%s", site->images);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -183,6 +193,22 @@ struct helper begin_helper(const char *path, char *const words[], char *const va
     helper.talk = pair[0];
     helper.process = helper.pid < 0 ? -1 : (int)syscall(SYS_pidfd_open, helper.pid, 0);
     return helper;
+}
+
+/* In which cgroups this process is. The helper puts there what it runs with the user's rights. */
+void tell_cgroups(int helper) {
+    char text[CGROUPS_LENGTH] = "";
+    if (read_cgroups(text))
+        send_now(helper, text);
+}
+
+bool read_cgroups(char text[CGROUPS_LENGTH]) {
+    int file = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? -1 : read(file, text, CGROUPS_LENGTH - 1);
+    if (file >= 0)
+        close(file);
+    text[got > 0 ? got : 0] = '\0';
+    return got > 0;
 }
 
 int take_message(int from, char *text, size_t size, int *fds, int count) {
@@ -280,6 +306,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     if (given[OPTION_MOUNT_HOME])
         add_home(spank, &words, given[OPTION_REMAP_ROOT]);
     add_pmix(&words);
+    add_memory(spank, &words, "memory_mib");
     add(&words, "readonly=%d", given[OPTION_READONLY] != NULL);
     add(&words, "remap_root=%d", given[OPTION_REMAP_ROOT] != NULL);
     struct helper helper = begin_helper(site->helper, words.list, variables.list, -1, -1);
@@ -287,6 +314,7 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
     free_words(&variables);
     if (await_later(spank, helper, container))
         return;
+    tell_cgroups(helper.talk); /* there is no task yet, and it is waited for before there is */
     int count = take_message(helper.talk, text, sizeof text, fds, HANDED_MAX);
     end_helper(&helper);
     take_answer(text, fds, count, container);
@@ -297,12 +325,17 @@ void start_container(spank_t spank, const struct site *site, char *const given[]
 void prepare_save(spank_t spank, const char *path) {
     add(&saving_words, "dalsegno-container");
     add_user(spank, &saving_words);
+    add_memory(spank, &saving_words, "memory_mib");
     add(&saving_words, "save=%s", path);
 }
 
-bool save_container(const struct site *site, const struct container *container) {
+bool save_container(const struct site *site, const struct container *container, const char *cgroups) {
     char text[ANSWER_LENGTH];
     struct helper helper = begin_helper(site->helper, saving_words.list, NULL, container->user, container->mounts);
+    if (*cgroups)
+        send_message(helper.talk, cgroups, NULL, 0);
+    else
+        tell_cgroups(helper.talk);
     take_message(helper.talk, text, sizeof text, NULL, 0);
     end_helper(&helper);
     free_words(&saving_words);

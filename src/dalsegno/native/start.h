@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "descriptors.h"
 #include "options.h"
 
 enum { SHOWN_MAX = 16, HANDED_MAX = 6 + NAMESPACE_KINDS, ANSWER_LENGTH = WHY_LENGTH * 2 };
@@ -39,11 +40,13 @@ struct helper {
 struct helper begin_helper(const char *path, char *const words[], char *const variables[], int user, int mounts);
 int take_message(int from, char *text, size_t size, int *fds, int count); /* how many descriptors came with it; -1: none will */
 void end_helper(struct helper *helper);
+void tell_cgroups(int helper);
+bool read_cgroups(char text[CGROUPS_LENGTH]);
 void take_answer(char *text, const int *fds, int count, struct container *container);
 
 void keep_detached(void);
 void start_container(spank_t spank, const struct site *site, char *const given[], struct container *container);
 void prepare_save(spank_t spank, const char *path);
-bool save_container(const struct site *site, const struct container *container);
+bool save_container(const struct site *site, const struct container *container, const char *cgroups);
 
 #endif

@@ -29,6 +29,9 @@ static void name_folder(struct image *image) {
         fail("image %s: the path of %s is too long", request.image, request.cache);
 }
 
+/* access() would ask with root's rights where we can be root again, and a link of the user's could lead it anywhere. */
+static bool is_there(const char *path) { return faccessat(AT_FDCWD, path, F_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) == 0; }
+
 static int take_turn(void) {
     char path[PATH_MAX];
     mkdir(request.cache, 0700);
@@ -45,20 +48,23 @@ static void remove_folder(const char *path) {
 }
 
 static void fill_folder(const struct image *image) {
-    char partial[PATH_MAX + 16], file[64], why[WHY_LENGTH];
+    char partial[PATH_MAX + 16], file[64], why[WHY_LENGTH], queue[32] = "256"; /* MiB, as unsquashfs has it */
     int told = memfd_create("errors", MFD_CLOEXEC);
     snprintf(partial, sizeof partial, "%s.part", image->extracted);
     snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
     remove_folder(partial);
     fcntl(image->fd, F_SETFD, 0); /* unsquashfs reads what we opened, whatever is at that path by now */
-    int rc = run_program((const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-d", partial, file, NULL},
+    if (request.memory_mib > 0 && request.memory_mib / 8 < 256)
+        snprintf(queue, sizeof queue, "%llu", request.memory_mib / 8 < 16 ? 16 : request.memory_mib / 8);
+    int rc = run_program((const char *const[]){"unsquashfs", "-no-progress", "-no-xattrs", "-da", queue, "-fr", queue, "-d",
+                                               partial, file, NULL},
                          -1, told);
     fcntl(image->fd, F_SETFD, FD_CLOEXEC);
     if (rc == 127)
         fail("image %s: this node has neither squashfuse with a usable /dev/fuse nor unsquashfs", request.image);
     if (rc != 0 && rc != 2) { /* 2: devices and owners, which we do not want */
         remove_folder(partial);
-        fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(told, why));
+        fail("image %s: unsquashfs into %s failed (%d): %s", request.image, request.cache, rc, why_failed(rc, told, why));
     }
     if (rename(partial, image->extracted) != 0)
         fail("image %s: %s", request.image, strerror(errno));
@@ -78,7 +84,7 @@ static void note_use(const struct image *image) {
 void unpack(struct image *image) {
     name_folder(image);
     int turn = take_turn();
-    if (access(image->extracted, F_OK) != 0) /* once per node, whoever comes first */
+    if (!is_there(image->extracted)) /* once per node, whoever comes first */
         fill_folder(image);
     note_use(image);
     close(turn);
@@ -94,7 +100,7 @@ void join_unpacked(void) {
         return;
     name_folder(&image);
     int turn = take_turn();
-    if (access(image.extracted, F_OK) == 0)
+    if (is_there(image.extracted))
         note_use(&image);
     close(turn);
 }
