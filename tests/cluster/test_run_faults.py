@@ -97,7 +97,9 @@ def test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were(run: R
 def test_when_srun_is_killed_all_agents_come_back_in_the_same_job(run: Run):
     before, jobs = run.agents(), run.status.jobs
     (srun,) = run.sruns()
-    assert broken(run, lambda: kill(srun)) < 60
+    # They import torch again, six beside each other: on a busy machine that alone took 90 s, as when they first came.
+    imported_s = max(each["seconds"] for each in run.journal("ready"))
+    assert broken(run, lambda: kill(srun)) < STEPPED_S + imported_s
     run.wait_for_spares(2)
     assert run.status.jobs == jobs
     assert run.agents().keys() == before.keys() and not set(run.agents().values()) & set(before.values())
