@@ -1,4 +1,5 @@
-"""The rooms and their doors: imports point down, only `system/` starts processes, only `cli/` prints.
+"""The rooms and their doors: imports point down, only `system/` starts processes, only `cli/` prints, and nothing
+decides by a sentence that we wrote ourselves.
 
 The rules read source text, so each one is also tried on a tiny bad example.
 """
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.prose_rules import Module, constants_of, decisions_on_prose, states_as_text
 
 PACKAGE = "dalsegno"
 SRC = Path(__file__).parent.parent / "src" / PACKAGE
@@ -109,6 +112,46 @@ MAY_PRINT = {
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 
+# Text of others, read once into values. Everybody else compares enums.
+MAY_READ_SENTENCES = {
+    "slurm/parse/": "what Slurm's commands answer",
+    "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
+    "launch/salloc_words.py": "what salloc says",
+    "launch/srun_words.py": "what srun, slurmstepd and the container plugin say",
+    "launch/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "launch/follow.py": "Python's tracebacks",
+    "launch/agent/evidence.py": "Python's tracebacks",
+    "launch/status.py": "messages of status files that were written before they named their cause",
+    "health/checks/": "the kernel, munge, chrony",
+    "health/readers/": "nvidia-smi and the kernel's log",
+    "health/xids.py": "the driver's lines in the kernel's log",
+    "containers/enroot.py": "Enroot and curl",
+    "containers/inside.py": "unsquashfs",
+    "containers/metadata.py": "the start script of an image",
+    "containers/named.py": "srun",
+    "containers/native.py": "the C compiler",
+    "containers/plugstack/": "ssh, srun and install on other hosts",
+    "containers/squash.py": "mksquashfs",
+    "demo/researchers.py": "sbatch",
+    "jobs/mpi.py": "`srun --mpi=list`",
+    "jobs/torchrun/flags.py": "argparse",
+    "spec/document.py": "PyYAML",
+    "targets/local/breaking/network.py": "ip",
+    "targets/local/sweep.py": "the command lines of processes",
+    "train/disk/convert.py": "pickle",
+}
+
+# Words that are shown as they came, or that others define.
+STATES_OF_OTHERS = {
+    "bench/": "reports of benchmarks",
+    "hardware/": "the catalog's columns",
+    "health/": "words of the kernel, the driver and the fabric",
+    "slurm/": "Slurm's words, parsed where something depends on them",
+    "jobs/torchrun/args.py": "torchrun's --role is a name",
+    "jobs/frameworks.py": "torchrun's --role is a name",
+    "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
+}
+
 # ---- reading sources
 
 
@@ -119,6 +162,7 @@ class Source(NamedTuple):
     file: str
     imported: tuple[ast.Import | ast.ImportFrom, ...]
     named: tuple[ast.Name | ast.Attribute, ...]
+    parsed: Module
 
     @property
     def room(self) -> str:
@@ -134,10 +178,12 @@ class Use(NamedTuple):
 
 def source(file: str, text: str) -> Source:
     dotted = f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}"
-    nodes = list(ast.walk(ast.parse(text)))  # once: it is most of what all rules take
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))  # once: it is most of what all rules take
     imported = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
     named = tuple(node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
-    return Source(dotted.removesuffix(".__init__"), file, imported, named)
+    name = dotted.removesuffix(".__init__")
+    return Source(name, file, imported, named, Module(name, file, tree.body, nodes))
 
 
 @cache
@@ -252,6 +298,25 @@ def _module_of(name: str, modules: set[str]) -> str:
     return name
 
 
+def module(file: str, text: str) -> Module:
+    return source(file, text).parsed
+
+
+def prose(modules: Iterable[Module]) -> list[str]:
+    """Decisions that are taken by comparing or parsing a sentence, outside of the doors."""
+    modules = list(modules)
+    constants = constants_of(modules)
+    closed = [each for each in modules if not each.file.startswith(tuple(MAY_READ_SENTENCES))]
+    return [fault for each in closed for fault in decisions_on_prose(each, constants)]
+
+
+def plain_states(modules: Iterable[Module]) -> list[str]:
+    """States of ours that are held as plain strings."""
+    found = [fault for each in modules for fault in states_as_text(each)]
+    named = {fault: f"{fault.partition(':')[0]}:{fault.rpartition(' ')[2]}" for fault in found}
+    return [fault for fault in found if not named[fault].startswith(tuple(STATES_OF_OTHERS))]
+
+
 # ---- the package keeps the rules
 
 
@@ -273,6 +338,14 @@ def test_only_system_starts_processes():
 
 def test_only_the_cli_prints():
     assert behind_doors(read_sources(), PRINTING, MAY_PRINT) == []
+
+
+def test_nothing_decides_by_a_sentence_of_ours():
+    assert prose(each.parsed for each in read_sources()) == []
+
+
+def test_states_are_enums():
+    assert plain_states(each.parsed for each in read_sources()) == []
 
 
 def test_the_command_line_starts_without_the_heavy_libraries():
@@ -352,3 +425,45 @@ def test_every_way_to_print_is_found():
     assert [way for way in ways if not found("spec/x.py", way)] == []
     assert found("spec/x.py", "import sys\npretty = sys.stdout.isatty()\nself.print_it = 1") == []
     assert found("cli/x.py", "print('a')") == []
+
+
+def test_every_way_to_decide_by_a_sentence_is_found():
+    ways = [
+        "if error == 'its connection broke': pass", "if text.startswith('begins to'): pass",
+        "if 'left as it is' in text: pass", "word = text.partition('; before that, ')[0]",
+        "import re\nre.compile(r'did you mean `(\\w+)`')", "if f'{x} is lost' != text: pass",
+        "BROKEN = ('it is gone', 'ok')\nif error in BROKEN: pass", "if text in ('a', 'it is gone'): pass",
+        "SAYS = {'no answer within': 1}\nnext(v for sign, v in SAYS.items() if sign in text)",
+        "match text:\n    case 'given up': pass",
+    ]  # fmt: skip
+    assert [way for way in ways if not prose([module("recovery/x.py", way)])] == []
+    assert prose([module("slurm/parse/x.py", ways[0])]) == []
+
+
+def test_a_sentence_that_another_module_wrote_is_found():
+    judge = module("recovery/judge.py", "AGENT_DEAD = 'its agent is dead'")
+    node = module("why/node.py", "from dalsegno.recovery.judge import AGENT_DEAD\nlook = note.startswith(AGENT_DEAD)")
+    assert prose([judge, node]) == ["why/node.py:2: 'its agent is dead'"]
+
+
+def test_words_keys_and_texts_for_people_are_no_decisions():
+    fine = [
+        "if name == 'power-off': pass", "if key.startswith('x-'): pass", "words = line.split(', ')",
+        "SAYS = {Kind.A: 'it is gone'}\nif kind in SAYS: pass", "text = f'{node} is lost'",
+        "if state is State.GONE: say('it is gone')", "HINT = 'mend that'\nraise Error(what, hint=HINT)",
+    ]  # fmt: skip
+    assert prose(module(f"recovery/x{number}.py", text) for number, text in enumerate(fine)) == []
+
+
+def test_a_state_that_is_a_plain_string_is_found():
+    text = (
+        "class Run:\n    phase: str\n    kind: str | None = None\n    role: 'str'\n"
+        "    state: RunPhase\n    states: tuple[str, ...]\n    why: str\n"
+    )
+    assert plain_states([module("launch/x.py", text)]) == [
+        "launch/x.py:2: Run.phase",
+        "launch/x.py:3: Run.kind",
+        "launch/x.py:4: Run.role",
+    ]
+    other = module("targets/base.py", "class NodeStatus:\n    state: str\nclass JobStatus:\n    state: str")
+    assert plain_states([other]) == ["targets/base.py:4: JobStatus.state"]

@@ -19,13 +19,14 @@ from dalsegno.cli.runs import row
 from dalsegno.errors import NotThere
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.goodput import Goodput
+from dalsegno.launch.goodput import Goodput, TimeKind
 from dalsegno.launch.progress import Progress
 from dalsegno.launch.status import RunPhase, read_status
 from dalsegno.spec.facts import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 
 Call = Callable[..., Result]
+SPENT = {TimeKind.PRODUCTIVE: 90.0, TimeKind.LOST: 6.0, TimeKind.STARTING: 4.0}
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_nothing_is_cancelled_if_one_of_several_is_not_there(call: Call, tmp_pat
 
 
 def progress_of(run: RunFolder, **figures: float) -> None:
-    account = Goodput(at=1100.0, spent={"productive": 90.0, "lost": 6.0, "starting": 4.0}, step=1234, failures=2)
+    account = Goodput(at=1100.0, spent=SPENT, step=1234, failures=2)
     run.progress.write_text(json.dumps(facts_to_json(Progress(account, figures))))
 
 

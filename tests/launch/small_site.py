@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
@@ -49,7 +50,7 @@ class SmallSite:
         world_size = len(seats.hosts) * seats.nproc_per_node
         return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "RESTARTS": str(seats.restarts), **found}
 
-    def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+    def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
         raise AssertionError("nothing is asked of Slurm")
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:

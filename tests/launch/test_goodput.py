@@ -12,21 +12,7 @@ from hypothesis import strategies as st
 
 from dalsegno.launch.events import Joined, Stopped, StoreOpened, WorkerEnded
 from dalsegno.launch.generations import Phase, Run, advance
-from dalsegno.launch.goodput import (
-    CHECKPOINTS,
-    LOST,
-    PRODUCTIVE,
-    STARTING,
-    WAITING,
-    Goodput,
-    fails,
-    follow,
-    granted,
-    passes,
-    starts,
-    stepped,
-    waits,
-)
+from dalsegno.launch.goodput import Goodput, TimeKind, fails, follow, granted, passes, starts, stepped, waits
 from dalsegno.launch.group import Shape
 from dalsegno.launch.progress import Pen
 from dalsegno.launch.words import Stepped
@@ -36,7 +22,12 @@ def test_a_quiet_run() -> None:
     account = starts(Goodput(at=0.0), 10.0)
     account = stepped(account, 13.0, 1, saving_s=0.0)
     account = stepped(account, 113.0, 100, saving_s=1.0)
-    assert account.spent == {WAITING: 10.0, STARTING: 3.0, PRODUCTIVE: 99.0, CHECKPOINTS: 1.0}
+    assert account.spent == {
+        TimeKind.WAITING: 10.0,
+        TimeKind.STARTING: 3.0,
+        TimeKind.PRODUCTIVE: 99.0,
+        TimeKind.CHECKPOINTS: 1.0,
+    }
     assert account.share == pytest.approx(99 / 113)
 
 
@@ -47,7 +38,9 @@ def test_a_failure_costs_what_was_under_way_the_restart_and_the_steps_done_again
     account = stepped(account, 17.0, 10, 0.0)  # goes on from step 9
     account = stepped(account, 18.0, 11, 0.0)
     account = stepped(account, 19.0, 12, 0.0)
-    assert account.spent == pytest.approx({WAITING: 0.0, STARTING: 5.0, PRODUCTIVE: 11.0, LOST: 3.0})
+    assert account.spent == pytest.approx(
+        {TimeKind.WAITING: 0.0, TimeKind.STARTING: 5.0, TimeKind.PRODUCTIVE: 11.0, TimeKind.LOST: 3.0}
+    )
     assert account.failures == 1
 
 
@@ -55,22 +48,22 @@ def test_waiting_for_a_node_is_waiting() -> None:
     account = stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0)
     account = starts(waits(fails(account, 2.0), 2.5), 62.5)
     account = stepped(account, 64.0, 2, 0.0)
-    assert account.spent == pytest.approx({WAITING: 60.0, STARTING: 2.5, LOST: 1.5})
+    assert account.spent == pytest.approx({TimeKind.WAITING: 60.0, TimeKind.STARTING: 2.5, TimeKind.LOST: 1.5})
 
 
 def test_from_the_moment_slurm_has_given_it_nodes_a_run_starts_as_its_status_says() -> None:
     """Agents that import torch on nodes that are there are not waited for in a queue."""
     account = starts(granted(granted(Goodput(at=0.0), 2.0), 5.0), 12.0)
     account = stepped(account, 13.0, 1, 0.0)
-    assert account.spent == pytest.approx({WAITING: 2.0, STARTING: 11.0})
+    assert account.spent == pytest.approx({TimeKind.WAITING: 2.0, TimeKind.STARTING: 11.0})
     again = granted(waits(fails(account, 14.0), 14.0), 15.0)
-    assert again.kind == WAITING, "later it waits for nodes that it has lost"
+    assert again.kind == TimeKind.WAITING, "later it waits for nodes that it has lost"
 
 
 def test_snapshots_while_steps_are_done_again_are_lost_with_them() -> None:
     account = stepped(starts(Goodput(at=0.0, furthest=50), 0.0), 1.0, 10, 0.0)
     account = stepped(account, 2.0, 11, saving_s=0.5)
-    assert account.spent == {WAITING: 0.0, STARTING: 1.0, LOST: 1.0}
+    assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
 
 
 DEEDS = st.tuples(
@@ -94,7 +87,7 @@ def test_the_kinds_always_add_up_to_the_whole(deeds: list[tuple[str, float, int,
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     account = stepped(starts(Goodput(at=100.0), 100.0), 110.0, 1, 0.0)
     account = stepped(account, 50.0, 2, 0.0)
-    assert account.spent == {WAITING: 0.0, STARTING: 10.0, PRODUCTIVE: 0.0}
+    assert account.spent == {TimeKind.WAITING: 0.0, TimeKind.STARTING: 10.0, TimeKind.PRODUCTIVE: 0.0}
 
 
 # ---- following a run
@@ -116,16 +109,16 @@ def test_a_run_waits_starts_fails_and_starts_again() -> None:
     for before, after in pairwise(runs):
         now += 1.0
         account = follow(account, before, after, now)
-    assert account.kind == LOST
+    assert account.kind == TimeKind.LOST
     assert account.failures == 1
-    assert account.spent == {WAITING: 2.0, STARTING: 1.0, LOST: 1.0}
+    assert account.spent == {TimeKind.WAITING: 2.0, TimeKind.STARTING: 1.0, TimeKind.LOST: 1.0}
 
 
 def test_growing_back_is_lost_time_but_no_failure() -> None:
     runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
     grown = replace(runs[-1], phase=Phase.STOPPING)
     account = follow(stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
-    assert (account.failures, account.spent[LOST]) == (0, 1.0)
+    assert (account.failures, account.spent[TimeKind.LOST]) == (0, 1.0)
 
 
 def test_what_a_coordinator_wrote_its_successor_goes_on_with(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch.causes import read_failure
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape, form_group
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.saved import Saved, SavedJob, SavedStep, read_saved, write_saved
 from dalsegno.system.procfs import Process
 
@@ -58,7 +59,7 @@ processes = st.builds(Process, st.integers(1, 1 << 22), st.integers(0, 1 << 40))
 steps = st.builds(SavedStep, processes, nodes.map(tuple))
 jobs = st.builds(
     SavedJob,
-    st.sampled_from(["main", "next", "join"]),
+    st.sampled_from(JobRole),
     st.none() | st.integers(1, 1 << 26),
     st.integers(0, 9),
     st.none() | processes,

@@ -16,8 +16,9 @@ from dalsegno.launch.events import Event, Leaving
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.giving_up import MOST_TRIES
 from dalsegno.launch.rhythm import ASK_SLURM_S
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.slow_starts import LONG_S
-from dalsegno.launch.slurm_job import JOIN, MAIN, Job, Step
+from dalsegno.launch.slurm_job import Job, Step
 from dalsegno.launch.slurm_staff import SlurmStaff
 from dalsegno.launch.staff import Boss
 from dalsegno.slurm.client import SlurmClient
@@ -128,8 +129,8 @@ def test_what_was_asked_for_in_place_of_a_node_that_is_well_again_before_it_was_
 ):
     staff, slurm, boss = staffed
     boss.present = frozenset({"n1"})
-    instead = Job(JOIN, 2)
-    staff._jobs.jobs += [Job(MAIN, 1, nodes=("n1",)), instead]
+    instead = Job(JobRole.JOIN, 2)
+    staff._jobs.jobs += [Job(JobRole.MAIN, 1, nodes=("n1",)), instead]
     looks(staff, slurm, boss, IDLE, DRAINED, DRAINED)
     assert not instead.given_back, "it is to be mended, and another is waited for"
     assert looks(staff, slurm, boss, IDLE) and instead.given_back and instead not in staff._jobs.jobs
@@ -150,7 +151,7 @@ def test_an_agent_that_was_cut_off_does_not_take_part_again_where_slurm_has_set_
 def test_a_run_leaves_its_nodes_for_its_own_job_alone(staffed: tuple[SlurmStaff, PlayedSlurm, PlayedBoss]):
     """An agent that was cut off is ended by Slurm when it is back: that is no word about the others."""
     staff, slurm, boss = staffed
-    staff._jobs.jobs += [Job(MAIN, 1, 7), Job(JOIN, 2, 8)]
+    staff._jobs.jobs += [Job(JobRole.MAIN, 1, 7), Job(JobRole.JOIN, 2, 8)]
     for job, node in ((8, "n2"), (6, "n2")):  # one that joined, and one that is over
         staff.leaving(job, node)
     staff.agent_lost("n1", silent=True)
@@ -171,7 +172,7 @@ def tried_too_often(staff: SlurmStaff, boss: PlayedBoss, *refused: str) -> Playe
     boss.generation = 0
     staff.site.folder.agents_log.parent.mkdir(parents=True)
     staff.site.folder.agents_log.write_text("".join(REFUSED.format(node) for node in refused))
-    staff._jobs.jobs.append(Job(MAIN, 1, 7, nodes=("n1", "n2")))
+    staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, nodes=("n1", "n2")))
     for _ in range(MOST_TRIES + 1):
         for node in ("n1", "n2"):
             staff._may_staff(node)
@@ -216,7 +217,7 @@ class PlayedChild:
 def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> Step:
     """An srun whose agent was due long ago; the staff looks after it so often, each time long after the last."""
     step = Step(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
-    staff._jobs.jobs.append(Job(MAIN, 1, 7, ("n1",), steps=[step]))
+    staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, ("n1",), steps=[step]))
 
     async def look() -> None:
         for _ in range(times):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.launch.vacating import left_comment, may_be_left, nodes_left, to_be_mended
+from dalsegno.launch.run_comment import JobRole, RunComment, left_comment, nodes_left, read_comment
+from dalsegno.launch.vacating import may_be_left, to_be_mended
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 
 
@@ -30,7 +31,9 @@ def test_a_run_leaves_as_many_as_it_can_spare():
 
 
 def test_what_a_job_says_of_nodes_that_were_left_is_read_again():
-    assert left_comment("main", []) == "dalsegno:main"
-    assert left_comment("main", ["n2", "n1"]) == "dalsegno:main left=n1,n2"
+    assert left_comment(JobRole.MAIN, []) == "dalsegno:main"
+    assert left_comment(JobRole.MAIN, ["n2", "n1"]) == "dalsegno:main left=n1,n2"
     assert nodes_left("dalsegno:main left=n1,n2") == {"n1", "n2"}
+    assert read_comment("dalsegno:join left=n1") == RunComment(JobRole.JOIN, frozenset({"n1"}))
+    assert read_comment("dalsegno:whatever") == RunComment(JobRole.UNKNOWN) and read_comment("mine") is None
     assert nodes_left("dalsegno:main") == nodes_left("") == nodes_left("I left=n1") == frozenset()

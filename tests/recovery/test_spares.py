@@ -10,8 +10,9 @@ from dalsegno.errors import CommandFailed
 from dalsegno.health import Remedy
 from dalsegno.recovery.loans import loan_name
 from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.spares import HELD_BACK, LOAN_S
+from dalsegno.recovery.spares import LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag
+from dalsegno.slurm.parse.pending import PendingReason
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, MakeClinic
 
@@ -86,7 +87,7 @@ def test_a_spare_is_taken_back_from_a_job_that_does_not_start_and_lent_again_whe
     clinic.cluster.join(9)
     clinic.round()
     clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason=reason)
-    clinic.wait(1.0 if reason in HELD_BACK else LOAN_S)
+    clinic.wait(1.0 if reason in [each.value for each in PendingReason if each.held_back] else LOAN_S)
     clinic.round()
     assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
     assert clinic.cluster.reservations == {} and clinic.cluster.queue[9].reservation == ""

@@ -12,6 +12,7 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.topic import Topic
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.nodes import NodeEvent
+from dalsegno.slurm.parse.pending import PendingReason
 from dalsegno.why import (
     Care,
     Moment,
@@ -72,8 +73,9 @@ def test_slurm_s_word_for_it_is_explained(reason: str, word: str):
 
 
 def test_every_reason_has_a_sentence_without_holes():
-    for word in WAITS:
-        found = why_it_waits(word, "7", "gpu", "ada")
+    assert set(PendingReason) - set(WAITS) == {PendingReason.UNKNOWN}
+    for reason in WAITS:
+        found = why_it_waits(reason.value, "7", "gpu", "ada")
         assert found.sentence and "{" not in found.next
 
 

@@ -260,7 +260,7 @@ def _account(
         tuple(blows),
         tuple(training.ears.marks),
         tuple(training.notes.steps),
-        dict(progress.account.spent) if progress else {},
+        {kind.value: spent_s for kind, spent_s in progress.account.spent.items()} if progress else {},
         code,
         orphans=_orphans(training.folder.run),
         exact=training.notes.weights == reference.weights if reference else None,

@@ -71,10 +71,10 @@ def lines_of(progress: Progress) -> Iterator[str]:
 
 def _times(account: Goodput) -> str:
     from dalsegno.cli.statusline import clock
-    from dalsegno.launch.goodput import KINDS
+    from dalsegno.launch.goodput import TimeKind
 
     total = sum(account.spent.values()) or 1.0
-    shares = [f"{100 * account.spent.get(kind, 0.0) / total:.1f} % {kind}" for kind in KINDS]
+    shares = [f"{100 * account.spent.get(kind, 0.0) / total:.1f} % {kind.value}" for kind in TimeKind]
     return f"time  {', '.join(shares)}  of {clock(total)}"
 
 

@@ -113,7 +113,7 @@ def _show_queue(status: Status) -> None:
             _cut(job.name),
             job.user,
             job.partition,
-            job.state,
+            job.state.value,
             job.nodes or "-",
             str(job.gpus or "-"),
             _clock(job.elapsed_s),

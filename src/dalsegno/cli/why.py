@@ -108,11 +108,12 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
 
 def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answer:
     from dalsegno.launch import journal
+    from dalsegno.launch.run_comment import read_comment
     from dalsegno.why import Answer, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
-    somebodys = job.comment and not job.comment.startswith("dalsegno:")
+    somebodys = job.comment and read_comment(job.comment) is None
     run = None if somebodys else runs.get(job.name)  # jobs of a run have its name, and its owner
     run = run if run and job.uid in (None, run.root.stat().st_uid) else None
     entries = list(journal.read(run.journal)) if run else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dalsegno.jobs.values import NO_GPUS, ONE_NODE, UNLIMITED_S, Gpus, Nodes
+from dalsegno.launch.run_comment import JobRole, left_comment
 from dalsegno.slurm.names import node_list
 
 # USR1 has been NCCL's; Slurm's default goes to all steps and not to the batch shell.
@@ -13,10 +14,10 @@ SAVE_SIGNAL = "USR2"
 
 @dataclass(frozen=True)
 class JobAsk:
-    """What one job of a run asks of Slurm. `role` is what it is to the run: main, join or next."""
+    """What one job of a run asks of Slurm. `role` is what it is to the run."""
 
     name: str
-    role: str = "main"
+    role: JobRole = JobRole.MAIN
     nodes: Nodes = ONE_NODE
     tasks_per_node: int = 1
     cpus_per_task: int = 1
@@ -38,7 +39,7 @@ def slurm_options(job: JobAsk) -> list[str]:
     """`--name=value` words, the user's own extras last so that they win."""
     asked = {
         "job-name": job.name,
-        "comment": f"dalsegno:{job.role}",
+        "comment": left_comment(job.role, ()),
         "nodes": _span(job.nodes),
         # With it, Slurm 22.05 gives a range of nodes only its least: it counts the tasks of that many.
         "ntasks-per-node": str(job.tasks_per_node) if job.nodes.min == job.nodes.max else "",

@@ -18,6 +18,7 @@ from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.sbatch_args import check_for_salloc
 from dalsegno.jobs.values import ONE_NODE, Nodes
 from dalsegno.launch.group import Shape, in_order
+from dalsegno.launch.run_comment import JobRole
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,14 @@ def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[
         raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
     excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=in_order))
     checks.check_node_names(excluded)
-    job = replace(plan.job, role="join", nodes=ONE_NODE, exclude=excluded, dependency="")
+    job = replace(plan.job, role=JobRole.JOIN, nodes=ONE_NODE, exclude=excluded, dependency="")
     return replace(plan, job=job)
 
 
 def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
     """The job in which a run longer than its job goes on: queued now, started when no other job of the run is left."""
     excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
-    return replace(plan, job=replace(plan.job, role="next", dependency="singleton", exclude=excluded))
+    return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
 
 
 def salloc_argv(plan: RunPlan) -> list[str]:

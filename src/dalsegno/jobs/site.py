@@ -11,6 +11,7 @@ from dalsegno.jobs.steps import step_argv
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.site import Seats
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.train.contract import FRESH, RUN
@@ -108,10 +109,10 @@ class RunSite:
         )
         return framework_env(self.plan.request.framework, world, rank, found)
 
-    def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
-        if role == "join":
+    def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        if role is JobRole.JOIN:
             return salloc_argv(plan_join(self.plan, suspects=suspects, members=members))
-        return salloc_argv(plan_next(self.plan, suspects) if role == "next" else self.plan)
+        return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:
         """A step of tasks leaves its code in a file, for whoever looks after the run when it ends."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from dalsegno.launch.events import Leaving
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_job import JOIN, NEXT
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
 
@@ -26,7 +26,7 @@ class Departure:
 
         A node that joined is only lost when its own job has to go.
         """
-        of_the_run = [each.id for each in self._jobs.jobs if each.role != JOIN]
+        of_the_run = [each.id for each in self._jobs.jobs if each.role is not JobRole.JOIN]
         if job and job not in of_the_run:
             return
         self._boss.apply(Leaving())
@@ -39,7 +39,7 @@ class Departure:
             return
         if self._site.own_job is not None:
             self._leave_in_time(self._site.own_job)
-        elif not any(job.role == NEXT for job in self._jobs.jobs):
+        elif not any(job.role is JobRole.NEXT for job in self._jobs.jobs):
             self._ask_for_next()
 
     def _leave_in_time(self, own: int) -> None:
@@ -63,7 +63,7 @@ class Departure:
             else:
                 self._boss.stop(1, "Slurm does not queue its job again")
             return
-        await self._jobs.give_back([job for job in self._jobs.jobs if job.role != NEXT], code=0)
+        await self._jobs.give_back([job for job in self._jobs.jobs if job.role is not JobRole.NEXT], code=0)
         if not self._jobs.jobs:
             self._ask_for_next()
         self._boss.keep()

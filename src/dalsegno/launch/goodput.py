@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from dalsegno.launch.generations import Phase, Run
 
-PRODUCTIVE, CHECKPOINTS, STARTING, WAITING, LOST = "productive", "checkpoints", "starting", "waiting", "lost"
-KINDS = (PRODUCTIVE, LOST, CHECKPOINTS, WAITING, STARTING)
+
+class TimeKind(Enum):
+    """What a second of a run was spent on, in the order in which people are told."""
+
+    PRODUCTIVE = "productive"
+    LOST = "lost"
+    CHECKPOINTS = "checkpoints"
+    WAITING = "waiting"
+    STARTING = "starting"
 
 
 @dataclass(frozen=True)
@@ -20,8 +28,8 @@ class Goodput:
     """The account so far. `at` is the time up to which it goes."""
 
     at: float
-    spent: Mapping[str, float] = field(default_factory=dict)
-    kind: str = WAITING  # of the time that runs now
+    spent: Mapping[TimeKind, float] = field(default_factory=dict)
+    kind: TimeKind = TimeKind.WAITING  # of the time that runs now
     furthest: int = 0  # the last step that no earlier life had done
     step: int = 0
     saving_s: float = 0.0  # told by the present generation so far
@@ -31,10 +39,10 @@ class Goodput:
     def share(self) -> float:
         """Of the time until now, what was productive."""
         total = sum(self.spent.values())
-        return self.spent.get(PRODUCTIVE, 0.0) / total if total else 0.0
+        return self.spent.get(TimeKind.PRODUCTIVE, 0.0) / total if total else 0.0
 
 
-def passes(account: Goodput, now: float, kind: str | None = None) -> Goodput:
+def passes(account: Goodput, now: float, kind: TimeKind | None = None) -> Goodput:
     """Time goes by, and from now on it is of another kind."""
     passed = max(0.0, now - account.at)
     spent = {**account.spent, account.kind: account.spent.get(account.kind, 0.0) + passed}
@@ -43,46 +51,50 @@ def passes(account: Goodput, now: float, kind: str | None = None) -> Goodput:
 
 def starts(account: Goodput, now: float) -> Goodput:
     """A generation forms, of nodes that are all there."""
-    lost = account.kind == LOST
-    return replace(passes(account, now, LOST if lost else STARTING), saving_s=0.0)
+    lost = account.kind is TimeKind.LOST
+    return replace(passes(account, now, TimeKind.LOST if lost else TimeKind.STARTING), saving_s=0.0)
 
 
 def granted(account: Goodput, now: float) -> Goodput:
     """Slurm has given the run its first nodes: until its agents are ready there it starts, and waits for nobody."""
-    return passes(account, now, STARTING) if account.kind == WAITING and not account.step else account
+    return passes(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
 
 
 def waits(account: Goodput, now: float) -> Goodput:
     """Nodes are missing."""
-    return passes(account, now, WAITING)
+    return passes(account, now, TimeKind.WAITING)
 
 
 def fails(account: Goodput, now: float, counts: bool = True) -> Goodput:
     """What was under way since the last step is lost, and what comes until the run is where it was."""
-    kind = account.kind if account.kind == WAITING else LOST
-    return passes(replace(account, kind=kind, failures=account.failures + counts), now, LOST)
+    kind = account.kind if account.kind is TimeKind.WAITING else TimeKind.LOST
+    return passes(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
 
 
 def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
     """A step is done. The first one of a generation ends its start; one that was done before is lost time."""
     new = step > account.furthest
-    first = account.kind in (STARTING, WAITING)
-    kind = account.kind if first else (PRODUCTIVE if new else LOST)
+    first = account.kind in (TimeKind.STARTING, TimeKind.WAITING)
+    kind = account.kind if first else (TimeKind.PRODUCTIVE if new else TimeKind.LOST)
     account = passes(replace(account, kind=kind), now)
     account = _charge_saving(account, kind, max(0.0, saving_s - account.saving_s))
     return replace(
-        account, kind=PRODUCTIVE if new else LOST, step=step, furthest=max(step, account.furthest), saving_s=saving_s
+        account,
+        kind=TimeKind.PRODUCTIVE if new else TimeKind.LOST,
+        step=step,
+        furthest=max(step, account.furthest),
+        saving_s=saving_s,
     )
 
 
-def _charge_saving(account: Goodput, kind: str, saved_s: float) -> Goodput:
+def _charge_saving(account: Goodput, kind: TimeKind, saved_s: float) -> Goodput:
     """Snapshots were taken within the time that has just been counted otherwise."""
-    moved = min(saved_s, account.spent.get(kind, 0.0)) if kind == PRODUCTIVE else 0.0
+    moved = min(saved_s, account.spent.get(kind, 0.0)) if kind is TimeKind.PRODUCTIVE else 0.0
     if not moved:
         return account
     spent = dict(account.spent)
     spent[kind] -= moved
-    spent[CHECKPOINTS] = spent.get(CHECKPOINTS, 0.0) + moved
+    spent[TimeKind.CHECKPOINTS] = spent.get(TimeKind.CHECKPOINTS, 0.0) + moved
     return replace(account, spent=spent)
 
 

@@ -12,6 +12,7 @@ from dalsegno.launch.causes import Failure, Kind
 from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Group, Place
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.system.files import damaged, read_json, write_atomic
 from dalsegno.system.procfs import Process
 
@@ -28,7 +29,7 @@ class SavedStep:
 class SavedJob:
     """A job of the run; `asking` is the salloc that waits for it."""
 
-    role: str
+    role: JobRole
     job: int | None
     number: int
     asking: Process | None = None
@@ -128,10 +129,10 @@ def _failure(data: Mapping[str, Any]) -> Failure:
 def _job_to_json(job: SavedJob) -> dict[str, Any]:
     steps = [[step.process.pid, step.process.start, list(step.nodes)] for step in job.steps]
     asking = job.asking and [job.asking.pid, job.asking.start]
-    return {"role": job.role, "job": job.job, "number": job.number, "asking": asking, "steps": steps}
+    return {"role": job.role.value, "job": job.job, "number": job.number, "asking": asking, "steps": steps}
 
 
 def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
     steps = tuple(SavedStep(Process(pid, start), tuple(nodes)) for pid, start, nodes in data["steps"])
     asking = Process(*data["asking"]) if data["asking"] else None
-    return SavedJob(data["role"], data["job"], data["number"], asking, steps)
+    return SavedJob(JobRole(data["role"]), data["job"], data["number"], asking, steps)

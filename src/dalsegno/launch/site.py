@@ -9,6 +9,7 @@ from typing import Protocol
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.train.frames import Message
 
@@ -77,8 +78,8 @@ class Site(Terms, Protocol):
         """Of salloc and srun, and so of the agents."""
         ...
 
-    def allocation(self, role: str, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
-        """The salloc for a job of this role: main, next, or join."""
+    def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        """Return the salloc for a job of this role."""
         ...
 
     def step(self, job: int, nodes: Sequence[str]) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child
 
-MAIN, NEXT, JOIN = "main", "next", "join"
 ARRIVAL_S = 20.0  # a node whose agent has not come so long after its srun began, or the last look, is looked at
 LONGEST_S = 1800.0  # an image of many gigabytes is imported, or a prolog tries everything, before an agent starts
 
@@ -39,7 +39,7 @@ class Step:
 class Job:
     """One job of the run. Without an id it still waits to be heard of."""
 
-    role: str
+    role: JobRole
     number: int
     id: int | None = None
     nodes: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dalsegno.launch.patient_slurm import PatientSlurm
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
@@ -52,7 +53,7 @@ class SlurmJobs:
 
     # Asking
 
-    def ask(self, role: str, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
+    def ask(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
         self.count += 1
         job = Job(role, self.count)
         argv = self.site.allocation(role, suspects, members)
@@ -61,7 +62,7 @@ class SlurmJobs:
         self._watch(job.asking, partial(self._asked, job))
         return job
 
-    def take(self, role: str, job_id: int) -> Job:
+    def take(self, role: JobRole, job_id: int) -> Job:
         """A job that is there already: the one whose batch step we live in."""
         self.count += 1
         job = Job(role, self.count, job_id)

@@ -13,14 +13,15 @@ from dalsegno.launch.events import Cancelled, Doubted, Moved
 from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
 from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
+from dalsegno.launch.run_comment import JobRole, left_comment
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slow_starts import still_starting, tell_slow
-from dalsegno.launch.slurm_job import JOIN, MAIN, NEXT, Job, Step
+from dalsegno.launch.slurm_job import Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.staff import Boss
 from dalsegno.launch.status import RunCause
-from dalsegno.launch.vacating import left_comment, may_be_left, to_be_mended
+from dalsegno.launch.vacating import may_be_left, to_be_mended
 from dalsegno.slurm.facts import JobState, NodeInfo
 from dalsegno.system.procfs import start_ticks
 
@@ -44,11 +45,11 @@ class SlurmStaff:
         self._called: set[str] = set()  # nodes that have been asked whether they answer
         self._told_slow: set[str] = set()
         self._jobs = SlurmJobs(site, self)
-        self._departure = Departure(site, boss, self._jobs, lambda: self.begin(NEXT))
+        self._departure = Departure(site, boss, self._jobs, lambda: self.begin(JobRole.NEXT))
 
     # Asking for nodes
 
-    def begin(self, role: str = MAIN) -> None:
+    def begin(self, role: JobRole = JobRole.MAIN) -> None:
         if self.site.own_job is not None:
             self._jobs.take(role, self.site.own_job)
         else:
@@ -61,11 +62,11 @@ class SlurmStaff:
 
     def job_granted(self, job: Job) -> None:
         self._refusals.over()
-        self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role)
-        if job.role == NEXT or (job.role == MAIN and not job.adopted):
-            job.role = MAIN
+        self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role.value)
+        if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
+            job.role = JobRole.MAIN
             self.boss.apply(Moved())
-        elif job.role == JOIN and not job.adopted and self._has_agent(job):
+        elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
             self.soon(self._jobs.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
 
@@ -78,11 +79,11 @@ class SlurmStaff:
         return any(node in there for node in job.nodes)
 
     def job_refused(self, job: Job, why: str) -> None:
-        if job.role == JOIN:
+        if job.role is JobRole.JOIN:
             self._join_refused(why)
             return
-        self.boss.journal("refused", role=job.role, why=why)
-        if job.role == MAIN:
+        self.boss.journal("refused", role=job.role.value, why=why)
+        if job.role is JobRole.MAIN:
             self.boss.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
         else:
             self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
@@ -91,35 +92,39 @@ class SlurmStaff:
     def _join_refused(self, why: str) -> None:
         """Told once, however often it is asked again."""
         if self._refusals.refused(why, self._not_to_join, time.monotonic()):
-            self.boss.journal("refused", role=JOIN, why=why)
+            self.boss.journal("refused", role=JobRole.JOIN.value, why=why)
             self.boss.note(f"Slurm has no node to take a lost one's place: {why}")
 
     def _begin_again(self) -> None:
         if not self.boss.ending:
-            self.begin(NEXT)
+            self.begin(JobRole.NEXT)
 
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
-        self.boss.journal("job over", job=job.id, role=job.role, state=state.value)
-        if job.role != JOIN and state is JobState.CANCELLED:
+        self.boss.journal("job over", job=job.id, role=job.role.value, state=state.value)
+        if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             self.boss.apply(Cancelled())
         elif self.site.own_job is not None or self.boss.ending:
             pass  # with our own job we go too
-        elif job.role != JOIN and not self._promote() and not any(each.role == NEXT for each in self._jobs.jobs):
+        elif (
+            job.role is not JobRole.JOIN
+            and not self._promote()
+            and not any(each.role is JobRole.NEXT for each in self._jobs.jobs)
+        ):
             self.soon(self._jobs.give_back(self._waiting_joins))  # the next one starts when no other is left
-            self.begin(NEXT)
+            self.begin(JobRole.NEXT)
         self.boss.keep()
 
     @property
     def _waiting_joins(self) -> list[Job]:
-        return [job for job in self._jobs.jobs if job.role == JOIN and not job.nodes]
+        return [job for job in self._jobs.jobs if job.role is JobRole.JOIN and not job.nodes]
 
     def _promote(self) -> bool:
         """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
-        joined = [each for each in self._jobs.jobs if each.role == JOIN and each.nodes]
+        joined = [each for each in self._jobs.jobs if each.role is JobRole.JOIN and each.nodes]
         if self.boss.closing or not joined:
             return False
-        joined[0].role = MAIN
+        joined[0].role = JobRole.MAIN
         return True
 
     def step_ended(self, job: Job, step: Step) -> None:
@@ -222,14 +227,14 @@ class SlurmStaff:
         if (
             self.boss.closing
             or not self.has_nodes
-            or any(job.role != JOIN and not job.nodes for job in self._jobs.jobs)
+            or any(job.role is not JobRole.JOIN and not job.nodes for job in self._jobs.jobs)
         ):
             return
         there = self._there(present)
         may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
         wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
         if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
-            self._jobs.ask(JOIN, suspects=self._suspects, members=sorted(there))
+            self._jobs.ask(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
             self.boss.keep()
 
     def _there(self, present: frozenset[str]) -> set[str]:

@@ -17,9 +17,10 @@ from dalsegno.launch.coming_back import find_saved
 from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S, REFRESH_S
+from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
-from dalsegno.launch.slurm_job import MAIN, NEXT, Job, Step
+from dalsegno.launch.slurm_job import Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
 from dalsegno.launch.srun_words import first_exit_code, refused_containers
 from dalsegno.launch.status import RunCause, RunPhase, Status, read_status, write_status
@@ -65,11 +66,11 @@ class TaskRun:
         if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
             await self.jobs.adopt(saved.jobs)
         elif self.site.own_job is not None:
-            self.jobs.take(MAIN, self.site.own_job)
+            self.jobs.take(JobRole.MAIN, self.site.own_job)
         elif saved is not None and saved.jobs:
             await self.jobs.adopt(saved.jobs)
         else:
-            self.jobs.ask(MAIN)
+            self.jobs.ask(JobRole.MAIN)
         self._keep()
 
     async def _signalled(self) -> None:
@@ -146,7 +147,7 @@ class TaskRun:
             self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
             self.folder.exit_code.unlink(missing_ok=True)
-            self.jobs.ask(NEXT)
+            self.jobs.ask(JobRole.NEXT)
             self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waits for another")
             self._keep()
         else:

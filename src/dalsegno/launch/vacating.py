@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from dalsegno.launch.run_comment import OURS
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.render import SPARE_REASON
-
-OURS = "dalsegno:"
 
 
 def to_be_mended(nodes: Iterable[NodeInfo]) -> dict[str, str]:
@@ -24,15 +23,3 @@ def may_be_left(vacating: Mapping[str, str], ready: Collection[str], wanted: int
     """As many of them as the run can spare: it needs so many nodes."""
     here = sorted(set(vacating) & set(ready))
     return here[: max(0, len(ready) - wanted)]
-
-
-def left_comment(role: str, nodes: Iterable[str]) -> str:
-    """What a run's job says of itself: its role, and the nodes that it does not need any more."""
-    left = ",".join(sorted(nodes))
-    return f"{OURS}{role}" + (f" left={left}" if left else "")
-
-
-def nodes_left(comment: str) -> frozenset[str]:
-    """The nodes that a run has left, from the comment of its job."""
-    _, _, left = comment.partition(" left=")
-    return frozenset(left.split(",")) if comment.startswith(OURS) and left else frozenset()

@@ -45,7 +45,6 @@ class Pending:
 
     id: str
     at: float
-    kind: str  # the name of the action's class
     boot: str = ""
     how: str = ""  # of a mend: reset, reboot or replace
 

@@ -39,7 +39,7 @@ def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str
     old = book.of(action.node)
     boot = action.boot if isinstance(action, Mend) else ""
     how = action.how.value if isinstance(action, Mend) else ""
-    new = replace(old, pending=Pending(id, now, type(action).__name__, boot, how), since=now)
+    new = replace(old, pending=Pending(id, now, boot, how), since=now)
     marks: list[Mark] = []
     if isinstance(action, (Drain, SetDown)) and not old.out:
         marks.append(Mark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))

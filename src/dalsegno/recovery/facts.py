@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health import Finding, Verdict
-from dalsegno.launch.vacating import OURS, nodes_left
+from dalsegno.launch.run_comment import JobRole, nodes_left, read_comment
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
 
@@ -19,8 +19,6 @@ _WAITING = (
     JobState.REQUEUE_FED,
     JobState.SPECIAL_EXIT,
 )
-RUNS = OURS  # how the comment of a run's job begins: its coordinator looks after it
-JOIN = "dalsegno:join"
 
 
 @dataclass(frozen=True)
@@ -126,12 +124,13 @@ def is_active(job: JobInfo) -> bool:
 def joins(job: JobInfo) -> bool:
     """Whether a job says that it is one node more for a run. Not one with which several would be had."""
     alone = job.node_count == 1 and job.array_id is None and job.het_id is None
-    return alone and job.comment.split(" ")[0] == JOIN
+    comment = read_comment(job.comment)
+    return alone and comment is not None and comment.role is JobRole.JOIN
 
 
 def is_plain(job: JobInfo) -> bool:
     """A job that nobody but Slurm looks after."""
-    return not job.comment.startswith(RUNS)
+    return read_comment(job.comment) is None
 
 
 class Heard(Protocol):

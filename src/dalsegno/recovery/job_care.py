@@ -10,9 +10,9 @@ from dalsegno.recovery.facts import NodeFacts, is_plain
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.pending import PendingReason, parse_pending
 
 AGAIN_S = 3.0  # Slurm holds a requeued job back for a while, whatever it is told: it is told until it starts
-HELD = "BeginTime"
 
 
 def care_for_jobs(node: NodeFacts, own: NodeBook, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
@@ -33,7 +33,8 @@ def _after_loss(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | 
             return Note(own.node, text, settles=(each,))
         if job.state is JobState.RUNNING and (own.node not in job.nodes or not own.phase.out):
             return Note(own.node, f"job {each} runs again on {', '.join(job.nodes)}", settles=(each,))
-        if job.state is JobState.PENDING and job.reason == HELD and now - own.told_at >= AGAIN_S:
+        held = job.state is JobState.PENDING and parse_pending(job.reason) is PendingReason.BEGIN_TIME
+        if held and now - own.told_at >= AGAIN_S:
             return Expedite(own.node, each)
     return None
 

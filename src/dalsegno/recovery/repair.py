@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dalsegno.health import Remedy, Report, Verdict
-from dalsegno.launch.vacating import nodes_left
+from dalsegno.launch.run_comment import nodes_left
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.run_comment import left_comment, read_comment
 from dalsegno.launch.status import RunPhase, Status, status_from_json
-from dalsegno.launch.vacating import left_comment, nodes_left
-from dalsegno.recovery.facts import RUNS, is_active
+from dalsegno.recovery.facts import is_active
 from dalsegno.recovery.records import Record
 from dalsegno.slurm.facts import JobInfo
 
@@ -28,7 +28,8 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     """The job as its comment would tell of it; `wanted` are nodes that are to be mended."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
-    if not here or not record or not job.comment.startswith(RUNS) or not is_active(job) or nodes_left(job.comment):
+    comment = read_comment(job.comment)
+    if not here or not record or comment is None or comment.left or not is_active(job):
         return job
     status = read_hint(RunFolder(Path(record.folder)).status, record.uid)
     if status is None or not status.nodes:  # a run of srun's own tasks names none, and needs all that it has
@@ -36,8 +37,7 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     if status.phase is not RunPhase.RUNNING or job.id not in status.jobs or job.uid != record.uid:
         return job
     left = here - {node.name for node in status.nodes}
-    role = job.comment.removeprefix(RUNS).split(" ")[0]
-    return replace(job, comment=left_comment(role, left))
+    return replace(job, comment=left_comment(comment.role, left))
 
 
 def read_hint(path: Path, uid: int) -> Status | None:

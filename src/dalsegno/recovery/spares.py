@@ -16,9 +16,9 @@ from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.pending import parse_pending
 
 LOAN_S = 600.0  # a job that has not started on its spare by then does not get it
-HELD_BACK = ("BeginTime", "Dependency", "JobHeldUser", "JobHeldAdmin", "JobArrayTaskLimit")
 
 
 def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
@@ -41,7 +41,7 @@ def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Acti
 
 def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
     """Whether a job waits for a node that its run has lost; `given` are those it is being given just now."""
-    if not joins(job) or job.state is not JobState.PENDING or job.reason in HELD_BACK:
+    if not joins(job) or job.state is not JobState.PENDING or parse_pending(job.reason).held_back:
         return False
     run = facts.run_of(job)
     lives = any(is_active(each) and facts.run_of(each) == run for each in facts.jobs)
@@ -79,7 +79,7 @@ def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float
         again = Release(node.name, own.lent_to, uid=job.uid or 0)
         return True, again if node.connected and node.slurm.responding else None
     if job and own.since < facts.slurm_at and whose is Owner.NOBODY:
-        if job.state is JobState.PENDING and (job.reason in HELD_BACK or now - own.entered >= LOAN_S):
+        if job.state is JobState.PENDING and (parse_pending(job.reason).held_back or now - own.entered >= LOAN_S):
             return True, Recall(node.name, job.id, facts.run_of(job))
         if is_active(job) and not own.closed:
             return True, CloseLoan(node.name)

@@ -239,7 +239,7 @@ def _plain(value: object) -> Any:
     if is_dataclass(value):
         return facts_to_json(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value
@@ -264,8 +264,12 @@ def _read(hint: Any, value: Any, kind: type) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_read(inner[0], each, kind) for each in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {key: _read(inner[1], each, kind) for key, each in value.items()}
+        return {_key(inner[0], key, kind): _read(inner[1], each, kind) for key, each in value.items()}
     return _scalar(hint, value, kind)
+
+
+def _key(hint: Any, key: str, kind: type) -> Any:
+    return _scalar(hint, key, kind) if isinstance(hint, type) and issubclass(hint, Enum) else key
 
 
 def _scalar(hint: Any, value: Any, kind: type) -> Any:

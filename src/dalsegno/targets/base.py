@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
+from dalsegno.slurm.facts import JobState
 from dalsegno.spec.facts import Cluster
 from dalsegno.targets.faults import Fault, Options
 
@@ -53,7 +54,7 @@ class JobStatus:
     name: str
     user: str
     partition: str
-    state: str
+    state: JobState
     nodes: str
     gpus: int
     elapsed_s: int

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 
+from dalsegno.launch.run_comment import JobRole, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
 from dalsegno.why.reasons import why_it_waits
@@ -21,9 +22,11 @@ def explain_job(job: JobInfo, run: str = "") -> Verdict:
 def _of_run(job: JobInfo, run: str) -> str:
     if not run:
         return ""
-    if job.comment == "dalsegno:join":
+    comment = read_comment(job.comment)
+    if comment and comment.role is JobRole.JOIN:
         return f"; run {run} had asked for it in place of a node it lost"
-    return f"; it is the next job of run {run}" if job.comment == "dalsegno:next" else f"; it is the job of run {run}"
+    follows = comment is not None and comment.role is JobRole.NEXT
+    return f"; it is the next job of run {run}" if follows else f"; it is the job of run {run}"
 
 
 def _kept_off(job: JobInfo, run: str) -> str:

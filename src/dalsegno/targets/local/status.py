@@ -188,6 +188,6 @@ def _state_word(info: NodeInfo) -> str:
 
 def _job(job: JobInfo) -> JobStatus:
     return JobStatus(
-        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state.name,
+        id=job.label, name=job.name, user=job.user, partition=job.partition, state=job.state,
         nodes=compress(job.nodes), gpus=job.gpus, elapsed_s=job.elapsed_s, reason=job.reason,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import NotThere, TargetError, UsageError
-from dalsegno.launch.vacating import OURS
+from dalsegno.launch.run_comment import OURS
 from dalsegno.programs import launcher
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
