@@ -1,0 +1,40 @@
+"""Asking the controller, also on a machine that takes its time."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dalsegno.train.frames import send
+
+ASK = """
+import sys
+from pathlib import Path
+from dalsegno.recovery.client import ask
+print(ask(Path(sys.argv[1]), {"runs": True}, 0.2))
+"""
+
+
+def test_a_slow_machine_is_given_more_time_to_answer(tmp_path: Path):
+    slow = tmp_path / "true"
+    slow.write_text("#!/bin/sh\nsleep 0.2\n")  # the machine is measured by this program
+    slow.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        threading.Thread(target=answer_late, args=(server,), daemon=True).start()
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        argv = [sys.executable, "-c", ASK, str(tmp_path / "socket")]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "{'runs': []}\n", done.stderr
+
+
+def answer_late(server: socket.socket) -> None:
+    caller, _ = server.accept()
+    with caller:
+        caller.recv(65536)
+        time.sleep(0.6)  # three times what an ordinary machine is given
+        send(caller, {"runs": []})
