@@ -17,6 +17,7 @@ from typing import TypeVar
 import pytest
 
 from dalsegno.system.apart import slowness
+from dalsegno.system.cgroups import SYSTEMD_RUNS
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -134,9 +135,18 @@ def leftovers(home: Path) -> list[str]:
     ids = [Folder(home / "clusters" / name).id for name in ("shared", "one", "two", "demo", "dalsegno-demo")]
     links = [name for name in os.listdir("/sys/class/net") if any(name.startswith(f"ds{one}") for one in ids)]
     cgroups = [str(path) for one in ids for path in cluster_folders(one)]
+    units = [unit for one in ids for unit in units_of(one)]
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{home}/clusters" in line]
     folders = [str(path) for path in (home / "clusters").glob("*")]
-    return [*(f"process {process.pid}" for process in processes), *links, *cgroups, *mounts, *folders]
+    return [*(f"process {process.pid}" for process in processes), *links, *cgroups, *units, *mounts, *folders]
+
+
+def units_of(cluster_id: str) -> list[str]:
+    """Return the systemd units of a cluster; none where systemd does not run."""
+    if not SYSTEMD_RUNS.is_dir() or os.geteuid() != 0:
+        return []
+    listed = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", f"dalsegno-{cluster_id}*"]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def make_home(prefix: str) -> Path:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.journal import Entry, read
 from dalsegno.launch.status import NodeRole, Status, read_status
+from dalsegno.system.cgroups import cluster_folders
 from dalsegno.system.hosts import host_process
 from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
@@ -307,8 +308,8 @@ class Run:
     def _in_cgroups(self) -> list[int]:
         """Whatever its environment or name is by now: Slurm's cgroup of a job holds all that came from it."""
         jobs = {each["job"] for each in self.journal("granted")}
-        top = Path("/sys/fs/cgroup")
-        folders = [path for job in jobs for path in top.glob(f"*/dalsegno-{_folder(self.cli).id}/*/*/*/job_{job}")]
+        places = cluster_folders(_folder(self.cli).id)
+        folders = [path for place in places for job in jobs for path in place.rglob(f"job_{job}")]
         files = [path for folder in folders for path in folder.rglob("cgroup.procs")]
         return [int(pid) for path in files for pid in _words(path)]
 

@@ -27,7 +27,7 @@ STRANGER = NOBODY - 1
 # sudo's rules and root's clusters are this test's own: what it changes is seen by nobody else.
 ENTER = """
 mount --bind "$1/sudoers.d" /etc/sudoers.d && mkdir -p /var/lib/dalsegno && mount --bind "$1/state" /var/lib/dalsegno &&
-echo ready && exec sleep 900
+echo ready && exec cat
 """
 
 pytestmark = [
@@ -68,7 +68,8 @@ def people() -> Iterator[tuple[Person, Person]]:
     rule.write_text(f"#{NOBODY} ALL=(ALL:ALL) NOPASSWD: ALL\n")
     rule.chmod(0o440)
     argv = ["unshare", "--mount", "--propagation=private", "sh", "-c", ENTER, "sh", str(home)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as world:
+    # It lasts as long as this end of its input is open: on a slow machine, longer than any time that could be named.
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as world:
         assert world.stdout is not None
         assert world.stdout.readline() == "ready\n"
         owner, stranger = (Person(world.pid, home, uid) for uid in (NOBODY, STRANGER))
