@@ -17,9 +17,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -53,6 +53,7 @@ from dalsegno.train.ranks import OwnBoard
 from dalsegno.train.resume import from_memory
 from dalsegno.train.state import Objects, State, take
 from tests.jobs.torchrun.launcher import Launcher
+from tests.security.other_user import as_user
 from tests.security.poison import Poison
 from tests.train.keeper.nodes import Node
 from tests.train.memory.states import filled
@@ -60,7 +61,6 @@ from tests.train.memory.states import filled
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 
 VICTIM, ATTACKER = 64201, 64202
-Found = TypeVar("Found")
 
 
 @pytest.fixture
@@ -87,29 +87,6 @@ def shm() -> Iterator[Path]:
 def _clear() -> None:
     for path in SHM.glob(f"dalsegno.{VICTIM}*"):
         subprocess.run(["rm", "-rf", "--", str(path)], check=True)
-
-
-def as_user(uid: int, act: Callable[[], Found]) -> Found:
-    """What the function returns, in a process of that user."""
-    read, written = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            answer: tuple[bool, object] = (True, act())
-        except BaseException as error:  # whatever it is, the test is to see it
-            answer = (False, f"{type(error).__name__}: {error}")
-        with os.fdopen(written, "wb") as file:
-            pickle.dump(answer, file)
-        os._exit(0)
-    os.close(written)
-    with os.fdopen(read, "rb") as file:
-        fine, found = pickle.load(file)
-    os.waitpid(pid, 0)
-    assert fine, found
-    return found  # type: ignore[no-any-return]
 
 
 def poisoned(target: Path) -> State:

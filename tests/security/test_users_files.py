@@ -22,7 +22,7 @@ from dalsegno.launch.follow import RunLogs
 from dalsegno.launch.run_files import open_log
 from dalsegno.launch.status import read_status
 from tests.cli.runs import end, make_run, say
-from tests.security.test_snapshots import as_user
+from tests.security.other_user import as_user
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.ranks import find_where
 

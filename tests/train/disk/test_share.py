@@ -2,8 +2,11 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+
+pytest.importorskip("torch")
 
 from dalsegno.train.disk.write import CRUMB, Shared, Slice, divide
 
