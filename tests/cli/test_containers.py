@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dalsegno.cli.containers_site import others
+from dalsegno.cli.containers_hosts import others
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState
 from tests.cluster.conftest import SOURCE
 from tests.waiting import PATIENCE_S
@@ -41,7 +41,7 @@ def test_a_file_without_hosts_to_log_in_to_is_refused(tmp_path: Path):
     assert both.returncode == 2 and "name two clusters" in both.stderr
 
 
-def test_wrong_usage_is_told_from_hosts_that_are_not_well(tmp_path: Path):
+def test_wrong_usage_exits_2_with_a_hint(tmp_path: Path):
     (tmp_path / "far.yaml").write_text(FILE)
     (tmp_path / "bad.yaml").write_text("name: far\ntarget: ssh\nnonsense: 1\n")
     far, bad = str(tmp_path / "far.yaml"), str(tmp_path / "bad.yaml")
@@ -49,16 +49,18 @@ def test_wrong_usage_is_told_from_hosts_that_are_not_well(tmp_path: Path):
         ([f"{far}x"], "no such file"),
         ([bad], "nonsense"),
         (["-M", "nope"], "there is no cluster `nope`"),
-        ([far, "-o", "Nonsense"], "'Nonsense' is no option of ssh's"),
-        (["-o", "Foo"], "'Foo' is no option of ssh's"),
-        (["--folder", "rel", "--repair"], "from `/` on"),
-        (["--folder", "/a b", "--repair"], "without blanks"),
+        ([far, "-o", "Nonsense"], "invalid ssh option 'Nonsense'"),
+        (["-o", "Foo"], "invalid ssh option 'Foo'"),
+        (["--folder", "rel"], "from `/` on"),
+        (["--folder", "/a b"], "without blanks"),
+        (["--repair"], "error: `--repair` was removed"),
+        ([far, "--dry-run"], "error: `--dry-run` was removed"),
     ):
         refused = check(tmp_path, *args)
         assert refused.returncode == 2 and told in refused.stderr and "hint: " in refused.stderr, refused
 
 
-def test_a_node_from_which_the_others_are_asked_is_counted_once():
+def test_a_node_that_runs_the_check_is_counted_once():
     nodes = [NodeInfo(name, NodeState.IDLE) for name in ("n1", "n2")]
     nodes.append(NodeInfo("n3", NodeState.IDLE, frozenset({NodeFlag.POWERED_DOWN})))
     assert (others(nodes, "n1"), others(nodes, "login")) == (("n2",), ("n1", "n2"))
@@ -83,8 +85,11 @@ def test_slurm_without_a_slurm_conf_is_told_as_it_is(tmp_path: Path):
     here = {**env(tmp_path / "home"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     here.pop("SLURM_CONF", None)
     told = subprocess.run(words(), env=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert told.returncode == 1 and "error: Slurm's commands are here, but no slurm.conf" in told.stderr
-    assert "SLURM_CONF names it" in told.stderr and "containers check FILE" in told.stderr
+    assert (
+        told.returncode == 1
+        and "error: Slurm's commands are installed here, but they find no slurm.conf" in told.stderr
+    )
+    assert "set SLURM_CONF" in told.stderr and "containers check FILE" in told.stderr
 
 
 def test_a_bad_option_of_sshs_is_told_once_for_all_hosts(tmp_path: Path):

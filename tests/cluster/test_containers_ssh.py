@@ -1,4 +1,4 @@
-"""Container jobs on a cluster that knows nothing of us, whose hosts are reached by a real ssh."""
+"""Check and fix container jobs on a cluster of others, whose hosts are reached by a real ssh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,64 +175,50 @@ def batch(far: Far, user: Contained, node: str) -> str:
     return text_of(said)
 
 
-@contextmanager
-def sudo(far: Far) -> Iterator[None]:
-    """ada may do anything on the hosts, and is asked for no password."""
-    rights, shadow = far.home / "sudoers", far.home / "shadow"
-    rights.write_text("ada ALL=(ALL) NOPASSWD: ALL\n")
-    rights.chmod(0o440)
-    shadow.write_text("root:*:19000::::::\nada:*:19000::::::\n")
-    shadow.chmod(0o640)
-    script = 'mount --bind "$1" /etc/sudoers && mount --bind "$2" /etc/shadow'
-    for host in HOSTS:
-        far.cluster.on(host, "sh", "-c", script, "sh", str(rights), str(shadow))
-    yield
-    for host in HOSTS:
-        far.cluster.on(host, "umount", "/etc/sudoers", "/etc/shadow")
-
-
 IN_IMAGE = "from as it says\nend\n"
-INSTALLED = 'cd "$1/ours" && sha256sum */dalsegno* && tail -n 1 "$1/own etc/plugstack.conf"'
 
 
-def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: Far):
-    far.lay(
-        {"head": "required /nowhere/x.so", "train-1": "# mine"}
-    )  # that one must go before the head shows what it lacks
-    unknown = far.check(known=False)
-    assert unknown.code == 1 and "Host key verification failed" in unknown.out
-    assert "StrictHostKeyChecking=accept-new" in unknown.out
+def run_commands(far: Far, report: str) -> None:
+    """Run the commands of a report as an administrator would; `shell` is where `dalsegno shell` runs."""
+    for step in json.loads(report)["commands"]:
+        for host in step["hosts"]:
+            for command in step["commands"]:
+                if command.startswith("systemctl "):  # virtual hosts have no systemd
+                    continue
+                if host == "shell":
+                    done = far.cluster.sh(command)
+                    assert (done.code, done.err) == (0, ""), f"{command}: {done}"
+                else:
+                    far.cluster.on(host, "sh", "-c", command)
 
-    planned = far.check("--repair", "--dry-run", "--json")
-    told = json.loads(planned.out)
-    assert planned.code == 1 and [each["host"] for each in told["planned"]] == list(HOSTS) and told["repaired"] == []
-    assert far.read("train-1", 'ls "$1"; cat "$1/own etc/plugstack.conf"') == ["own etc", "# mine"]
 
-    far.stop_sshd("train-2")
-    with sudo(far):
-        first = far.check("--repair", user="ada")
-    assert first.code == 1 and "train-2: could not be asked: ssh: " in first.out, first
-    assert "Connection refused" in first.out and "is sshd running there?" in first.out
-    assert (
-        "warning: train-2 could not be asked: where it reads a plugstack.conf that others read too, no job" in first.err
-    )
+@pytest.fixture
+def ssh_settings(far: Far) -> None:
+    """Let ssh on the hosts reach each other by the user's own settings."""
+    known = "\n".join(f"    {each.replace('=', ' ')}" for each in far.options("")[1::2])
+    (far.home / "ssh_config.d/far.conf").write_text(f"Host *\n    Port {PORT}\n{known}\n")
+
+
+def test_the_printed_commands_install_our_plugin_on_a_cluster_without_any(far: Far, ssh_settings: None):
+    """train-1 requires a plugin that is not there: srun fails on it, so it is asked over ssh."""
+    far.lay({"head": "required /nowhere/x.so", "train-1": "required /nowhere/spank_pyxis.so"})
+    refused = far.cluster.sh(f"dalsegno run --framework=plain --container-image={far.cluster.image} true")
+    assert refused.code == 2 and "dalsegno containers check" in refused.err
+    check = f"dalsegno containers check --folder {far.disk}/ours --json -o ConnectTimeout=60"
+    blocked = far.cluster.sh(check, timeout_s=120)
+    assert blocked.code == 1 and [each["hosts"] for each in json.loads(blocked.out)["commands"]] == [["shell"]], blocked
+    run_commands(far, blocked.out)
+    bare = far.cluster.sh(check, timeout_s=120)
+    assert bare.code == 1, bare
+    assert [each["hosts"] for each in json.loads(bare.out)["commands"]] == [
+        ["shell"], ["shell"], ["shell"], ["train-1"], ["train-2"]
+    ], "compile, copy, and a line for each"  # fmt: skip
+    run_commands(far, bare.out)
+    done = far.cluster.sh(check, timeout_s=120)
+    assert done.code == 0 and json.loads(done.out)["commands"] == [], done
+
     assert far.read("train-1", 'stat -c "%U %a" "$1"/ours/*/dalsegno_container.so') == ["root 755"]
-    assert batch(far, far.ada, "train-1") == IN_IMAGE
-    far.start_sshd("train-2")
-
-    # There it was interrupted once: what lies there half is put right, and the rest is left alone.
-    lines = far.read("train-1", INSTALLED)
-    build = lines[0].split()[1].split("/")[0]
-    far.read("train-2", f'mkdir -p "$1/ours/{build}" && echo half >"$1/ours/{build}/dalsegno-container"')
-    times = 'stat -c "%n %Y %i" "$1"/ours/* "$1/own etc"/*'
-    before = far.read("train-1", times)
-    again = far.check("--repair", "--json")
-    assert again.code == 0, again
-    assert [each["host"] for each in json.loads(again.out)["repaired"]] == ["train-2"]
-    assert far.read("train-2", INSTALLED) == lines and far.read("train-1", times) == before
-    assert far.read("train-1", f'ls -A "$1/ours" "$1/ours/{build}"').count("dalsegno_container.so") == 1
-    assert far.read("train-2", 'find "$1" -name ".new*" -o -name ".*dalsegno.*"') == []
-
+    assert far.read("train-1", 'grep nowhere "$1/own etc/plugstack.conf"')[0].startswith("# required")
     for someone in (far.cluster, far.ada):
         assert someone.lines("srun -N2 $I sh -c 'echo from $FROM_IMAGE'") == ["from as it says"] * 2
         assert batch(far, someone, "train-2") == IN_IMAGE
@@ -245,35 +230,31 @@ def test_a_cluster_without_any_plugin_gets_ours_on_every_host_that_answers(far: 
     assert run.code == 0 and run.out.count("within") == 2, run
 
 
-def test_a_plugstack_that_hosts_share_gets_its_line_when_all_of_them_have_the_files(far: Far):
-    """One file for all; where our plugin goes is each host's own disk, and train-2's cannot take it at first."""
-    shared = far.home / "tmp/shared.conf"
-    shared.write_text("# all of us\n")
+def test_a_file_of_hosts_is_checked_over_ssh_and_hosts_that_do_not_answer_are_named(far: Far, ssh_settings: None):
     far.lay({})
-    for host in HOSTS:
-        far.read(host, f'ln -s {shared} "$1/own etc/plugstack.conf"')
-    far.read("train-2", 'touch "$1/ours"')
-    held = far.check("--repair")
-    assert held.code == 1 and "train-2 could not be mended: ssh: " in held.err, held
-    assert (
-        "train-2 reads the same plugstack.conf as others, and has no " in held.err and "no line is written" in held.err
+    unknown = far.check(known=False)
+    assert unknown.code == 1 and "Host key verification failed" in unknown.out
+    assert "StrictHostKeyChecking=accept-new" in unknown.out
+    far.stop_sshd("train-2")
+    silent = far.check("--json")
+    far.start_sshd("train-2")
+    found = {each["host"]: each for each in json.loads(silent.out)["findings"]}
+    assert silent.code == 1 and set(found) == set(HOSTS)
+    assert "Connection refused" in found["train-2"]["what"] and "is sshd running there?" in found["train-2"]["fix"]
+    assert json.loads(silent.out)["commands"] == [], "our plugin is compiled on a host of the cluster"
+    assert far.read("train-1", 'ls "$1"') == ["own etc"], "nothing is changed"
+    # Through a jump host.
+    text = (
+        "name: far\ntarget: ssh\nssh: {jump: ada@head}\nhead: {name: head}\npartitions: [{name: n, nodes: [train-1]}]"
     )
-    assert shared.read_text() == "# all of us\n"
-    assert len(far.ada.lines("srun -N2 hostname")) == 2, "every node starts jobs as it did"
-    far.read("train-2", 'rm "$1/ours"')
-    planned = json.loads(far.check("--dry-run", "--json").out)["planned"]
-    mended = far.check("--repair", "--json")
-    assert mended.code == 0, mended
-    done = json.loads(mended.out)["repaired"]
-    assert [each["done"] for each in done] == [each["does"] for each in planned], "the plan was all of it"
-    assert [len(each["done"]) for each in done] == [2, 1, 1], "files for each, and one line"
-    assert shared.read_text().count("\nrequired ") == 1
-    for node in HOSTS[1:]:
-        assert batch(far, far.ada, node) == IN_IMAGE
+    file = far.cluster.cli.file(text, "jump.yaml")
+    through = far.cluster.sh(f"dalsegno containers check {file} --json -o ConnectTimeout=60", timeout_s=120)
+    assert all(each["asked"] for each in json.loads(through.out)["hosts"]), through
+    assert "Accepted publickey for ada" in (far.home / "ssh/head.log").read_text()
 
 
-def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: Far):
-    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot: registering is what is tried."""
+def test_the_printed_commands_register_pyxis_where_it_is_not(far: Far):
+    """Our plugin under Pyxis's file name stands in for Pyxis, and a script for Enroot."""
     version = far.cluster.lines("scontrol --version")[0].split()[1]
     ours = build_native(LocalRunner(), far.home / "cache", version)
     pyxis = far.home / "pyxis"
@@ -288,38 +269,9 @@ def test_pyxis_is_registered_where_it_is_not_and_ours_is_not_put_beside_it(far: 
     found = {each["host"]: each for each in json.loads(answer.out)["findings"]}
     assert answer.code == 1 and found["train-2"]["fix"].startswith(f"add `{line}` to ")
     assert set(found) == {"train-1", "train-2"}
-    refused = far.check("--repair", user="ada")
-    assert refused.code == 1 and "train-[1-2] could not be mended: ssh: " in refused.err and "sudo" in refused.err
-    mended = far.check("--repair", "--json")
-    assert mended.code == 0, f"{mended.out}\n{mended.err}"
+    run_commands(far, answer.out)
+    fixed = far.check("--json")
+    assert fixed.code == 0, f"{fixed.out}\n{fixed.err}"
     for host in HOSTS:
         assert far.read(host, 'ls "$1"; grep ^required "$1/own etc/plugstack.conf"') == ["own etc", line]
     assert batch(far, far.ada, "train-2") == IN_IMAGE
-    run = far.ada.sh(
-        f"dalsegno run --framework=plain -N2 --container-image={far.cluster.image} echo within", timeout_s=120
-    )
-    assert run.code == 0 and run.out.count("within") == 2, run
-
-
-def test_on_the_head_a_node_that_starts_no_step_is_reached_by_ssh_with_the_users_own_settings(far: Far):
-    """train-1 requires a plugin that is not there: srun fails on it. ssh is set up in its own file, not by options."""
-    known = "\n".join(f"    {each.replace('=', ' ')}" for each in far.options("")[1::2])
-    (far.home / "ssh_config.d/far.conf").write_text(f"Host *\n    Port {PORT}\n{known}\n")
-    far.lay({"train-1": "required /nowhere/spank_pyxis.so"})
-    refused = far.cluster.sh(f"dalsegno run --framework=plain --container-image={far.cluster.image} true")
-    assert refused.code == 2 and "neither Pyxis nor Dal Segno's plugin is set up" in refused.err
-    assert "dalsegno containers check" in refused.err
-    words = f"dalsegno containers check --repair --folder {far.disk}/ours --json -o ConnectTimeout=60"
-    mended = far.cluster.sh(words, timeout_s=120)
-    assert mended.code == 0, f"{mended.out}\n{mended.err}"
-    assert [each["host"] for each in json.loads(mended.out)["repaired"]] == ["shell", "train-1", "train-2"]
-    assert far.read("train-1", 'grep nowhere "$1/own etc/plugstack.conf"')[0].startswith("# out of use")
-    assert batch(far, far.ada, "train-1") == IN_IMAGE
-    # And by a file, through a host between.
-    text = (
-        "name: far\ntarget: ssh\nssh: {jump: ada@head}\nhead: {name: head}\npartitions: [{name: n, nodes: [train-1]}]"
-    )
-    file = far.cluster.cli.file(text, "jump.yaml")
-    through = far.cluster.sh(f"dalsegno containers check {file} -o ConnectTimeout=60", timeout_s=120)
-    assert through.code == 0, through
-    assert "Accepted publickey for ada" in (far.home / "ssh/head.log").read_text()

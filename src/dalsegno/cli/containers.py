@@ -1,30 +1,31 @@
-"""`dalsegno containers`: whether every host of the cluster knows `--container-image`, and mending those that do not."""
+"""`dalsegno containers`: check that every host knows `--container-image`; list and remove named containers."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.errors import DalsegnoError, NotThere, SpecError, UsageError
+from dalsegno.errors import NotThere, SpecError, UsageError
 from dalsegno.hostlist import compress
 
 if TYPE_CHECKING:
-    from dalsegno.cli.containers_site import Site
+    from dalsegno.cli.containers_hosts import CheckedHosts
     from dalsegno.containers.named import NodeAnswer
-    from dalsegno.containers.plugstack import Finding, HostFacts, Repair
-    from dalsegno.containers.plugstack.compiling import Parcel
-    from dalsegno.containers.plugstack.crowd import Tell
-    from dalsegno.containers.plugstack.ways import Way
-    from dalsegno.system.processes import Runner
+    from dalsegno.containers.plugstack import CommandStep, ContainerFinding, HostFacts, HostRoute, PluginBuild
+    from dalsegno.containers.plugstack.hosts import Progress
+
+HEADERS = ["HOSTS", "--container-image", "PLUGIN", "ENROOT"]
+Cells = TypeVar("Cells", bound=tuple[str, ...])
+FC = TypeVar("FC", bound=Callable[..., Any])
 
 
 @click.group()
@@ -32,63 +33,58 @@ def command() -> None:
     """Check that container jobs work on the cluster's hosts; list and remove named containers."""
 
 
+def _removed(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    """Refuse an option of earlier versions, which changed the hosts itself."""
+    if given:
+        raise UsageError(
+            f"`{parameter.opts[0]}` was removed: `dalsegno containers check` does not change hosts any more",
+            hint="run the commands that `dalsegno containers check` prints",
+        )
+
+
+def _removed_option(name: str) -> Callable[[FC], FC]:
+    return click.option(name, is_flag=True, hidden=True, expose_value=False, callback=_removed)
+
+
 @command.command()
 @click.argument("file", type=click.Path(), required=False)
 @cluster_option
 @json_option
-@click.option("--repair", is_flag=True, help="Mend what can be mended; needs the rights to write to the hosts.")
-@click.option("--dry-run", is_flag=True, help="Say what --repair would do, and do nothing.")
-@click.option("--folder", default="", help="Where Dal Segno's plugin goes, on each host's own disk.")
+@click.option(
+    "--folder", default="", help="Where the printed commands install Dal Segno's plugin, on each host's disk."
+)
 @click.option(
     "--ssh-option", "-o", "ssh_options", multiple=True, metavar="NAME=VALUE", help="As ssh's own -o; may be repeated."
 )
-def check(
-    file: str | None,
-    name: str | None,
-    json_: bool,
-    repair: bool,
-    dry_run: bool,
-    folder: str,
-    ssh_options: tuple[str, ...],
-) -> None:
-    """Ask every host: does srun know --container-image, and is all there that it needs? Exits 1 if not.
+@_removed_option("--repair")
+@_removed_option("--dry-run")
+def check(file: str | None, name: str | None, json_: bool, folder: str, ssh_options: tuple[str, ...]) -> None:
+    """Check that every host knows --container-image, and print the commands that fix what is wrong.
 
-    On the login or head node of any Slurm cluster: this host is asked, and the nodes by a small step each, else over
-    ssh. With FILE, a cluster file of `target: ssh`: the hosts that it names, over ssh, from anywhere.
-    With --repair, an installed Pyxis is registered where it is not; where there is none, Dal Segno's plugin is.
+    On the login or head node of any Slurm cluster, this host is asked, and each node by a small step or over ssh.
+    With FILE, a cluster file of `target: ssh`, its hosts are asked over ssh, from anywhere.
+    Nothing is changed on any host. Exits 1 if something is wrong.
     """
-    from dalsegno.cli import containers_words
-    from dalsegno.cli.containers_site import site_here, site_of
-    from dalsegno.containers.plugstack import judge
-    from dalsegno.containers.plugstack.repairs import FOLDER
-    from dalsegno.containers.plugstack.rounds import mend_in_rounds
+    from dalsegno.cli.containers_hosts import hosts_here, hosts_in
+    from dalsegno.containers.plugstack import judge, plan_commands
+    from dalsegno.containers.plugstack.commands import FOLDER
 
     folder = folder.rstrip("/") or FOLDER
     _check_usage(file, name, folder, ssh_options)
     with interruptible():
         try:
-            site = site_of(file, ssh_options) if file else site_here(name, ssh_options)
+            checked = hosts_in(file, ssh_options) if file else hosts_here(name, ssh_options)
         except (NotThere, SpecError) as error:
             if file or name:
-                error.exit_code = UsageError.exit_code  # 1 says that hosts were asked
+                error.exit_code = UsageError.exit_code  # 1 means that hosts were asked
             raise
-        hosts = _ask(site)
-        planned = _plan(site, hosts, folder) if dry_run else []
-        done = mend_in_rounds(_Hands(site, folder), hosts) if repair and not dry_run else []
-        hosts = _ask(site) if done else hosts
-    found = judge(hosts, site.own)
+        hosts = _ask(checked)
+    found = judge(hosts, checked.own)
+    steps = plan_commands(hosts, found, checked.own, checked.asleep, _build(checked, hosts, folder))
     if json_:
-        out.as_json(
-            containers_words.as_json(site.asleep, hosts, found, done, [each for them in planned for each in them])
-        )
+        out.as_json(report_as_json(checked.asleep, hosts, found, steps))
     else:
-        _show(site, hosts, found)
-        for together in planned:
-            _show_plan(together)
-        if planned:
-            out.talk("\nthat is all of it if each step helps; what shows only then is decided then")
-        if found and not repair and not dry_run:
-            out.talk("\n`--repair` mends what it can; `--dry-run` tells what that is")
+        _show(checked, hosts, found, steps)
     raise SystemExit(1 if found else 0)
 
 
@@ -107,8 +103,8 @@ def list_(name: str | None, wanted: str, json_: bool) -> None:
     from dalsegno.system.processes import LocalRunner
 
     with interruptible():
-        way, nodes = _steps(name, wanted)
-        answers = list_named(LocalRunner(), way, nodes, _telling("asked"))
+        route, nodes = _steps(name, wanted)
+        answers = list_named(LocalRunner(), route, nodes, _show_progress("asked"))
     found = [each for answer in answers for each in parse_listing(answer)]
     if json_:
         out.as_json([asdict(each) for each in found])
@@ -132,8 +128,8 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", each):
             raise UsageError(f"invalid container name {each!r}", hint="`dalsegno containers ls` lists yours")
     with interruptible():
-        way, nodes = _steps(name, wanted)
-        answers = remove_named(LocalRunner(), way, nodes, names, _telling("asked"))
+        route, nodes = _steps(name, wanted)
+        answers = remove_named(LocalRunner(), route, nodes, names, _show_progress("asked"))
     for answer in answers:
         for line in answer.lines:
             out.talk(f"{answer.node}: removed {line}")
@@ -145,9 +141,9 @@ def remove(names: tuple[str, ...], name: str | None, wanted: str) -> None:
     raise SystemExit(1 if missing or any(answer.error for answer in answers) else 0)
 
 
-def _steps(name: str | None, wanted: str) -> tuple[Way, list[str]]:
-    """How nodes are asked, and which: those that are awake, or of them the wanted ones."""
-    from dalsegno.cli.containers_site import slurm_here, steps_on
+def _steps(name: str | None, wanted: str) -> tuple[HostRoute, list[str]]:
+    """Return the route to the nodes, and their names: the wanted nodes, or all that are not powered down."""
+    from dalsegno.cli.containers_hosts import slurm_here, steps_on
     from dalsegno.hostlist import expand
 
     slurm, nodes = slurm_here(name)
@@ -170,190 +166,116 @@ def _date(seconds: float) -> str:
 
 def _check_usage(file: str | None, name: str | None, folder: str, ssh_options: Sequence[str]) -> None:
     if not folder.startswith("/"):
-        raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by its whole path, from `/` on")
+        raise UsageError(f"invalid folder {folder!r} for the plugin", hint="write an absolute path, from `/` on")
     if any(letter.isspace() or letter in "#%" for letter in folder):
-        raise UsageError(f"{folder!r} is no folder for a plugin", hint="name it by a path without blanks, `#` and `%`")
+        raise UsageError(f"invalid folder {folder!r} for the plugin", hint="use a path without blanks, `#` and `%`")
     if file and name:
         raise UsageError("a file and --cluster name two clusters", hint="give one of them")
     for option in ssh_options:
         if not re.fullmatch(r"\s*[A-Za-z]\w*(\s*=\s*|\s+)\S.*", option, re.DOTALL):
             raise UsageError(
-                f"{option!r} is no option of ssh's", hint="write `--ssh-option NAME=VALUE`, as `--ssh-option Port=2222`"
+                f"invalid ssh option {option!r}", hint="write `--ssh-option NAME=VALUE`, as `--ssh-option Port=2222`"
             )
 
 
-def _ask(site: Site) -> list[HostFacts]:
+def _ask(checked: CheckedHosts) -> list[HostFacts]:
     from dalsegno.containers.plugstack import ask_all
     from dalsegno.system.processes import LocalRunner
 
-    out.talk(f"asking {compress(dict.fromkeys((*site.logins, *site.nodes)))}")
-    return ask_all(LocalRunner(), site.routes, site.logins, site.nodes, _telling("asked"))
+    out.talk(f"asking {compress(dict.fromkeys((*checked.logins, *checked.nodes)))}")
+    return ask_all(LocalRunner(), checked.routes, checked.logins, checked.nodes, _show_progress("asked"))
 
 
-def _telling(word: str) -> Tell:
-    """In a terminal, how many hosts are through."""
+def _show_progress(word: str) -> Progress:
+    """Return what shows in a terminal how many hosts are done."""
     live = sys.stderr.isatty()
 
-    def tell(count: int, all_: int) -> None:
+    def show(count: int, total: int) -> None:
         if live:
-            out.replace_line(f"{word} {count} of {all_}" if count < all_ else "")
+            out.replace_line(f"{word} {count} of {total}" if count < total else "")
 
-    return tell
-
-
-def _decide(site: Site, hosts: Sequence[HostFacts], folder: str) -> tuple[list[Repair], bool]:
-    from dalsegno.containers.native import build_key
-    from dalsegno.containers.plugstack import decide_repairs
-    from dalsegno.containers.plugstack.choice import slurm_version
-
-    return decide_repairs(hosts, site.own, build_key(slurm_version(hosts)), folder)
+    return show
 
 
-@dataclass(frozen=True)
-class _Hands:
-    """What is done to the hosts of a site, and told."""
+def _build(checked: CheckedHosts, hosts: Sequence[HostFacts], folder: str) -> PluginBuild | None:
+    """Return how our plugin is compiled on this host; None if this host is not part of the cluster."""
+    from dalsegno.containers.native import build_key, source_folder
+    from dalsegno.containers.plugstack import PluginBuild
+    from dalsegno.containers.plugstack.check import slurm_version
 
-    site: Site
-    folder: str
-    parcels: dict[str, Parcel] = field(default_factory=dict)  # our plugin, once for each version of Slurm
-    told: list[str] = field(default_factory=list)
-
-    def ask(self) -> list[HostFacts]:
-        return _ask(self.site)
-
-    def decide(self, hosts: Sequence[HostFacts]) -> tuple[list[Repair], bool]:
-        return _decide(self.site, hosts, self.folder)
-
-    def mend(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> list[Repair]:
-        from dalsegno.containers.plugstack.choice import slurm_version
-
-        self.tell_of_absent(hosts, repairs)
-        if not any(each.install for each in repairs):
-            return _mend_some(self.site, repairs, None)
-        version = slurm_version(hosts)
-        if version not in self.parcels:
-            self.parcels[version] = _compile(self.site, hosts)
-        return _mend_some(self.site, repairs, self.parcels[version])
-
-    def hand_out(self) -> None:
-        _hand_out(self.site)
-
-    def tell_of_absent(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> None:
-        """Before anything is done, for which no host is asked again."""
-        from dalsegno.cli import containers_words
-
-        install = next((each.install for each in repairs if each.install), "")
-        silent = [host.host for host in hosts if host.silent]
-        for text in containers_words.absent(silent, self.site.asleep, install) if install else ():
-            if text not in self.told:
-                self.told.append(text)
-                out.warn(text)
-
-    def hold_back(self, lacking: Sequence[HostFacts], plugin: str) -> None:
-        names = compress([host.host for host in lacking])
-        out.error(
-            f"{names} reads the same plugstack.conf as others, and has no {plugin}: no line is written, for with one "
-            "that requires it no job would start there",
-            hint="mend that one, and run the same again: what is done stays done",
-        )
-
-    def leave_nodes(self, unmended: Sequence[HostFacts], vain: bool) -> None:
-        names, spite = compress([host.host for host in unmended]), " in spite of its repair" * vain
-        out.error(
-            f"{names} does not know --container-image{spite}: no node gets a line",
-            hint=f"what was before is kept: {unmended[0].kept}" if vain else "mend that one, and run the same again",
-        )
-
-
-@dataclass(frozen=True)
-class _Plan(_Hands):
-    """The same, imagined: hosts answer what they would if all that was done helped."""
-
-    hosts: list[HostFacts] = field(default_factory=list)
-    planned: list[Sequence[Repair]] = field(default_factory=list)  # what is done at once, one after the other
-
-    def ask(self) -> list[HostFacts]:
-        return list(self.hosts)
-
-    def mend(self, hosts: Sequence[HostFacts], repairs: Sequence[Repair]) -> list[Repair]:
-        from dalsegno.containers.plugstack.imagined import imagine
-
-        self.tell_of_absent(hosts, repairs)
-        self.planned.append(repairs)
-        self.hosts[:] = imagine(self.hosts, repairs)
-        return list(repairs)
-
-    def hand_out(self) -> None:
-        from dalsegno.containers.plugstack import Repair
-        from dalsegno.containers.plugstack.imagined import imagine_handed_out
-
-        self.planned.append([Repair(self.site.logins[0], hand_out=True)])
-        self.hosts[:] = imagine_handed_out(self.hosts)
-
-
-def _plan(site: Site, hosts: Sequence[HostFacts], folder: str) -> list[Sequence[Repair]]:
-    """All that `--repair` would do, in its order."""
-    from dalsegno.containers.plugstack.rounds import mend_in_rounds
-
-    plan = _Plan(site, folder, hosts=list(hosts))
-    mend_in_rounds(plan, hosts)
-    return plan.planned
-
-
-def _mend_some(site: Site, repairs: Sequence[Repair], parcel: Parcel | None) -> list[Repair]:
-    """One host that cannot be mended keeps none of the others from it. Those that were."""
-    from dalsegno.cli import containers_words
-    from dalsegno.containers.plugstack.crowd import each_of
-    from dalsegno.containers.plugstack.mending import mend
-    from dalsegno.system.processes import LocalRunner
-
-    def do(runner: Runner, repair: Repair) -> DalsegnoError | None:
-        try:
-            mend(runner, site.routes[repair.host], repair, parcel)
-        except DalsegnoError as error:
-            return error
+    if not checked.here:
         return None
-
-    _show_plan(repairs)
-    came = list(zip(repairs, each_of(LocalRunner(), do, repairs, _telling("mended")), strict=True))
-    for what, hint in containers_words.failures((repair.host, error) for repair, error in came if error):
-        out.error(what, hint=hint)
-    return [repair for repair, error in came if error is None]
+    return PluginBuild(checked.here, str(source_folder()), build_key(slurm_version(hosts)), folder)
 
 
-def _hand_out(site: Site) -> None:
-    from dalsegno.containers.plugstack.mending import hand_out
-    from dalsegno.system.processes import LocalRunner
-
-    out.talk("has slurmctld hand its files out (scontrol reconfigure)")
-    try:
-        hand_out(LocalRunner(), site.routes[site.logins[0]], site.logins[0])
-    except DalsegnoError as error:
-        out.error(f"slurmctld was not told: {error.what}", hint=error.hint)
+# ---- The report. Hosts with the same result share a row.
 
 
-def _compile(site: Site, hosts: Sequence[HostFacts]) -> Parcel:
-    """On the first host that answered, as `slurm_version` has it."""
-    from dalsegno.containers.plugstack.compiling import compile_on
-    from dalsegno.system.processes import LocalRunner
-
-    host = next(each.host for each in hosts if not each.silent)
-    out.talk(f"compiling Dal Segno's plugin on {host}")
-    return compile_on(LocalRunner(), site.routes[host], host)
-
-
-def _show_plan(repairs: Sequence[Repair]) -> None:
-    from dalsegno.cli import containers_words
-
-    for line in containers_words.plans(repairs):
-        out.talk(line)
-
-
-def _show(site: Site, hosts: Sequence[HostFacts], found: Sequence[Finding]) -> None:
-    from dalsegno.cli import containers_words
-
-    out.table(containers_words.HEADERS, containers_words.rows(hosts))
-    if site.asleep:
-        out.talk(f"not asked, for they are powered down: {compress(site.asleep)}")
-    for text in containers_words.sentences(found):
+def _show(
+    checked: CheckedHosts, hosts: Sequence[HostFacts], found: Sequence[ContainerFinding], steps: Sequence[CommandStep]
+) -> None:
+    out.table(HEADERS, table_rows(hosts))
+    if checked.asleep:
+        out.talk(f"not asked, because they are powered down: {compress(checked.asleep)}")
+    for names, (what, fix) in _grouped((each.host, (each.what, each.fix)) for each in found):
+        out.data(f"\n{names}: {what}\n  fix: {fix}")
+    if steps:
+        out.data("\nRun these commands as root, in this order. Then run the check again.")
+    for text in describe_steps(steps):
         out.data(f"\n{text}")
+
+
+def table_rows(hosts: Sequence[HostFacts]) -> list[list[str]]:
+    """Return the rows of the table under HEADERS."""
+    return [[names, *row] for names, row in _grouped((host.host, _row(host)) for host in hosts)]
+
+
+def _row(host: HostFacts) -> tuple[str, str, str]:
+    if host.silent:
+        return "?", "?", "?"
+    line = host.working
+    return ("yes" if "srun" in host.knows else "no"), (line.plugin if line else "-"), host.enroot or "-"
+
+
+def describe_steps(steps: Sequence[CommandStep]) -> list[str]:
+    """Return each step as text to paste into a shell: comments say where and why, then the commands."""
+    return [
+        "\n".join(
+            [
+                f"# {number}. on {compress(step.hosts)}: {step.purpose}",
+                *([f"# caution: {step.caution}"] if step.caution else []),
+                *step.commands,
+            ]
+        )
+        for number, step in enumerate(steps, 1)
+    ]
+
+
+def report_as_json(
+    not_asked: Sequence[str],
+    hosts: Sequence[HostFacts],
+    found: Sequence[ContainerFinding],
+    steps: Sequence[CommandStep],
+) -> dict[str, object]:
+    """Return the report as `--json` prints it."""
+    return {
+        "ok": not found,
+        "hosts": [
+            {
+                "host": host.host, "login": host.login, "asked": not host.silent, "knows": sorted(host.knows),
+                "plugstack": host.stack, "plugin": host.working.plugin if host.working else None, "enroot": host.enroot,
+            }
+            for host in hosts
+        ],
+        "not_asked": list(not_asked),
+        "findings": [{"host": each.host, "what": each.what, "fix": each.fix} for each in found],
+        "commands": [asdict(step) for step in steps],
+    }  # fmt: skip
+
+
+def _grouped(said: Iterable[tuple[str, Cells]]) -> list[tuple[str, Cells]]:
+    """Join hosts with the same cells, in the order in which the first of them stands."""
+    groups: dict[Cells, list[str]] = {}
+    for host, cells in said:
+        groups.setdefault(cells, []).append(host)
+    return [(compress(names), cells) for cells, names in groups.items()]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dalsegno.containers.plugstack.crowd import Tell, each_of
-from dalsegno.containers.plugstack.ways import Way, last_words, send
+from dalsegno.containers.plugstack.hosts import HostRoute, Progress, last_line, run_on_each, send
 from dalsegno.system.processes import Completed, Runner
 
 OURS = "dalsegno: "  # before what the plugin says
@@ -32,15 +31,17 @@ class NodeAnswer:
     error: str = ""
 
 
-def list_named(runner: Runner, way: Way, nodes: Sequence[str], tell: Tell) -> list[NodeAnswer]:
+def list_named(runner: Runner, route: HostRoute, nodes: Sequence[str], progress: Progress) -> list[NodeAnswer]:
     """Ask every node which named containers of this user it keeps."""
-    return each_of(runner, lambda runner, node: _step(runner, way, node, "--container-list"), nodes, tell)
+    return run_on_each(runner, lambda runner, node: _step(runner, route, node, "--container-list"), nodes, progress)
 
 
-def remove_named(runner: Runner, way: Way, nodes: Sequence[str], names: Sequence[str], tell: Tell) -> list[NodeAnswer]:
+def remove_named(
+    runner: Runner, route: HostRoute, nodes: Sequence[str], names: Sequence[str], progress: Progress
+) -> list[NodeAnswer]:
     """Remove named containers of this user from every node that keeps them; the lines are the names removed."""
     word = f"--container-remove={','.join(names)}"
-    return each_of(runner, lambda runner, node: _step(runner, way, node, word), nodes, tell)
+    return run_on_each(runner, lambda runner, node: _step(runner, route, node, word), nodes, progress)
 
 
 def parse_listing(answer: NodeAnswer) -> list[NamedContainer]:
@@ -53,10 +54,10 @@ def parse_listing(answer: NodeAnswer) -> list[NamedContainer]:
     return found
 
 
-def _step(runner: Runner, way: Way, node: str, word: str) -> NodeAnswer:
-    if node in way.closed:
-        return NodeAnswer(node, error=way.closed[node])
-    done = send(runner, way, node, [word, "true"])
+def _step(runner: Runner, route: HostRoute, node: str, word: str) -> NodeAnswer:
+    if node in route.closed:
+        return NodeAnswer(node, error=route.closed[node])
+    done = send(runner, route, node, [word, "true"])
     if done.exit_code == 0:
         return NodeAnswer(node, tuple(done.stdout.splitlines()))
     return NodeAnswer(node, error=_why(done))
@@ -69,4 +70,4 @@ def _why(done: Completed) -> str:
         return ours[0].removeprefix(OURS).partition(": container: ")[2] or ours[0]
     if "unrecognized option" in done.stderr:
         return "its Slurm has no plugin of Dal Segno's, or an older one"
-    return last_words(done)
+    return last_line(done)

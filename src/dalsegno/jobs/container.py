@@ -69,7 +69,7 @@ def check_container(request: RunRequest, folder: str, takes_containers: bool = T
     parse_name(request.container_image)
     if not takes_containers:
         hint = (
-            "`dalsegno containers check` says why, and `--repair` repairs it; on a local cluster, `dalsegno plan` "
+            "`dalsegno containers check` says why and how to fix it; on a local cluster, `dalsegno plan` "
             "says what is missing, unless the file has `containers: {enabled: false}`"
         )
         raise UsageError(

@@ -1,9 +1,18 @@
-"""Does every host of a cluster know `--container-image`: asked on each, judged, and mended."""
+"""Check that every host of a cluster knows `--container-image`, and print the commands that fix those that do not."""
 
-from dalsegno.containers.plugstack.asking import ask_all
+from dalsegno.containers.plugstack.check import ContainerFinding, judge
+from dalsegno.containers.plugstack.commands import CommandStep, PluginBuild, plan_commands
 from dalsegno.containers.plugstack.facts import HostFacts, parse_answer
-from dalsegno.containers.plugstack.judge import Finding, judge
-from dalsegno.containers.plugstack.repairs import Repair, decide_repairs
-from dalsegno.containers.plugstack.ways import Way
+from dalsegno.containers.plugstack.hosts import HostRoute, ask_all
 
-__all__ = ["Finding", "HostFacts", "Repair", "Way", "ask_all", "decide_repairs", "judge", "parse_answer"]
+__all__ = [
+    "CommandStep",
+    "ContainerFinding",
+    "HostFacts",
+    "HostRoute",
+    "PluginBuild",
+    "ask_all",
+    "judge",
+    "parse_answer",
+    "plan_commands",
+]

@@ -1,13 +1,35 @@
-# Asked on each host: what does Slurm know of containers here? Says it in lines that begin with `ds:`, changes nothing.
-# Its arguments are plugins that other hosts use: are they here too?
+# Runs on each host and reports what Slurm knows about containers there, in lines that begin with `ds:`. Changes nothing.
+# The arguments are plugins that other hosts use; the script reports which of them exist on this host.
 say() { printf 'ds:%s %s\n' "$1" "$2"; }
 soon() { if command -v timeout >/dev/null; then timeout 20 "$@"; else "$@"; fi; }
 
+# Print the first part of a path, links followed, that users other than root and this one can write to. Whoever can write
+# to a folder can replace what is in it.
+open_part() (
+    case $1 in
+    /) ;;
+    */*)
+        found=$(open_part "$(dirname "$1")")
+        if [ -n "$found" ]; then printf '%s\n' "$found" && return; fi
+        if [ -L "$1" ]; then
+            to=$(readlink "$1")
+            case $to in /*) ;; *) to=$(dirname "$1")/$to ;; esac
+            open_part "$to"
+            return
+        fi
+        ;;
+    esac
+    group=0 # many systems give each user a group of their own, which is as safe as root's
+    if [ "$(id -gn)" = "$(id -un)" ]; then group=$(id -g); fi
+    # In a sticky folder such as /tmp nobody can replace files of others.
+    find "$1" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o ! \( -type d -perm -1000 \) \
+        \( -perm -002 -o -perm -020 ! -group 0 ! -group "$group" \) \) 2>&1
+)
+
 me=$(id -u)
-say uid "$me"
 settings=$(soon scontrol show config 2>/dev/null)
 if [ -z "$settings" ] && [ -z "${SLURM_CONF:-}" ]; then
-    # A command over ssh reads no profile, which may be what tells where Slurm and its settings are.
+    # A command over ssh reads no profile, and only the profile may tell where Slurm and its settings are.
     profile=$(sh -lc 'printf "ds:%s\n" "${SLURM_CONF-}" "$PATH"' 2>/dev/null </dev/null | sed -n 's/^ds://p')
     PATH=$PATH:$(printf '%s\n' "$profile" | tail -n 1):/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin
     SLURM_CONF=$(printf '%s\n' "$profile" | head -n 1)
@@ -15,12 +37,12 @@ if [ -z "$settings" ] && [ -z "${SLURM_CONF:-}" ]; then
     settings=$(soon scontrol show config 2>/dev/null)
 fi
 if command -v scontrol >/dev/null; then say commands yes; fi
-version=$(soon scontrol --version 2>&1) # without a slurm.conf they say no version either, but why
+version=$(soon scontrol --version 2>&1) # without a slurm.conf it prints the reason instead of a version
 say slurm "$(printf '%s\n' "$version" | sed -n 's/^slurm[^0-9]*//p')"
 printf '%s\n' "$version" | sed -n 's/^[a-z]*: fatal: /ds:fatal /p'
 setting() { printf '%s\n' "$settings" | sed -n "s/^$1 *= *//p" | head -n 1; }
 
-# As Slurm's own commands look for it.
+# The order in which Slurm's own commands look for it.
 conf=${SLURM_CONF:-}
 if [ -z "$conf" ]; then
     for each in "$(setting SLURM_CONF)" /etc/slurm/slurm.conf /run/slurm/conf/slurm.conf /opt/slurm/etc/slurm.conf; do
@@ -32,15 +54,8 @@ stack=$(sed -n 's/^ *[Pp][Ll][Uu][Gg][Ss][Tt][Aa][Cc][Kk][Cc][Oo][Nn][Ff][Ii][Gg
     sed 's/^"\([^"]*\)".*/\1/; s/[[:space:]]*#.*//; s/[[:space:]]*$//')
 [ -z "$conf" ] || stack=${stack:-${conf%/*}/plugstack.conf}
 say stack "$stack"
-# Which file that is: what one host writes, others that have the same file read.
-there=$stack
-while [ -n "$there" ] && [ ! -e "$there" ]; do there=$(dirname "$there"); done
-if [ -n "$there" ]; then
-    say place "$(stat -L -c '%i %z' "$there" 2>/dev/null)"
-    say fs "$(stat -f -c %T "$there" 2>/dev/null)"
-fi
 
-# Each line of the stack, with those of the files that it includes. A body in ( ) keeps its variables to itself.
+# Report each line of plugstack.conf and of the files it includes. The ( ) make the variables of each call local.
 read_stack() (
     [ "$2" -lt 6 ] && [ -r "$1" ] || return 0
     cd "$(dirname "$1")" || return 0
@@ -56,7 +71,7 @@ read_stack() (
 stacked=$(read_stack "$stack" 1)
 [ -z "$stacked" ] || printf '%s\n' "$stacked"
 
-# Plugins that are here: those named in the stack, by other hosts, and where Pyxis is usually installed.
+# Report the plugins that exist: those in plugstack.conf, those other hosts use, and Pyxis in its usual folders.
 folders="$(setting PluginDir | tr ':' ' ') /usr/local/lib/slurm /usr/lib/slurm /usr/lib64/slurm /usr/local/lib64/slurm"
 folders="$folders /usr/lib/x86_64-linux-gnu/slurm /usr/lib/aarch64-linux-gnu/slurm /opt/slurm/lib/slurm /opt/slurm/lib64/slurm"
 named=$(printf '%s\n' "$stacked" | sed -n 's/^ds:line [^	]*	[a-z]*[[:space:]]*\([^[:space:]]*\.so\).*/\1/p')
@@ -68,14 +83,14 @@ for each in $named "$@"; do
 done
 for folder in $folders; do [ -r "$folder/spank_pyxis.so" ] && say plugin "$folder/spank_pyxis.so"; done
 
-# What the commands themselves say.
+# Report whether the commands have the option.
 for each in srun sbatch; do
     help=$(soon $each --help 2>&1)
     case $help in *--container-image*) say knows $each ;; esac
     [ $each = srun ] && printf '%s\n' "$help" | grep -i 'error:.*\(spank\|plug\|dlopen\)' | head -n 3 | sed 's/^/ds:error /'
 done
 
-# Enroot, which Pyxis needs; where it writes, and whether a user may. What root may is not asked: users run jobs.
+# Report Enroot's version, and its folders that users cannot write to. Root runs this, but users run the jobs.
 if command -v enroot >/dev/null; then say enroot "$(soon enroot version 2>/dev/null || echo '?')"; fi
 who=$me
 may_write() { [ -w "$1" ]; }
@@ -88,7 +103,7 @@ enroot_conf=${ENROOT_SYSCONF_PATH:-/etc/enroot}
 cat "$enroot_conf/enroot.conf" "$enroot_conf"/enroot.conf.d/*.conf 2>/dev/null |
     sed -n "s/[\"']//g; s/^[[:space:]]*ENROOT_\(RUNTIME\|CACHE\|DATA\|TEMP\)_PATH[[:space:]]*=*[[:space:]]*/\1 /p" |
     while read -r name path; do
-        common=${path%%\$*} # without the part that is each user's own
+        common=${path%%\$*} # without the part that differs between users
         [ "$common" = "$path" ] || common=${common%/*}
         path=$(printf '%s\n' "$path" | sed "s/\${*E*UID}*/$who/g; s/\$(id -u)/$who/g; s/\${*USER}*/$who/g; s/\$(whoami)/$who/g")
         case $path in *'$'* | '') continue ;; esac
@@ -97,7 +112,7 @@ cat "$enroot_conf/enroot.conf" "$enroot_conf"/enroot.conf.d/*.conf 2>/dev/null |
         may_write "$there" || say closed "$name	$common	$there"
     done
 
-# What a container's root is made of.
+# Report what is there to build a container's root file system.
 for each in squashfs overlay; do
     if grep -qw $each /proc/filesystems || modprobe -nq $each 2>/dev/null; then say has $each; fi
 done
@@ -106,7 +121,7 @@ if [ "$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 1)" != 0 ] &&
     [ "$(cat /proc/sys/kernel/unprivileged_userns_clone 2>/dev/null || echo 1)" != 0 ]; then
     say has namespaces
 fi
-# Our own command, if only this user and root can write it: who else could would have others run it.
+# Report our own command only if nobody else can write to it: jobs of all users run it.
 if ours=$(command -v dalsegno); then
     open=$(open_part "$ours")
     if [ -z "$open" ]; then say dalsegno "$ours"; else say open "$open"; fi
