@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -272,3 +273,20 @@ def test_a_caller_who_is_slow_is_cut_off(house: House):
     caller.until = 0.0
     house.turn()
     assert len(house.door.callers) == 0
+
+
+def test_a_long_answer_is_given_and_not_taken_for_a_fault(tmp_path: Path):
+    """The nodes of a large cluster, or events with long texts, take more than a message between agents may."""
+    selector = selectors.DefaultSelector()
+    door = Door(tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000}, lambda text: None)
+    answers: list[Message] = []
+    caller = threading.Thread(target=lambda: answers.append(ask(tmp_path / "socket", {"nodes": True}, 60)))
+    caller.start()
+    try:
+        while caller.is_alive():
+            for key, events in selector.select(0.05):
+                key.data(events)
+            door.turn()
+        assert len(answers[0]["nodes"]) == 3000
+    finally:
+        door.close()

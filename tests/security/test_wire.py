@@ -23,11 +23,12 @@ from typing import Any
 
 import pytest
 
+from dalsegno.health.agent.loads import _accept_from
 from dalsegno.health.wire import MOST_BYTES
 from dalsegno.health.words import MOST_PART, Reply, parts, reply_message
 from dalsegno.launch.agent.agent import Agent
 from dalsegno.launch.agent.beats import Beat, Heart, beat_key, pack_beat, peek_beat, read_beat
-from dalsegno.launch.agent.link import AGENT, COORDINATOR, Link
+from dalsegno.launch.agent.link import AGENT, COORDINATOR, TALK_S, Link
 from dalsegno.launch.agent.snapshots import Snapshots
 from dalsegno.launch.agents import Agents
 from dalsegno.launch.group import Shape
@@ -543,6 +544,25 @@ def test_an_agent_does_not_wait_for_ever_for_one_that_drips_its_greeting():
         assert time.monotonic() - began < PATIENCE_S / 2
 
 
+def test_who_takes_a_dead_coordinators_port_and_says_nothing_holds_agents_up_once(coordinator: Coordinator):
+    """A successor waits ten seconds for agents. They must not spend that time with somebody who has its old port."""
+    addresses = [f"127.0.0.{number}" for number in (1, 2, 3)]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(socket.create_server((addresses[0], 0)))
+        port = int(first.getsockname()[1])
+        for address in addresses[1:]:
+            stack.enter_context(socket.create_server((address, port)))  # their kernel answers, and nobody greets
+        link = Link(SECRET, addresses, port, "n1")
+        began = time.monotonic()
+        assert not link.connect(HELLO)
+        assert time.monotonic() - began < 2 * TALK_S, "one of the three was waited for"
+        link.addresses = ("127.0.0.1", *addresses[1:])
+        link.port = coordinator.port  # as on one of the ports that a successor falls back on
+        began = time.monotonic()
+        assert link.connect(HELLO) and time.monotonic() - began < TALK_S, "and it is not the first to be asked again"
+        link.close()
+
+
 def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing():
     sent: list[int] = []
 
@@ -723,3 +743,18 @@ def test_the_longest_id_of_a_run_still_makes_a_name_for_a_socket():
     agent.snapshots.hear({"saver": 1023}, answers.append)
     assert answers[0]["saver"]
     agent.door._listener.close()
+
+
+def test_a_stranger_who_calls_first_is_not_taken_for_the_nodes_own_loopback():
+    """A node whose loopback changes bytes is replaced. Any user of the node can call the port and send other bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        strangers = [socket.create_connection(server.getsockname()) for _ in range(3)]
+        for stranger in strangers:
+            stranger.sendall(b"other bytes")
+        with socket.create_connection(server.getsockname()) as own, _accept_from(server, own.getsockname()) as sock:
+            own.sendall(b"own")
+            sock.settimeout(PATIENCE_S)
+            assert sock.recv(16) == b"own"
+        for stranger in strangers:
+            stranger.close()

@@ -12,6 +12,7 @@ from dalsegno.train.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # it writes two files and starts a process
 ANSWERS_S = 2.0
+MOST_ANSWER = 16 << 20  # bytes: thousands of nodes, each with its reason
 
 
 def start_run(path: Path, folder: Path) -> None:
@@ -59,7 +60,7 @@ def _connect(sock: socket.socket, path: Path, until: float) -> None:
 
 
 def _receive(sock: socket.socket) -> Message:
-    reader = Reader()
+    reader = Reader(MOST_ANSWER)
     while data := sock.recv(65536):
         for message in reader.feed(data):
             return message

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.system.sockets import listen_at, peer_uid
-from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.train.frames import BadFrame, Message, Reader, encode, frame, pack, parse
 from dalsegno.wire.bounds import Allowances, Waiting
 
 MOST_CALLERS = 128
@@ -169,7 +170,7 @@ class Door:
             caller.finished = True
             return pack({"error": f"not a message: {error}", "hint": "is it the same version on both sides?"})
         try:
-            return pack(self.answer(caller.uid, message))
+            return frame(encode(self.answer(caller.uid, message)), MOST_ANSWER)
         except Exception:  # whatever a stranger's words do to us, the others' runs must go on being kept
             self.complaints.about(f"a call of uid {caller.uid} that went wrong", traceback.format_exc())
             return pack({"error": "the controller cannot answer this", "hint": "its log says why"})

@@ -61,6 +61,7 @@ class Link:
         self.sock: socket.socket | None = None
         self.peer = ""  # the address that answered
         self._silent_host = False  # the last dial ended before there was a connection
+        self._stalled: list[tuple[str, int]] = []  # where somebody answered and said nothing, the longest ago first
         self.heard = time.monotonic()
         self._reader = Reader()
         self.said: tuple[str, ...] = ()  # what both sides have proved
@@ -69,22 +70,36 @@ class Link:
         self.on_close: Callable[[], None] = lambda: None
 
     def connect(self, hello: Message) -> bool:
-        """Try each address and port once; whether one of them was our coordinator."""
-        fallbacks = fallback_ports(self.secret) if self._unlock is None else ()
-        for address in dict.fromkeys((self.peer or self.addresses[0], *self.addresses)):
-            for port in dict.fromkeys((self.port, *fallbacks)):
-                try:
-                    self._dial(address, port, hello)
-                except socket.timeout:
-                    self.close()
-                    if self._silent_host:
-                        break  # then none of its ports answers
-                except (OSError, BadFrame, Refused, KeyError):
-                    self.close()
-                else:
-                    self.port = port
-                    return True
+        """Try each address and port once; whether one of them was our coordinator.
+
+        Somebody else who has taken its port may let us wait for a greeting. That ends the round. In later rounds such
+        places come last and one at a time, so that our coordinator is found on another port meanwhile.
+        """
+        silent: set[str] = set()
+        for address, port in self._places():
+            if address in silent:
+                continue
+            try:
+                self._dial(address, port, hello)
+            except socket.timeout:
+                self.close()
+                if not self._silent_host:
+                    self._stalled.append((address, port))
+                    return False
+                silent.add(address)  # then none of its ports answers
+            except (OSError, BadFrame, Refused, KeyError):
+                self.close()
+            else:
+                self.port, self._stalled = port, []
+                return True
         return False
+
+    def _places(self) -> list[tuple[str, int]]:
+        fallbacks = fallback_ports(self.secret) if self._unlock is None else ()
+        addresses = dict.fromkeys((self.peer or self.addresses[0], *self.addresses))
+        places = [(address, port) for address in addresses for port in dict.fromkeys((self.port, *fallbacks))]
+        fresh = [place for place in places if place not in self._stalled]
+        return [*fresh, *(self._stalled.pop(0) for _ in self._stalled[:1])]
 
     def _dial(self, address: str, port: int, hello: Message) -> None:
         self._silent_host = True
