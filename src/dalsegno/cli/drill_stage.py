@@ -28,6 +28,7 @@ from dalsegno.drill.story import Blow, Drill, Mark, Notes, Step, troubles_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.progress import read_progress
 from dalsegno.launch.status import NodeRole, RunPhase, Status, read_status
 
@@ -282,4 +283,6 @@ def _orphans(run: str) -> int:
 
 def _nodes_of(entries: Sequence[journal.Entry]) -> tuple[str, ...]:
     """All that ever were the run's."""
-    return tuple(sorted({node for entry in entries if entry.get("event") == "granted" for node in entry["nodes"]}))
+    return tuple(
+        sorted({node for entry in entries if entry.get("event") == RunEvent.GRANTED for node in entry["nodes"]})
+    )

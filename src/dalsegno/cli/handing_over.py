@@ -12,6 +12,7 @@ from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.silence import is_silence, meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.launch.journal import RunEvent
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
@@ -141,7 +142,7 @@ def _give_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) 
         discard_run(run, home)
         raise
     # Into the journal, where lines are only added: the status is from now on the coordinator's to write.
-    journal.append(run.journal, time.time(), "submitted", job=job)
+    journal.append(run.journal, time.time(), RunEvent.SUBMITTED, job=job)
 
 
 def _leave(run: RunFolder) -> int:

@@ -12,6 +12,7 @@ from dalsegno.cli import out
 from dalsegno.cli.statusline import NOTHING, Cause, last_cause, live_text, new_generations, sentences, told_cause
 from dalsegno.launch import journal
 from dalsegno.launch.follow import Line
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.status import RunPhase, Status
 from dalsegno.printable import lines
 
@@ -95,7 +96,7 @@ class Screen:
     def notes(self) -> None:
         """What the run noted and no status was seen to say: the next word may come too soon after it."""
         noted = journal.read(self._story) if self._story else ()
-        for text in [str(entry.get("text")) for entry in noted if entry.get("event") == "note"]:
+        for text in [str(entry.get("text")) for entry in noted if entry.get("event") == RunEvent.NOTE]:
             if text not in self._said:
                 self.talk(text)
 

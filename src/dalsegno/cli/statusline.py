@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dalsegno.launch.journal import Entry
+from dalsegno.launch.journal import Entry, RunEvent
 from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase, Status
 
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
@@ -70,7 +70,7 @@ def new_generations(entries: Sequence[Entry], announced: int, told_why: bool) ->
     """The same of generations that a journal tells of, by their numbers: for those that no status was seen to have."""
     found: dict[int, str] = {}
     for place, entry in enumerate(entries):
-        if entry.get("event") == "generation" and int(entry["generation"]) > announced:
+        if entry.get("event") == RunEvent.GENERATION and int(entry["generation"]) > announced:
             cause = last_cause(entries[: place + 1]).text if found or not told_why else ""
             found[int(entry["generation"])] = _formed(entry, cause)
     return found
@@ -88,20 +88,20 @@ def last_cause(entries: Iterable[Entry]) -> Cause:
     before: list[Entry] = []
     members: Sequence[str] = ()
     for entry in entries:
-        if entry.get("event") == "generation":
+        if entry.get("event") == RunEvent.GENERATION:
             before, now, members = now, [], entry.get("nodes", ())
         elif _ends_generation(entry, members):
             now.append(entry)
-    causes = sorted(now or before, key=lambda entry: entry["event"] != "failed")
+    causes = sorted(now or before, key=lambda entry: entry["event"] != RunEvent.FAILED)
     return Cause(_cause_text(causes[0]), str(causes[0].get("node", ""))) if causes else NOTHING
 
 
 def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
-    if entry.get("event") == "cold":
+    if entry.get("event") == RunEvent.COLD:
         return entry.get("node") in members
-    if entry.get("event") == "lost":
+    if entry.get("event") == RunEvent.LOST:
         return bool(entry.get("was", NodeRole.MEMBER.value) == NodeRole.MEMBER.value)
-    return entry.get("event") == "failed" and not entry.get("noise")
+    return entry.get("event") == RunEvent.FAILED and not entry.get("noise")
 
 
 def farewell(status: Status) -> str:
@@ -160,9 +160,9 @@ def _generation_text(number: int, nodes: int, processes: int, wanted: int, cause
 
 
 def _cause_text(entry: Entry) -> str:
-    if entry["event"] == "lost":
+    if entry["event"] == RunEvent.LOST:
         return f"{entry.get('node')} is lost: {entry.get('why')}"
-    if entry["event"] == "cold":
+    if entry["event"] == RunEvent.COLD:
         return f"{entry.get('node')}: {entry.get('why')}, and its workers with it"
     return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from dalsegno.errors import DalsegnoError
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.status import RunCause, RunPhase, Status, read_status
 from dalsegno.train.contract import TERMINATED
 
@@ -180,7 +181,7 @@ def job_ids(run: RunFolder, status: Status) -> list[int]:
     """Slurm's ids of the run's jobs; of a run that has none now, those it had."""
     if status.jobs:
         return list(status.jobs)
-    had = [entry for entry in journal.read(run.journal) if entry.get("event") in ("submitted", "granted")]
+    had = [entry for entry in journal.read(run.journal) if entry.get("event") in (RunEvent.SUBMITTED, RunEvent.GRANTED)]
     return list(dict.fromkeys(job for entry in had if isinstance(job := entry.get("job"), int)))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dalsegno.launch.journal import Entry
+from dalsegno.launch.journal import Entry, RunEvent
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
 
 UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
@@ -218,13 +218,13 @@ def again(steps: Sequence[Step]) -> list[int]:
 def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
     for entry in entries:
         at, node = float(entry["at"]), str(entry.get("node", ""))
-        if entry.get("event") == "lost":
+        if entry.get("event") == RunEvent.LOST:
             yield Mark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
-        elif entry.get("event") == "cold":
+        elif entry.get("event") == RunEvent.COLD:
             yield Mark(at, KNOWN, node, str(entry.get("why")))
-        elif entry.get("event") == "failed" and not entry.get("noise"):
+        elif entry.get("event") == RunEvent.FAILED and not entry.get("noise"):
             yield Mark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
-        elif entry.get("event") == "generation":
+        elif entry.get("event") == RunEvent.GENERATION:
             nodes = ", ".join(map(str, entry.get("nodes", ())))
             yield Mark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
 
@@ -232,7 +232,9 @@ def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
 def troubles_of(entries: Iterable[Entry]) -> str:
     """How often a run had to start again, and what it was the first time; "" where it went through."""
     known = list(entries)
-    again = max((int(entry["generation"]) for entry in known if entry.get("event") == "generation"), default=1) - 1
+    again = (
+        max((int(entry["generation"]) for entry in known if entry.get("event") == RunEvent.GENERATION), default=1) - 1
+    )
     first = next((mark for mark in marks_of_run(known) if mark.what == KNOWN), None)
     why = f"{first.node}: {first.text}" if first else ""
     if again < 1:

@@ -13,6 +13,7 @@ from dalsegno.launch.causes import first_cause
 from dalsegno.launch.doing import Doer, do
 from dalsegno.launch.events import Finish, Left, Moved, Order, Release, Waited
 from dalsegno.launch.generations import Phase, Run
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.saved import Saved, read_saved
 from dalsegno.launch.site import Terms
@@ -51,7 +52,7 @@ async def go_on(of: Successor, saved: Saved) -> None:
     of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
     of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
     of.memory.used.update(saved.used)
-    of.journal("came back", host=socket.gethostname(), pid=os.getpid())
+    of.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
     if await of.staff.adopt(saved.jobs):
         asyncio.get_running_loop().call_later(ADOPT_S, _give_up_on_missing, of)
     else:

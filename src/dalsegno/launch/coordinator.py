@@ -21,6 +21,7 @@ from dalsegno.launch.farewell import say_farewell
 from dalsegno.launch.gathering import Gathering
 from dalsegno.launch.generations import Phase, Run, advance
 from dalsegno.launch.hang_watch import HangWatch
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.meaning import event_of
 from dalsegno.launch.memory import Memory
 from dalsegno.launch.peers import Peer
@@ -80,7 +81,7 @@ class Coordinator:
         saved = await find_saved(self.site, self.staff.dismiss, self.note)
         await self.open()
         if saved is None:
-            self.journal("began", host=socket.gethostname(), pid=os.getpid())
+            self.journal(RunEvent.BEGAN, host=socket.gethostname(), pid=os.getpid())
             self.staff.begin()
         else:
             await go_on(self, saved)
@@ -215,7 +216,7 @@ class Coordinator:
     def go_on_without(self, node: str, why: str) -> None:
         """Its agent's end is expected from now on, and no loss."""
         self._left.add(node)
-        self.journal("left", node=node, why=why)
+        self.journal(RunEvent.LEFT, node=node, why=why)
         self.note(f"{node}: {why}; the run goes on without it")
         self.agents.send(node, {"finish": 0})
         self.apply(Left(node))
@@ -331,5 +332,5 @@ class Coordinator:
     def note(self, text: str) -> None:
         self.told.note(text)
 
-    def journal(self, event: str, **what: object) -> None:
+    def journal(self, event: RunEvent, **what: object) -> None:
         self.told.journal(event, **what)

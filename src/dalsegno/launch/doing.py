@@ -10,6 +10,7 @@ from dalsegno.launch.agents import Agents
 from dalsegno.launch.events import Exclude, Finish, OpenStore, Order, Release, Start, Stop, Wait, Waited
 from dalsegno.launch.generations import Run
 from dalsegno.launch.hang_watch import HangWatch
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.memory import Memory
 from dalsegno.launch.seating import start_message
 from dalsegno.launch.site import Terms
@@ -40,7 +41,7 @@ def do(of: Doer, order: Order) -> None:
     elif isinstance(order, Stop):
         of.agents.send(order.agent, {"stop": order.generation})
     elif isinstance(order, Wait):
-        of.journal("pause", seconds=order.seconds)
+        of.journal(RunEvent.PAUSE, seconds=order.seconds)
         asyncio.get_running_loop().call_later(order.seconds, of.apply, Waited())
     elif isinstance(order, Exclude):
         _leave(of, order)

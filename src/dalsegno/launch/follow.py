@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dalsegno.launch import journal
 from dalsegno.launch.folder import RunFolder
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.run_files import names_in, open_log
 
 PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt, or a bar that moves
@@ -177,7 +178,7 @@ def on_node(run: RunFolder, node: str) -> Wanted:
 
 def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
     """Generation → the ranks it had on this node."""
-    formed = [entry for entry in journal.read(run.journal) if entry.get("event") == "generation"]
+    formed = [entry for entry in journal.read(run.journal) if entry.get("event") == RunEvent.GENERATION]
     return {
         int(entry["generation"]): _ranks(list(entry["nodes"]), node, int(entry["nproc_per_node"])) for entry in formed
     }

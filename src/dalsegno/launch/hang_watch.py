@@ -15,6 +15,7 @@ from dalsegno.launch.events import Hung
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.hangs import IDLE_S, Activity, Marks
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.staff import Boss
 from dalsegno.launch.telling import Teller
 from dalsegno.launch.words import Work
@@ -117,7 +118,7 @@ class HangWatch:
         files = [str(self._of.folder.stacks(run.generation, rank)) for rank in left]
         told = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
         self._of.note(told.sentence())
-        self._of.journal("idle", text=told.sentence(), **dataclasses.asdict(told))
+        self._of.journal(RunEvent.IDLE, text=told.sentence(), **dataclasses.asdict(told))
 
     def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
         """A node has told what its workers have done until now."""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,35 @@ from dalsegno.system.plain_files import open_beneath
 
 MOST_BYTES = 256 << 20
 MOST_BYTES_OF_OTHERS = 16 << 20  # another user's run must not cost us our memory
+
+
+class RunEvent(str, Enum):
+    """What an entry tells of. Entries of other versions may have others."""
+
+    BEGAN = "began"
+    CAME_BACK = "came back"
+    SUBMITTED = "submitted"
+    GRANTED = "granted"
+    REFUSED = "refused"
+    JOB_OVER = "job over"
+    READY = "ready"
+    COLD = "cold"
+    SIGNAL = "signal"
+    LOST = "lost"
+    LEFT = "left"
+    GENERATION = "generation"
+    FAILED = "failed"
+    IDLE = "idle"
+    PAUSE = "pause"
+    NOTE = "note"
+    RESTS = "rests"
+    ENDED = "ended"
+
+
 Entry = dict[str, Any]  # "at" (seconds since 1970), "event", and whatever belongs to it
 
 
-def append(path: Path, at: float, event: str, **what: object) -> None:
+def append(path: Path, at: float, event: RunEvent, **what: object) -> None:
     """One write, so that lines of two writers never mix."""
     line = json.dumps({"at": round(at, 6), "event": event, **what}, separators=(",", ":")) + "\n"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

@@ -11,6 +11,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.launch.departure import Departure
 from dalsegno.launch.events import Cancelled, Doubted, Moved
 from dalsegno.launch.giving_up import Tries, ask_again_s, out_of_service, trusted_again
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.reaching import unreachable
 from dalsegno.launch.refusals import Refusals
 from dalsegno.launch.run_comment import JobRole, left_comment
@@ -62,7 +63,7 @@ class SlurmStaff:
 
     def job_granted(self, job: Job) -> None:
         self._refusals.over()
-        self.boss.journal("granted", job=job.id, nodes=list(job.nodes), role=job.role.value)
+        self.boss.journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes), role=job.role.value)
         if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
             job.role = JobRole.MAIN
             self.boss.apply(Moved())
@@ -82,7 +83,7 @@ class SlurmStaff:
         if job.role is JobRole.JOIN:
             self._join_refused(why)
             return
-        self.boss.journal("refused", role=job.role.value, why=why)
+        self.boss.journal(RunEvent.REFUSED, role=job.role.value, why=why)
         if job.role is JobRole.MAIN:
             self.boss.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
         else:
@@ -92,7 +93,7 @@ class SlurmStaff:
     def _join_refused(self, why: str) -> None:
         """Told once, however often it is asked again."""
         if self._refusals.refused(why, self._not_to_join, time.monotonic()):
-            self.boss.journal("refused", role=JobRole.JOIN.value, why=why)
+            self.boss.journal(RunEvent.REFUSED, role=JobRole.JOIN.value, why=why)
             self.boss.note(f"Slurm has no node to take a lost one's place: {why}")
 
     def _begin_again(self) -> None:
@@ -101,7 +102,7 @@ class SlurmStaff:
 
     def job_over(self, job: Job, state: JobState) -> None:
         """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
-        self.boss.journal("job over", job=job.id, role=job.role.value, state=state.value)
+        self.boss.journal(RunEvent.JOB_OVER, job=job.id, role=job.role.value, state=state.value)
         if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
             self.boss.apply(Cancelled())
         elif self.site.own_job is not None or self.boss.ending:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Collection
 from typing import Protocol
 
 from dalsegno.launch.events import Event
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.rhythm import ASK_SLURM_S
 from dalsegno.launch.saved import SavedJob
 from dalsegno.launch.status import RunCause
@@ -22,7 +23,7 @@ class Boss(Protocol):
 
     def note(self, text: str) -> None: ...
 
-    def journal(self, event: str, **what: object) -> None: ...
+    def journal(self, event: RunEvent, **what: object) -> None: ...
 
     def stop(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         """End the run for good, whatever state it is in."""

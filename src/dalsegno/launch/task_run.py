@@ -16,6 +16,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.coming_back import find_saved
 from dalsegno.launch.errands import Errands
 from dalsegno.launch.generations import Run
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.rhythm import ASK_SLURM_S, CHECK_S, REFRESH_S
 from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.saved import Saved, write_saved
@@ -58,7 +59,7 @@ class TaskRun:
 
     async def _begin(self) -> None:
         """Ask for the nodes, unless a former self has: then its srun is still ours."""
-        saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal("note", text=text))
+        saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
         if self.site.own_job is not None:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,13 +87,13 @@ class TaskRun:
 
     def job_granted(self, job: Job) -> None:
         """One log for each task: srun writes them."""
-        self._journal("granted", job=job.id, nodes=list(job.nodes))
+        self._journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes))
         if not job.steps and self.folder.exit_code.exists():
             self._tasks_ended(job)  # it has ended while nobody looked after it
             return
         if not job.steps:
             number = self.status.generation + 1
-            self._journal("generation", generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
+            self._journal(RunEvent.GENERATION, generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
             os.makedirs(self.folder.generation(1), exist_ok=True)
             self.jobs.staff(job, job.nodes)
             self._tell(generation=number, restarts=number - 1)
@@ -142,7 +143,7 @@ class TaskRun:
         self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
 
     def job_over(self, job: Job, state: JobState) -> None:
-        self._journal("job over", job=job.id, state=state.value)
+        self._journal(RunEvent.JOB_OVER, job=job.id, state=state.value)
         if state is JobState.CANCELLED:
             self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
         elif state in _NOT_ITS_OWN and self.site.own_job is None:
@@ -155,7 +156,7 @@ class TaskRun:
 
     def _end(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
         if not self._over.is_set():
-            self._journal("ended", code=code, why=why)
+            self._journal(RunEvent.ENDED, code=code, why=why)
             self.status = replace(self.status, exit_code=code, message=why, cause=about)
             self._over.set()
 
@@ -182,6 +183,6 @@ class TaskRun:
         with contextlib.suppress(DalsegnoError):
             write_status(self.folder.status, self.status)
 
-    def _journal(self, event: str, **what: object) -> None:
+    def _journal(self, event: RunEvent, **what: object) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the run
             journal.append(self.folder.journal, time.time(), event, **what)

@@ -15,6 +15,7 @@ from dalsegno.launch import journal
 from dalsegno.launch.events import Event, Finish, WorkerEnded
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import in_order
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.rhythm import REFRESH_S
 from dalsegno.launch.shortage import shortage
 from dalsegno.launch.site import Terms
@@ -50,14 +51,14 @@ class Teller:
         self._note, self._noted = "", 0.0
         self._written: Status | None = None
 
-    def journal(self, event: str, **what: object) -> None:
+    def journal(self, event: RunEvent, **what: object) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the run
             journal.append(self.site.folder.journal, time.time(), event, **what)
 
     def note(self, text: str) -> None:
         """A line for people, once."""
         self._note, self._noted = text, time.monotonic()
-        self.journal("note", text=text)
+        self.journal(RunEvent.NOTE, text=text)
 
     @property
     def _fresh_note(self) -> str:
@@ -67,7 +68,7 @@ class Teller:
         """Who is in a generation: `logs --node` goes by it."""
         if run.group is not None:
             self.journal(
-                "generation",
+                RunEvent.GENERATION,
                 generation=run.generation,
                 nodes=list(run.group.agents),
                 nproc_per_node=run.group.nproc_per_node,
@@ -77,24 +78,24 @@ class Teller:
 
     def lost(self, run: Run, node: str, why: str) -> None:
         """A node, and what it was to the run: a spare costs no restart, and is missed all the same."""
-        self.journal("lost", node=node, why=why, was=_node(run, node, _seats(run)).state.value)
+        self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
 
     def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
         """Write down what of an agent's words is worth it."""
         if isinstance(word, Ready):
-            self.journal("ready", node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
+            self.journal(RunEvent.READY, node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
             self._tell_threads(node, word.threads)
         elif isinstance(word, Cold):
-            self.journal("cold", node=node, why=word.why)
+            self.journal(RunEvent.COLD, node=node, why=word.why)
         elif isinstance(word, Signalled):
-            self.journal("signal", node=node, signal=word.name)
+            self.journal(RunEvent.SIGNAL, node=node, signal=word.name)
         elif isinstance(word, Noted):
             self.note(word.text)
         elif isinstance(word, LogPiece):
             self._write_log(word.name, word.text)
         if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
             failure = event.failure
-            self.journal("failed", generation=generation, rank=failure.rank, node=node, code=failure.code,
+            self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
                          what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
 
     def _write_log(self, name: str, text: str) -> None:
@@ -117,14 +118,14 @@ class Teller:
     def ended(self, of: Told, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
         why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
-        self.journal("ended", code=end.code, why=why)
+        self.journal(RunEvent.ENDED, code=end.code, why=why)
         ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
     def rests(self, of: Told, why: str) -> None:
         """Not the end: another coordinator goes on, in another life of the job."""
         self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
-        self.journal("rests", why=why)
+        self.journal(RunEvent.RESTS, why=why)
 
     def _status(self, of: Told) -> Status:
         run, group = of.run, of.run.group

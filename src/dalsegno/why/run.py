@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dalsegno.launch.journal import Entry
+from dalsegno.launch.journal import Entry, RunEvent
 from dalsegno.launch.status import RunPhase, Status
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
@@ -31,7 +31,9 @@ def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
     """Noted of this generation: some ranks have returned, and the others do nothing."""
-    found = [entry for entry in entries if entry.get("event") == "idle" and entry.get("generation") == generation]
+    found = [
+        entry for entry in entries if entry.get("event") == RunEvent.IDLE and entry.get("generation") == generation
+    ]
     return found[-1] if found else None
 
 
@@ -44,7 +46,7 @@ def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
         return Verdict(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
     if status.exit_code == TERMINATED or status.cause.cancelled:
         return Verdict(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
-    failed = [entry for entry in entries if entry.get("event") == "failed" and not entry.get("noise")]
+    failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
     if not failed:
         return Verdict(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
     first = _first_of_last(failed)
@@ -75,7 +77,7 @@ def _first_of_last(failed: Sequence[Entry]) -> Entry:
 
 def _because(entries: Sequence[Entry]) -> str:
     """What began the present generation, unless it is the first: nothing of an older one."""
-    begins = [at for at, entry in enumerate(entries) if entry.get("event") == "generation"]
+    begins = [at for at, entry in enumerate(entries) if entry.get("event") == RunEvent.GENERATION]
     since = entries[begins[-2] :] if len(begins) > 1 else entries
     texts = [text for entry in since if (text := _left(entry) or _hit(entry))]
     texts = texts or [_failed(entry) for entry in _only_noise(since)]
@@ -84,15 +86,15 @@ def _because(entries: Sequence[Entry]) -> str:
 
 def _left(entry: Entry) -> str:
     """A node that it went on without, of its own accord. The timeline has a note of it already."""
-    return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == "left" else ""
+    return f"it left {entry.get('node')} ({entry.get('why')})" if entry.get("event") == RunEvent.LEFT else ""
 
 
 def _hit(entry: Entry) -> str:
-    if entry.get("event") == "lost":
+    if entry.get("event") == RunEvent.LOST:
         return f"{entry.get('node')} was lost ({entry.get('why')})"
-    if entry.get("event") == "cold":
+    if entry.get("event") == RunEvent.COLD:
         return f"{entry.get('node')}: {entry.get('why')}, and its workers with it"
-    return _failed(entry) if entry.get("event") == "failed" and not entry.get("noise") else ""
+    return _failed(entry) if entry.get("event") == RunEvent.FAILED and not entry.get("noise") else ""
 
 
 def _failed(entry: Entry) -> str:
@@ -103,7 +105,7 @@ def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
     """Where a generation ended and nobody knows of more than a rank that missed another, the first such."""
     if any(_left(entry) or _hit(entry) for entry in entries):
         return []
-    return [entry for entry in entries if entry.get("event") == "failed"][:1]
+    return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]
 
 
 def _said(status: Status) -> str:
@@ -112,20 +114,20 @@ def _said(status: Status) -> str:
 
 def nodes_of_run(entries: Sequence[Entry]) -> list[str]:
     """All that it ever trained on, the last first."""
-    named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == "generation"]
+    named = [map(str, entry.get("nodes", ())) for entry in entries if entry.get("event") == RunEvent.GENERATION]
     return list(dict.fromkeys(node for nodes in reversed(named) for node in nodes))
 
 
 def nodes_given(entries: Sequence[Entry], job: int) -> list[str]:
     """All that Slurm gave the run in this job: of those that it lost, Slurm itself knows nothing any more."""
-    granted = [entry for entry in entries if entry.get("event") == "granted" and entry.get("job") == job]
+    granted = [entry for entry in entries if entry.get("event") == RunEvent.GRANTED and entry.get("job") == job]
     return list(dict.fromkeys(str(node) for entry in granted for node in entry.get("nodes", ())))
 
 
 def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
     known, of_this = list(entries), list[Entry]()
     for entry in known:
-        if entry.get("event") == "generation":
+        if entry.get("event") == RunEvent.GENERATION:
             yield from (Moment(float(each["at"]), "run", _failed(each)) for each in _only_noise(of_this))
             of_this = []
         of_this.append(entry)
@@ -135,14 +137,14 @@ def moments_of_run(entries: Sequence[Entry]) -> Iterator[Moment]:
 
 def _text(entry: Entry) -> str:
     event = entry.get("event")
-    if event == "generation":
+    if event == RunEvent.GENERATION:
         return f"generation {entry.get('generation')} begins on {', '.join(map(str, entry.get('nodes', ())))}"
-    if event == "granted":
+    if event == RunEvent.GRANTED:
         return f"Slurm gives it {', '.join(map(str, entry.get('nodes', ())))} (job {entry.get('job')})"
-    if event == "ended":
+    if event == RunEvent.ENDED:
         return f"ends with code {entry.get('code')}: {entry.get('why')}"
-    if event == "signal":
+    if event == RunEvent.SIGNAL:
         return f"{entry.get('signal')} on {entry.get('node')}"
-    if event in ("note", "rests", "refused"):
+    if event in (RunEvent.NOTE, RunEvent.RESTS, RunEvent.REFUSED):
         return str(entry.get("text") or entry.get("why") or "")
     return _hit(entry)

@@ -17,6 +17,7 @@ from dalsegno.launch.agents import Agents
 from dalsegno.launch.coordinator import Coordinator
 from dalsegno.launch.events import Finish
 from dalsegno.launch.generations import Run
+from dalsegno.launch.journal import RunEvent
 from dalsegno.launch.peers import Peer
 from dalsegno.launch.staff import Boss, NoStaff
 from dalsegno.launch.telling import Teller, Told
@@ -136,8 +137,8 @@ class Voice(Teller):
         self._talk = talk
         self.quiet = False
 
-    def journal(self, event: str, **what: object) -> None:
-        if event == "lost" and not self.quiet:
+    def journal(self, event: RunEvent, **what: object) -> None:
+        if event == RunEvent.LOST and not self.quiet:
             self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
 
     def note(self, text: str) -> None:
