@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.quantities import Minutes, Seconds, Share, SizeMiB
 from dalsegno.spec.schema import json_schema
+from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 PAGE = Path(__file__).with_name("cluster-file.md")
 TABLE = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
@@ -80,12 +81,23 @@ def _table(model: type[BaseModel], links: Mapping[str, str]) -> str:
     schema = json_schema()
     properties = schema["properties"] if model is ClusterSpec else schema["$defs"][model.__name__]["properties"]
     fields = sorted(model.model_fields.items(), key=lambda item: item[0] != "name")  # a name comes first
-    rows = [_row(name, field, properties[name], links) for name, field in fields]
+    rows = [_row(name, field, properties[name], links, _unbuilt(model, name)) for name, field in fields]
     return "\n".join(["| field | takes | default | what |", "|---|---|---|---|", *rows])
 
 
-def _row(name: str, field: FieldInfo, schema: Schema, links: Mapping[str, str]) -> str:
-    return f"| `{name}` | {takes(schema, links)} | {default(field, schema)} | {_escape(field.description or '')} |"
+def _row(name: str, field: FieldInfo, schema: Schema, links: Mapping[str, str], unbuilt: str) -> str:
+    what = _escape(field.description or "") + unbuilt
+    return f"| `{name}` | {takes(schema, links)} | {default(field, schema)} | {what} |"
+
+
+def _unbuilt(model: type[BaseModel], name: str) -> str:
+    """Return the remark on a field that is refused, because no code acts on it yet."""
+    for each in UNBUILT_FIELDS:
+        block, _, inner = each.path.partition(".")
+        owners = list(_models_in([ClusterSpec.model_fields[block]])) if inner else [ClusterSpec]
+        if model in owners and name == (inner or block):
+            return f" **Not built yet**{''.join(f' on `{target}`' for target in each.targets)}."
+    return ""
 
 
 def _escape(text: str) -> str:

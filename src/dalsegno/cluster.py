@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError, NotThere, TargetError, UsageError
+from dalsegno.spec.unbuilt import UNBUILT_TARGETS
 from dalsegno.system.files import locked, owner_name, read_text, user_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 ROOT_HOME = Path("/var/lib/dalsegno")
 ANSWER_S = 30.0  # of Slurm
 ROOM_S = 30.0  # a node is booted in one or two
-BUILT = ("local",)  # the others validate, and `up` says that they are not there yet
 
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
@@ -125,10 +125,10 @@ def inside_a_host() -> bool:
 
 def open_target(target: str, place: Place) -> LocalTarget:
     """The target that builds a cluster of this kind."""
-    if target not in BUILT:
+    if target in UNBUILT_TARGETS:
         raise TargetError(
-            f"target `{target}` is not built yet: its cluster files validate, but `up` cannot make them real",
-            hint="use `target: local` for now",
+            f"target `{target}` is not built yet: {UNBUILT_TARGETS[target]}",
+            hint="use `target: local` for now; `dalsegno validate` checks files for other targets",
         )
     if platform.system() != "Linux":
         raise TargetError(

@@ -21,7 +21,6 @@ from dalsegno.spec.facts import (
     Qos,
     Reservation,
     Slurm,
-    Storage,
     Switch,
     User,
 )
@@ -139,13 +138,6 @@ def test_a_new_cluster_boots_every_host_and_writes_every_file():
     assert set(made.write) == set(made.desired.files)
     assert (made.start, made.restart, made.reconfigure) == ((), (), False)  # nothing runs yet that could be told
     assert made.accounting
-
-
-def test_what_the_file_asks_for_and_this_target_does_not_do_is_said():
-    wanted = cluster(1, storage=(Storage("scratch", "/scratch"), Storage("homes", "/home")))
-    assert plan(wanted).sentences()[1:] == [
-        "leaves out storage `scratch`, `homes`: all hosts share this machine's own file system"
-    ]
 
 
 def test_images_that_are_not_here_are_imported_without_touching_the_cluster():

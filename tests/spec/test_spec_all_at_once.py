@@ -25,7 +25,7 @@ users:
 """
 
 
-def test_a_file_with_eleven_faults_reports_all_eleven_in_the_order_of_the_lines(faults):
+def test_a_file_with_twelve_faults_reports_all_of_them_in_the_order_of_the_lines(faults):
     assert [(line, what) for line, what, _ in faults(TEN)] == [
         (1, "`name` cannot be `Demo`"),
         (3, "the cluster file has no setting `partitons`"),
@@ -36,6 +36,7 @@ def test_a_file_with_eleven_faults_reports_all_eleven_in_the_order_of_the_lines(
         (14, "`default` of partition `debug` must be `true` or `false`, not `yes please`"),
         (16, "qos `high` preempts `lwo`, which is no QOS"),
         (17, "`slurm.extra` sets `NodeName`, which we write ourselves"),
+        (18, "`storage` is not built yet"),
         (19, "storage `a` would be mounted over the system's own `/etc`"),
         (21, "user `ann` is in the account `ml`, which is not there"),
     ]

@@ -3,8 +3,15 @@
 import pytest
 
 from dalsegno.spec.facts import CheckSetting
+from dalsegno.spec.model import ClusterSpec
+from dalsegno.spec.partition import Head, Login
+from dalsegno.spec.people import User
+from dalsegno.spec.targets import TARGETS
+from dalsegno.spec.unbuilt import UNBUILT_FIELDS, UNBUILT_TARGETS
 
 LOCAL = "name: demo\ntarget: local\n"
+SSH = "name: demo\ntarget: ssh\nhead: {name: mgmt}\n"
+NAMED = "partitions: [{name: train, nodes: 'n[1-4]'}]\n"
 TRAIN = "partitions:\n  - {name: train, nodes: 4}\n"
 
 
@@ -90,8 +97,8 @@ def test_a_machine_that_can_be(faults, machine):
 
 
 def test_the_head_node_is_a_machine_too(faults):
-    assert one(faults, LOCAL + TRAIN + "head: {instance: m5.larg}\n") == (
-        5,
+    assert one(faults, f"{SSH}{NAMED}".replace("mgmt", "mgmt, instance: m5.larg")) == (
+        3,
         "the head node asks for the instance type `m5.larg`, which the catalog does not have",
         "did you mean `m5.large`?",
     )
@@ -233,7 +240,7 @@ def test_more_nodes_than_slurm_takes(faults):
     assert one(faults, text) == (3, "the cluster has 65,538 nodes", "Slurm takes at most 65,536")
 
 
-# --- policy, people, topology, reservations, storage: one more block below a good file --------------------------------
+# --- policy, people, topology, reservations: one more block below a good file --------------------------------
 
 BLOCKS = {
     "slurm: {qos: [{name: high, preempts: lwo}, {name: low}]}": (
@@ -377,6 +384,25 @@ BLOCKS = {
         "reservation `r` is for the account `ml`, which is not there",
         "add it: `accounts: [{name: ml}]`",
     ),
+    "ssh: {user: ubuntu}": (
+        "there is a `ssh:` block, but the target is `local`",
+        "remove it, or set `target: ssh`",
+    ),
+    "login: {count: 3, names: [l1, l2]}": ("`login.count` is 3, but 2 login nodes are named", "leave `count` out"),
+    "local: {subnet: 10.0.0.0/29}": (
+        "`local.subnet` 10.0.0.0/29 has 6 addresses, but 7 are needed",
+        "choose a larger one, or leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_blocks_that_cannot_be(faults, block):
+    last_line = 5 + block.count("\n")
+    assert one(faults, f"{LOCAL}{TRAIN}{block}\n") == (last_line, *BLOCKS[block])
+
+
+STORAGE = {
     "storage: [{name: a, mount: /a}, {name: a, mount: /b}]": (
         "storage `a` is there twice, first on line 5",
         "give one of them another name",
@@ -397,30 +423,55 @@ BLOCKS = {
         "storage `a` is mounted at `/fsx/../etc`",
         "write it straight: `/etc`",
     ),
-    "storage: [{name: a, mount: /fsx, type: lustre}]": (
-        "storage `a` is of type `lustre`, which target `local` does not have",
-        "use `folder`",
+    "storage: [{name: a, mount: /fsx, type: efs}]": (
+        "storage `a` is of type `efs`, which target `ssh` does not have",
+        "use `folder` or `nfs` or `lustre`",
     ),
     "storage: [{name: a, mount: /a, home: true}, {name: b, mount: /b, home: true}]": (
         "storage `a` and `b` both hold people's homes",
         "keep `home: true` in one",
     ),
-    "ssh: {user: ubuntu}": (
-        "there is a `ssh:` block, but the target is `local`",
-        "remove it, or set `target: ssh`",
-    ),
-    "login: {count: 3, names: [l1, l2]}": ("`login.count` is 3, but 2 login nodes are named", "leave `count` out"),
-    "local: {subnet: 10.0.0.0/29}": (
-        "`local.subnet` 10.0.0.0/29 has 6 addresses, but 7 are needed",
-        "choose a larger one, or leave it out",
-    ),
 }
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_blocks_that_cannot_be(faults, block):
-    last_line = 5 + block.count("\n")
-    assert one(faults, f"{LOCAL}{TRAIN}{block}\n") == (last_line, *BLOCKS[block])
+@pytest.mark.parametrize("block", STORAGE)
+def test_storage_that_cannot_be(faults, block):
+    assert one(faults, f"{SSH}{NAMED}{block}\n") == (5, *STORAGE[block])
+
+
+# --- fields that no code acts on yet ----------------------------------------------------------------------------------
+
+UNBUILT = {
+    "monitoring: {port: 9090}": "`monitoring` is not built yet",
+    "modules: {enabled: true}": "`modules` is not built yet",
+    "storage: [{name: a, mount: /a}]": "`storage` is not built yet",
+    "head: {instance: m5.large}": "`head.instance` is not built yet",
+    "login: {count: 1, cpus: 4}": "`login.cpus` is not built yet",
+    "users: [{name: ann, full_name: Ann}]": "`full_name` of user `ann` is not built yet",
+}
+
+
+@pytest.mark.parametrize("block", UNBUILT)
+def test_a_field_that_is_not_built_is_refused_with_its_line(faults, block):
+    line, what, hint = one(faults, f"{LOCAL}{TRAIN}{block}\n")
+    assert (line, what) == (5, UNBUILT[block]) and hint.startswith("remove it: ")
+
+
+def test_every_unbuilt_field_is_a_field_of_the_model():
+    for each in UNBUILT_FIELDS:
+        block, _, inner = each.path.partition(".")
+        assert block in ClusterSpec.model_fields
+        assert not inner or any(inner in model.model_fields for model in (Head, Login, User)), each.path
+    assert {"local", *UNBUILT_TARGETS} == set(TARGETS)
+
+
+@pytest.mark.parametrize("block", ["storage: []", "users: [{name: ann, ssh_keys: []}]", "head: {cpus: }", "modules:"])
+def test_an_empty_value_of_an_unbuilt_field_is_accepted(faults, block):
+    assert faults(f"{LOCAL}{TRAIN}{block}\n") == []
+
+
+def test_settings_of_a_target_that_is_not_built_are_checked_not_refused(faults):
+    assert faults(f"{SSH}{NAMED}storage: [{{name: a, mount: /a}}]\nlogin: {{names: [l1], cpus: 4, memory: 8G}}\n") == []
 
 
 def test_a_limit_that_slurm_is_not_told_to_apply(faults):

@@ -10,6 +10,7 @@ from dalsegno.cli.schema import command as schema
 from dalsegno.cli.validate import command as validate
 from dalsegno.errors import DalsegnoError, SpecError, UsageError
 from dalsegno.spec.targets import TARGETS
+from dalsegno.spec.unbuilt import UNBUILT_TARGETS
 
 
 @pytest.fixture
@@ -33,6 +34,15 @@ def test_init_then_validate_is_green(run, target):
     assert done.stdout.startswith(f"cluster.yaml is fine: mine on {target}, ")
 
 
+@pytest.mark.parametrize("target", UNBUILT_TARGETS)
+def test_validate_warns_of_a_target_that_is_not_built(run, target):
+    run(init, "--target", target)
+    done = run(validate)
+    assert done.exit_code == 0 and f"warning: target `{target}` is not built yet: " in done.stderr
+    (warning,) = json.loads(run(validate, "--json").stdout)["warnings"]
+    assert warning.endswith("`plan` and `up` refuse this file")
+
+
 def test_validate_says_in_a_line_what_it_is(run, tmp_path):
     text = "name: demo\ntarget: local\npartitions: [{name: t, nodes: 4, spares: 1, instance: p5.48xlarge}]\n"
     (tmp_path / "c.yaml").write_text(text)
@@ -51,7 +61,7 @@ def test_validate_raises_all_problems_for_the_one_printer(run, tmp_path):
 def test_validate_as_json(run, tmp_path):
     run(init, "c.yaml")
     good = json.loads(run(validate, "c.yaml", "--json").stdout)
-    assert (good["valid"], good["nodes"], good["problems"]) == (True, 4, [])
+    assert (good["valid"], good["nodes"], good["problems"], good["warnings"]) == (True, 4, [], [])
     (tmp_path / "c.yaml").write_text("name: A\ntarget: local\npartitions: [{name: t, nodes: 1}]\n")
     done = run(validate, "c.yaml", "--json")
     bad = json.loads(done.stdout)

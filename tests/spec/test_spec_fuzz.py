@@ -16,7 +16,7 @@ FULL = """\
 name: demo
 target: local
 local: {hosts: auto}
-head: {cpus: 4, memory: 8G}
+head: {name: mgmt}
 login: {count: 1}
 partitions:
   - name: train
@@ -43,7 +43,6 @@ slurm:
 accounts: [{name: ml, fair_share: 10}]
 users:
   - {name: alice, accounts: [ml], uid: 5001}
-storage: [{name: fsx, mount: /fsx}]
 health: {mode: off, checks: {zombies: off}}
 """
 FILES = [FULL, *(starter(target) for target in TARGETS)]

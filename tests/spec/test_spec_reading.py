@@ -107,7 +107,7 @@ def test_aliases_cannot_make_it_deeper_either():
         ("name: other", 4, "`name` is given twice, first on line 1"),
         ("? [a]\n: 1", 4, "a key must be a name, not a list, a mapping or nothing"),
         ("? \n: 1", 4, "a key must be a name, not a list, a mapping or nothing"),
-        ("head: {cpus: 9999999999999999999999999999999999999}", 4, "the number 999999999999… is too large"),
+        ("login: {count: 9999999999999999999999999999999999999}", 4, "the number 999999999999… is too large"),
         (
             "head: {name: !!python/name:os.system mgmt}",
             4,

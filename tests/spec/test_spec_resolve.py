@@ -179,14 +179,21 @@ def test_users_without_accounting_have_no_accounts(cluster):
     assert found.accounts == ()
 
 
-def test_reservations_storage_logins_and_the_local_block(cluster):
+def test_reservations_logins_and_the_local_block(cluster):
     found = cluster(
         BASE + "reservations: [{name: r, nodes: 't-[1-2]', users: root, duration: 2h, flags: 'maint,flex'}]\n"
-        "storage: [{name: s, mount: /s, home: true}]\nlogin: {count: 2}\nlocal: {hosts: loopback}\n"
+        "login: {count: 2}\nlocal: {hosts: loopback}\n"
     )
     assert found.reservations == (
         Reservation("r", ("t-1", "t-2"), duration_min=120, users=("root",), flags=("MAINT", "FLEX")),
     )
-    assert found.storage == (Storage("s", "/s", home=True),)
     assert found.logins == ("login-1", "login-2")
     assert found.local == Local(hosts="loopback")
+
+
+def test_storage_of_another_target(cluster):
+    found = cluster(
+        "name: demo\ntarget: ssh\nhead: {name: mgmt}\npartitions: [{name: t, nodes: 'gpu[01-02]'}]\n"
+        "storage: [{name: s, mount: /s, home: true}]\n"
+    )
+    assert found.storage == (Storage("s", "/s", home=True),)

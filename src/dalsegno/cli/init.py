@@ -19,9 +19,9 @@ from dalsegno.errors import DalsegnoError, UsageError
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 def command(file: str, target: str, name: str, force: bool) -> None:
     """Write a commented starter file to FILE (default: cluster.yaml) and check it."""
-    from dalsegno.cluster import BUILT
     from dalsegno.spec.load import parse_spec
     from dalsegno.spec.schema import starter
+    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
     from dalsegno.system.files import write_atomic
 
     path = Path(file)
@@ -35,5 +35,5 @@ def command(file: str, target: str, name: str, force: bool) -> None:
         raise UsageError(f"a cluster cannot be called `{name}`", hint="use lowercase letters, digits, `-` and `_`")
     write_atomic(path, text)
     said = "" if file == "cluster.yaml" else f" {shlex.quote(file)}"
-    then = f", then `dalsegno up{said}`" if target in BUILT else f" (making {target} clusters real is not built yet)"
+    then = f" (target `{target}` is not built yet)" if target in UNBUILT_TARGETS else f", then `dalsegno up{said}`"
     out.talk(f"wrote {file}; next: `dalsegno validate{said}`{then}")

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 @file_argument
 @json_option
 def command(file: str, json_: bool) -> None:
-    """Check the cluster file FILE (default: cluster.yaml). Exits 1 if anything is wrong with it."""
+    """Check the cluster file FILE (default: cluster.yaml). Exits 1 if anything is wrong with it.
+
+    A file for a target that is not built yet is checked too, with a warning: `plan` and `up` refuse it.
+    """
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve
 
@@ -30,14 +33,23 @@ def command(file: str, json_: bool) -> None:
         out.as_json(_faulty(file, error))
         raise SystemExit(1) from None
     if json_:
-        out.as_json({"file": file, "valid": True, "problems": [], **_counts(cluster)})
-    else:
-        out.data(_summary(file, cluster))
+        out.as_json({"file": file, "valid": True, "problems": [], "warnings": _warnings(cluster), **_counts(cluster)})
+        return
+    out.data(_summary(file, cluster))
+    for text in _warnings(cluster):
+        out.warn(text)
 
 
 def _faulty(file: str, error: SpecError) -> dict[str, object]:
     problems = [{"what": each.what, "where": each.where, "hint": each.hint} for each in error.problems]
     return {"file": file, "valid": False, "problems": problems}
+
+
+def _warnings(cluster: Cluster) -> list[str]:
+    from dalsegno.spec.unbuilt import UNBUILT_TARGETS
+
+    reason = UNBUILT_TARGETS.get(cluster.target)
+    return [f"target `{cluster.target}` is not built yet: {reason}; `plan` and `up` refuse this file"] if reason else []
 
 
 def _counts(cluster: Cluster) -> dict[str, object]:

@@ -11,6 +11,7 @@ from dalsegno.spec.checks.targets import (
     check_ssh_hosts,
     check_storage,
     check_targets,
+    check_unbuilt,
 )
 from dalsegno.spec.model import ClusterSpec
 
@@ -30,6 +31,7 @@ _CHECKS = (
     check_raw_settings,
     check_health,
     check_containers,
+    check_unbuilt,
 )
 
 

@@ -14,6 +14,7 @@ from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.people import Storage
 from dalsegno.spec.section import Section, required_keys
 from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
+from dalsegno.spec.unbuilt import UNBUILT_FIELDS
 
 _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 # The platform runs slurmctld itself and would not know of a second one.
@@ -312,3 +313,20 @@ def check_containers(spec: ClusterSpec, report: Report) -> None:
     if spec.containers.images and spec.containers.enabled is False:
         what = "`images` are to be imported, but the cluster is to run no containers"
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))
+
+
+# ---- Fields that no code acts on yet.
+
+
+def check_unbuilt(spec: ClusterSpec, report: Report) -> None:
+    """Refuse fields that would do nothing; an empty value asks for nothing, and is accepted."""
+    for each in UNBUILT_FIELDS:
+        if each.targets and (spec.target not in each.targets or not report.whole("target")):
+            continue
+        block, _, inner = each.path.partition(".")
+        sections = getattr(spec, block) if inner else spec
+        for section in sections if isinstance(sections, list) else [sections]:
+            field = inner or block
+            if field in section.model_fields_set and getattr(section, field):
+                subject = f"`{field}` of user `{section.name}`" if block == "users" else f"`{each.path}`"
+                report.add(section, field, f"{subject} is not built yet", f"remove it: {each.reason}")

@@ -132,7 +132,6 @@ def make_plan(wanted: Cluster, placement: Placement, desired: Desired, seen: Obs
         wait_for=_in_the_way(seen.jobs, gone_nodes, gone_partitions),
         blocked=tuple(job.id for job in seen.jobs or () if not job.nodes and job.partition in gone_partitions),
         import_images=_without(wanted.containers.images, seen.images),
-        left_out=_left_out(wanted),
         containers=_switched(before, wanted),
     )
 
@@ -166,11 +165,6 @@ def _in_the_way(
         return None
     gone_nodes, gone_partitions = set(nodes), set(partitions)
     return tuple(job.id for job in jobs if job.nodes & gone_nodes or job.partition in gone_partitions)
-
-
-def _left_out(wanted: Cluster) -> tuple[str, ...]:
-    names = ", ".join(f"`{storage.name}`" for storage in wanted.storage)
-    return (f"leaves out storage {names}: all hosts share this machine's own file system",) if names else ()
 
 
 def _people(cluster: Cluster) -> object:

@@ -1,0 +1,36 @@
+"""What the cluster file describes and no code acts on yet. Remove an entry with the change that builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNBUILT_TARGETS = {  # `validate` checks files for these; `plan` and `up` refuse them
+    "ssh": "only `dalsegno containers check` uses its hosts so far",
+    "parallelcluster": "nothing creates clusters on AWS yet",
+    "hyperpod": "nothing creates clusters on AWS yet",
+    "oci": "nothing creates clusters on OCI yet",
+}
+
+
+@dataclass(frozen=True)
+class UnbuiltField:
+    """A field that is refused, because a user who sets it would believe that it works."""
+
+    path: str  # `users.ssh_keys` stands for that field of every user
+    reason: str
+    targets: tuple[str, ...] = ()  # refused for these only; () for all
+
+
+_NO_SIZE = "head and login nodes of a local cluster have no size of their own"
+UNBUILT_FIELDS = (
+    UnbuiltField("monitoring", "nothing serves metrics, a web page or alerts"),
+    UnbuiltField("modules", "nothing sets up environment modules"),
+    UnbuiltField("users.ssh_keys", "nothing installs keys on the hosts"),
+    UnbuiltField("users.full_name", "nothing stores it"),
+    UnbuiltField("storage", "all hosts of a local cluster share the file system of this machine", ("local",)),
+    *(
+        UnbuiltField(f"{machine}.{size}", _NO_SIZE, ("local",))
+        for machine in ("head", "login")
+        for size in ("instance", "cpus", "memory")
+    ),
+)
