@@ -114,10 +114,8 @@ MAY_PRINT = {
 
 # Text of others, read once into values. Everybody else compares enums.
 MAY_READ_SENTENCES = {
-    "slurm/parse/": "what Slurm's commands answer",
+    "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
-    "launch/salloc_words.py": "what salloc says",
-    "launch/srun_words.py": "what srun, slurmstepd and the container plugin say",
     "launch/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
     "launch/follow.py": "Python's tracebacks",
     "launch/agent/evidence.py": "Python's tracebacks",

@@ -13,7 +13,7 @@ from dalsegno.errors import UsageError
 from dalsegno.image_name import parse_name
 from dalsegno.jobs.request import RunRequest
 from dalsegno.jobs.values import shown
-from dalsegno.launch.srun_words import INSIDE
+from dalsegno.slurm.parse.srun import INSIDE
 
 PYTHON = "python3"  # the image's
 GUARD = (

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from dalsegno.launch.patient_slurm import PatientSlurm
 from dalsegno.launch.run_comment import JobRole
-from dalsegno.launch.salloc_words import Answer, read_answer
 from dalsegno.launch.saved import SavedJob, SavedStep
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step, fate
-from dalsegno.launch.srun_words import ended_on, launch_failures, refused_containers, started_outside, why_not_started
 from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
+from dalsegno.slurm.parse.srun import ended_on, launch_failures, refused_containers, started_outside, why_not_started
 from dalsegno.system.children import Child, adopt, start
 from dalsegno.system.files import read_text
 
@@ -95,7 +95,7 @@ class SlurmJobs:
         job.id = job.id or self._answer(job).job
         return job.id
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: Job) -> SallocAnswer:
         return read_answer(read_text(self._log(job)) or "")
 
     def _log(self, job: Job) -> Path:

@@ -23,9 +23,9 @@ from dalsegno.launch.saved import Saved, write_saved
 from dalsegno.launch.site import Site
 from dalsegno.launch.slurm_job import Job, Step
 from dalsegno.launch.slurm_jobs import SlurmJobs
-from dalsegno.launch.srun_words import first_exit_code, refused_containers
 from dalsegno.launch.status import RunCause, RunPhase, Status, read_status, write_status
 from dalsegno.slurm.facts import JobState
+from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import SAVED, TERMINATED
 

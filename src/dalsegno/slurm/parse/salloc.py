@@ -10,7 +10,7 @@ _OWN_NAME = re.compile(r"salloc: (?:error: )?")
 
 
 @dataclass(frozen=True)
-class Answer:
+class SallocAnswer:
     """Which job it waits for, or has; and the last that it said of it."""
 
     job: int | None = None
@@ -18,12 +18,12 @@ class Answer:
     last_words: str = ""
 
 
-def read_answer(text: str) -> Answer:
+def read_answer(text: str) -> SallocAnswer:
     found = _GRANTED.findall(text)
     if not found:
-        return Answer(last_words=_last_words(text))
+        return SallocAnswer(last_words=_last_words(text))
     word, job = found[-1]
-    return Answer(int(job), word == "Granted", _last_words(text))
+    return SallocAnswer(int(job), word == "Granted", _last_words(text))
 
 
 def _last_words(text: str) -> str:

@@ -1,6 +1,6 @@
 """What srun says of nodes on which it could not start anything."""
 
-from dalsegno.launch.srun_words import (
+from dalsegno.slurm.parse.srun import (
     ended_on,
     first_exit_code,
     launch_failures,
