@@ -68,8 +68,8 @@ def _own_rows(stage: Stage, images: Mapping[str, Path], runs: int) -> Iterator[R
     with _fuse_for(stage, 0o666):
         for name, image in own.items():
             yield _row(f"the same, of the user's own .sqsh of {name}, by squashfuse", stage, "ada", image, runs, None)
-        yield _once(f"reading {size} in the user's own .sqsh, by squashfuse", stage, own[size], "cat", "/padding")
-    yield _once(f"reading {size} in root's .sqsh, mounted by the kernel", stage, big, "cat", "/padding")
+        yield _once(f"reading {size} in the user's own .sqsh, by squashfuse", stage, own[size], "md5sum", "/padding")
+    yield _once(f"reading {size} in root's .sqsh, mounted by the kernel", stage, big, "md5sum", "/padding")
     with _fuse_for(stage, 0o600):
         yield _once(f"the first srun in the user's own .sqsh of {size}, which unpacks it", stage, own[size], "true")
         yield _row("srun in it when it is unpacked, over bare srun", stage, "ada", own[size], runs, None)
@@ -131,7 +131,7 @@ def make_image(folder: Path, padding_mib: int) -> Path:
     tree = folder / ("big" if padding_mib else "tree")
     (tree / "bin").mkdir(parents=True)
     shutil.copy(busybox, tree / "bin/busybox")
-    for name in ("true", "cat"):
+    for name in ("true", "md5sum"):
         (tree / "bin" / name).symlink_to("busybox")
     if padding_mib:
         with open("/dev/urandom", "rb") as source, open(tree / "padding", "wb") as target:

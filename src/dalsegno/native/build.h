@@ -31,7 +31,7 @@ struct request {
     bool uid_given, gid_given;
     gid_t groups[GROUPS_MAX];
     size_t group_count;
-    int in_use; /* a lock on what was unpacked, or -1 */
+    int in_use; /* a lock on what was unpacked, or what shows the end of a FUSE server, or -1 */
     bool readonly, remap_root, as_user; /* as_user: nothing of the image is touched with root's rights */
     unsigned long long memory_mib;      /* the step's; 0: not known */
 };

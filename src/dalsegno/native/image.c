@@ -105,12 +105,15 @@ static bool start_fuse_server(struct image *image) {
     if (fuse_works < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return false;
     close(fuse_works);
-    pid_t child = fork();
+    int ended[2] = {-1, -1}; /* whose reader sees the end of the server */
+    pid_t child = pipe2(ended, O_CLOEXEC) == 0 ? fork() : -1;
     if (child < 0)
         return false;
     if (child > 0) {
         waitpid(child, NULL, 0);
         close(pair[1]);
+        close(ended[1]);
+        request.in_use = ended[0];
         image->fuse_server = pair[0];
         return true;
     }
@@ -128,6 +131,7 @@ static bool start_fuse_server(struct image *image) {
         dup2(null, stream);
     close(ANSWER_FD);
     fcntl(fuse, F_SETFD, 0);
+    fcntl(ended[1], F_SETFD, 0);
     fcntl(image->fd, F_SETFD, 0);
     snprintf(file, sizeof file, "/proc/self/fd/%d", image->fd);
     snprintf(device, sizeof device, "/dev/fd/%d", fuse);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@
 
 SPANK_PLUGIN(dalsegno_container, 1)
 
-enum { VALUE_MAX = 1 << 16 };
+enum { VALUE_MAX = 1 << 16, SERVER_MS = 500 };
 
 static char *given[OPTION_COUNT]; /* the value, "" for a switch; NULL: not given */
 static struct site site;
@@ -233,6 +234,19 @@ int slurm_spank_task_init(spank_t spank, int count, char *words[]) {
     return ESPANK_SUCCESS;
 }
 
+/* A FUSE mount goes with its namespaces, and its server with the mount. That is waited for: Slurm takes a second longer to
+ * end a step in which it finds processes. A container with a name stays as it is until its lock is released. */
+static void close_namespaces(void) {
+    int *const fds[] = {&container.mounts, &container.user, &container.own[0], &container.own[1], &container.own[2]};
+    for (size_t i = 0; container.lock < 0 && i < sizeof fds / sizeof *fds; i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
+    if (container.lock < 0 && container.unpacked >= 0) /* the server is the user's, who may have stopped it */
+        poll(&(struct pollfd){.fd = container.unpacked, .events = POLLIN}, 1, SERVER_MS);
+}
+
 /* When the node's last task has ended, and before srun hears of it: who waits for srun, finds the file. */
 int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
     static uint32_t ended;
@@ -242,5 +256,6 @@ int slurm_spank_task_exit(spank_t spank, int count, char *words[]) {
         return ESPANK_SUCCESS;
     stop_waiting();
     end_saving();
+    close_namespaces();
     return ESPANK_SUCCESS;
 }
