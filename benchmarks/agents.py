@@ -26,12 +26,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from dalsegno.health.agent.findings import Findings
-from dalsegno.health.agent.link import Link, Whom
-from dalsegno.health.report import Finding
-from dalsegno.health.result import passed
+from dalsegno.health.check import passed
+from dalsegno.health.messages import BEAT, Finding
 from dalsegno.health.wire import BEAT_S, Hello
-from dalsegno.health.words import BEAT
+from dalsegno.node_agent.agent import Link, Whom
+from dalsegno.node_agent.findings import Findings
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.agents import Agents
 from dalsegno.recovery.probes import Place

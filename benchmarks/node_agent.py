@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from dalsegno.programs import launcher
-from dalsegno.system.procfs import descendants
+from dalsegno.system.children import descendants
 
 MOST_MB, MOST_CPU_PERCENT = 30.0, 1.0
 SETTLE_S = 10.0  # every check has been asked once

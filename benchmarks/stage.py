@@ -118,7 +118,7 @@ class Stage:
 def leftovers(cluster: Path) -> list[str]:
     """Processes, links, cgroups, mounts and files of a cluster that should be gone."""
     sys.path.insert(0, str(ROOT / "src"))
-    from dalsegno.system.procfs import environment, find
+    from dalsegno.system.children import environment, find
     from dalsegno.targets.local.folder import Folder
 
     mark = str(cluster).encode()

@@ -25,7 +25,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
-UP_TO_4 = (*UP_TO_3, "users", "launch", "jobs")
+UP_TO_4 = (*UP_TO_3, "node_agent", "users", "launch", "jobs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = (
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
     "health": (*UP_TO_2, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
+    "node_agent": (*UP_TO_3, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
     "users": UP_TO_3,
     "launch": (*UP_TO_3, *TRAIN_TALK, "wire"),
     "jobs": (*UP_TO_4, *TRAIN_TALK),
@@ -108,7 +109,7 @@ MAY_PRINT = {
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",
-    "health/agent/agent.py": "a daemon: what it prints is its log",
+    "node_agent/agent.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
 }
 
@@ -123,9 +124,8 @@ MAY_READ_SENTENCES = {
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
-    "containers/enroot.py": "Enroot and curl",
-    "containers/inside.py": "unsquashfs",
-    "containers/metadata.py": "the start script of an image",
+    "containers/import_image.py": "Enroot and curl",
+    "containers/image_metadata.py": "unsquashfs and the start script of an image",
     "containers/named.py": "srun",
     "containers/native.py": "the C compiler",
     "containers/plugstack/": "ssh, srun and install on other hosts",
@@ -144,6 +144,7 @@ STATES_OF_OTHERS = {
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
     "health/": "words of the kernel, the driver and the fabric",
+    "node_agent/all_reduce.py:Sums.kind": "torch's name of a backend",
     "slurm/": "Slurm's words, parsed where something depends on them",
     "jobs/torchrun/args.py": "torchrun's --role is a name",
     "jobs/frameworks.py": "torchrun's --role is a name",

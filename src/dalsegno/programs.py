@@ -19,7 +19,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "machine-room": "dalsegno.targets.local.room",
     "break-worker": "dalsegno.targets.real.on_node",
     "undo-fault": "dalsegno.targets.local.breaking.timer",
-    "node-agent": "dalsegno.health.agent.agent",
+    "node-agent": "dalsegno.node_agent.agent",
 }
 
 

@@ -123,7 +123,7 @@ class Cli:
 def leftovers(home: Path) -> list[str]:
     """Everything on the machine that still belongs to clusters of this home."""
     from dalsegno.system.cgroups import cluster_folders
-    from dalsegno.system.procfs import environment, find
+    from dalsegno.system.children import environment, find
     from dalsegno.targets.local.folder import Folder
 
     mark = str(home).encode()

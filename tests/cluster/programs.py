@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dalsegno.system.procfs import ancestors, arguments
+from dalsegno.system.children import ancestors, arguments
 
 
 def programs(pids: Iterable[int], matches: Callable[[list[str]], bool]) -> list[int]:

@@ -19,8 +19,8 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.journal import Entry, read
 from dalsegno.launch.status import NodeRole, Status, read_status
 from dalsegno.system.cgroups import cluster_folders
+from dalsegno.system.children import Process, arguments, environment, find
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import Process, arguments, environment, find
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, read_safe

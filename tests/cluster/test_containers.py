@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.containers.named import key_of
 from dalsegno.containers.native import NO_CONTAINER
-from dalsegno.containers.unpacked import key_of
-from dalsegno.system.procfs import arguments, environment, find
+from dalsegno.system.children import arguments, environment, find
 from dalsegno.targets.local.target import LocalTarget
 from tests.cluster.conftest import PINGED_S, Answer, Cli, at_home, make_home, taken_down
 from tests.cluster.test_rootless import NOBODY, Rootless, copy_program

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dalsegno.recovery.client import ask, controller_answers
+from dalsegno.system.children import descendants, marked
 from dalsegno.system.hosts import host_process, service_facts
-from dalsegno.system.procfs import descendants, marked
 from tests.cluster.conftest import SOURCE, Cli
 from tests.cluster.programs import programs
 from tests.cluster.test_up_down import small

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.cgroups import look_at_cgroups
+from dalsegno.system.children import arguments, environment, find
 from dalsegno.system.machine import program
-from dalsegno.system.procfs import arguments, environment, find
 from dalsegno.targets.local.folder import Folder
 from tests.cluster.conftest import Cli, at_home, taken_down
 

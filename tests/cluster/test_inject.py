@@ -15,8 +15,8 @@ import pytest
 from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.recovery.client import ask
+from dalsegno.system.children import arguments, descendants, end, find, marked
 from dalsegno.system.hosts import host_process, service_facts
-from dalsegno.system.procfs import arguments, descendants, end, find, marked
 from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.room_client import MachineRoom

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.system.children import Process, descendants, end, start_ticks
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import Process, descendants, end, start_ticks
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
 from tests.cluster.programs import programs
 from tests.waiting import eventually

@@ -15,8 +15,8 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
+from dalsegno.system.children import arguments, descendants, find
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import arguments, descendants, find
 from dalsegno.targets.local.cables import port_name
 from dalsegno.train.frames import Message
 from tests.cluster.conftest import PINGED_S, Cli, at_home, taken_down

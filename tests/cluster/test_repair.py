@@ -7,8 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from dalsegno.system.children import descendants, find
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import descendants, find
 from dalsegno.targets.local.cables import port_name
 from tests.cluster.conftest import Cli
 from tests.cluster.test_up_down import idle_nodes, interrupt, kill_host, small

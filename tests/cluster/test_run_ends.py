@@ -14,7 +14,7 @@ import pytest
 
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import RunPhase
-from dalsegno.system.procfs import arguments, find
+from dalsegno.system.children import arguments, find
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
 from tests.cluster.runs import LONG_S, Run, footprint
 from tests.cluster.test_run_kinds import Person

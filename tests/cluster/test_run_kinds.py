@@ -14,7 +14,7 @@ import pytest
 
 from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.status import RunPhase, read_status, write_status
-from dalsegno.system.procfs import arguments, environment, find, owner
+from dalsegno.system.children import arguments, environment, find, owner
 from tests.cluster.conftest import SOURCE, Cli, make_home, taken_down
 from tests.cluster.programs import programs
 from tests.cluster.runs import LONG_S, Run, footprint, kill, node_of

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.health.check import Verdict
 from dalsegno.health.checks.services import ask_munge, judge_munge
 from dalsegno.health.here import machine_here
-from dalsegno.health.result import Verdict
 from dalsegno.health.world import Machine
 from dalsegno.recovery.client import ask
 from dalsegno.system.apart import Late
+from dalsegno.system.children import descendants
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Completed
-from dalsegno.system.procfs import descendants
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.waiting import eventually
 

@@ -207,8 +207,8 @@ def test_a_dead_switch_is_replaced_and_everyone_is_connected_again(cli: Cli):
 
 
 def kill_host(cli: Cli, host: str) -> None:
+    from dalsegno.system.children import end
     from dalsegno.system.hosts import host_process
-    from dalsegno.system.procfs import end
 
     process = host_process(cli.home / "clusters/one/hosts" / host)
     assert process is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.containers.tar_read import Entry, Type
+from dalsegno.containers.tar import Entry, Type
 
 
 def file(path: str, text: str = "", **rest: int) -> Entry:

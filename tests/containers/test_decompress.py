@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.decompress import Blob, unpacked
+from dalsegno.containers.manifest import DamagedImage
+from dalsegno.containers.tar import Blob, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.pipes import Sink, through
 

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from dalsegno.containers.credentials import server_of
-from dalsegno.containers.http_client import Http, Refused, Unreachable
+from dalsegno.containers.http import Http, Refused, Unreachable
 from dalsegno.containers.registry import Challenge, parse_challenge
 from tests.containers.registries import serving
 

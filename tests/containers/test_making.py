@@ -13,12 +13,11 @@ import pytest
 
 from dalsegno.cli.main import main
 from dalsegno.containers import parse_name
-from dalsegno.containers.building import Builder
-from dalsegno.containers.importing import Importer
+from dalsegno.containers.build import Builder
+from dalsegno.containers.import_image import Importer
 from dalsegno.containers.manifest import Config
-from dalsegno.containers.progress import Silent
 from dalsegno.containers.squash import MEMORY_VARIABLE, memory_options
-from dalsegno.containers.store import Store
+from dalsegno.containers.store import Silent, Store
 from tests.containers.images import LOWER, Layout, member, symlink, tree, unpack
 from tests.containers.registries import push, registry
 

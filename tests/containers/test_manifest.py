@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.containers.damage import DamagedImage
 from dalsegno.containers.manifest import (
     Config,
+    DamagedImage,
     Descriptor,
     Index,
     Manifest,

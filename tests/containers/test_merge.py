@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.containers.damage import DamagedImage
+from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged, merge
-from dalsegno.containers.tar_read import Entry, Type
+from dalsegno.containers.tar import Entry, Type
 from tests.containers.layers import device, file, folder, link, symlink
 
 

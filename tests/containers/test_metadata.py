@@ -5,8 +5,8 @@ import subprocess
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dalsegno.containers.image_metadata import as_layer, files, parse_environment, parse_program, parse_workdir
 from dalsegno.containers.manifest import Config
-from dalsegno.containers.metadata import as_layer, files, parse_environment, parse_program, parse_workdir
 
 
 def test_the_files_are_those_of_enroot():

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
+from dalsegno.containers.named import key_of
 from dalsegno.containers.native import FLAGS, HELPER, PARTS, source_folder
-from dalsegno.containers.unpacked import key_of
 from tests.containers import entering
 
 SOMEONE = 54321

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers import parse_name
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.importing import Importer, sha256_of
-from dalsegno.containers.progress import Silent
-from dalsegno.containers.store import Store
+from dalsegno.containers.import_image import Importer, sha256_of
+from dalsegno.containers.manifest import DamagedImage
+from dalsegno.containers.store import Silent, Store
 from dalsegno.errors import DalsegnoError, NotThere
 from tests.containers.images import LOWER, UPPER, Layout, member, tree, unpack
 from tests.containers.registries import Meddler, Tokens, push, registry, serving

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers import parse_name
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.importing import Importer
+from dalsegno.containers.import_image import Importer
+from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.store import Store
 from dalsegno.errors import NotThere, UsageError
 from tests.containers.images import CONFIG, LOWER, UPPER, Layout, member, tree, unpack

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.record import Record
+from dalsegno.containers.image_metadata import Record
 from dalsegno.containers.store import Store, Stored
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.containers import tar_write
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.tar_read import Entry, Stream, Type, read_entries
+from dalsegno.containers import tar
+from dalsegno.containers.manifest import DamagedImage
+from dalsegno.containers.tar import Entry, Stream, Type, read_entries
 
 TYPES = [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 LETTERS = st.characters(exclude_characters="\0/", exclude_categories=("Cs",))
@@ -64,7 +64,7 @@ ENTRIES = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(ENTRIES)
 def test_what_is_written_is_read_back_the_same(entry: Entry):
-    data = tar_write.header(entry, entry.path, entry.link)
+    data = tar.header(entry, entry.path, entry.link)
     info = tarfile.TarInfo.frombuf(data[-512:], "utf-8", "surrogateescape")  # its checksum too
     assert info.size == entry.size % 8**11
     sparse = Stream([data, *([bytes(entry.size + -entry.size % 512)] if entry.size < 10**6 else [])])
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back_the_same(entry: Entry):
 def test_names_that_are_no_utf8_survive():
     (entry,) = read_entries(Stream([packed([("x", tarfile.REGTYPE, 0o644, 0, 0, 0, "")], tarfile.USTAR_FORMAT)]))
     odd = entry._replace(path=b"caf\xe9".decode("utf-8", "surrogateescape"))
-    (back,) = read_entries(Stream([tar_write.header(odd, odd.path), tar_write.END]))
+    (back,) = read_entries(Stream([tar.header(odd, odd.path), tar.END]))
     assert back.path == odd.path
 
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from dalsegno.cluster import unpacked_homes
-from dalsegno.containers.unpacked import key_of, sweep_unpacked
+from dalsegno.containers.named import key_of, sweep_unpacked
 
 
 def unpacked(folder: Path, image: Path) -> Path:

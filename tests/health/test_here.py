@@ -13,15 +13,13 @@ import pytest
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict, passed, unknown
-from dalsegno.health.caller import env_here, slurmds_own
 from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.here import machine_here, settings_here
-from dalsegno.health.line import result_line
+from dalsegno.health.here import env_here, machine_here, settings_here, slurmds_own
 from dalsegno.health.readers.gpus import ask_job_gpus
-from dalsegno.health.runner import Checkup, examine
+from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.health.world import FolderWorld, Machine, good_for_s
@@ -76,7 +74,7 @@ def test_what_slurmd_goes_by_is_known_to_what_it_starts() -> None:
 def test_a_program_that_slurmd_starts_finds_it_above_itself(tmp_path: Path) -> None:
     slurmd = tmp_path / "slurmd"
     slurmd.symlink_to(sys.executable)
-    ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.caller import env_here as here"
+    ask = f"import sys; sys.path[:0] = {sys.path!r}; from dalsegno.health.here import env_here as here"
     ask += "; print(here().get('SLURM_CONF'))"
     call = ["sh", "-c", 'env -i SLURMD_NODENAME=n "$0" -c "$1"; true', sys.executable, ask]
     run = f"import subprocess; subprocess.run({call!r})"

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.health import Remedy, Verdict
-from dalsegno.health.checks.fabric import judge_flaps, judge_port_errors, judge_ports
 from dalsegno.health.checks.gpu import (
     judge_clocks,
     judge_count,
@@ -16,15 +15,32 @@ from dalsegno.health.checks.gpu import (
     judge_rows,
     judge_temperature,
 )
-from dalsegno.health.checks.host import Clock, Memory, judge_clock, judge_memory, judge_stuck
-from dalsegno.health.checks.kernel import judge_kernel_log, judge_oom
-from dalsegno.health.facts import HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, GpuFacts, LogLine, Port
-from dalsegno.health.links import nvlinks_of
+from dalsegno.health.checks.host import (
+    Clock,
+    Memory,
+    judge_clock,
+    judge_flaps,
+    judge_kernel_log,
+    judge_memory,
+    judge_oom,
+    judge_port_errors,
+    judge_ports,
+    judge_stuck,
+)
+from dalsegno.health.facts import (
+    HW_SLOWDOWN,
+    HW_THERMAL,
+    SW_POWER_CAP,
+    SW_THERMAL,
+    GpuFacts,
+    LogLine,
+    Port,
+    Sample,
+    Waiting,
+    nvlinks_of,
+)
 from dalsegno.health.readers.gpus import GpuCount, Heat
-from dalsegno.health.readers.kernel_log import KernelSaid
-from dalsegno.health.readers.ports import Ports
-from dalsegno.health.readers.processes import Sleepers
-from dalsegno.health.seen import Sample, Waiting
+from dalsegno.health.readers.host import KernelSaid, Ports, Sleepers
 from dalsegno.health.telemetry import healthy
 from dalsegno.system.apart import NoAnswer
 

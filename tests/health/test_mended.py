@@ -8,8 +8,8 @@ import pytest
 
 from dalsegno.errors import UsageError
 from dalsegno.health.expected import Expected
-from dalsegno.health.mended import MARK, mended_at, note_mended
 from dalsegno.health.world import FolderWorld
+from dalsegno.health.xids import MARK, mended_at, note_mended
 
 
 def test_it_is_noted_and_read(tmp_path: Path) -> None:

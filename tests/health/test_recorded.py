@@ -16,8 +16,8 @@ from dalsegno.health import Result, Verdict, passed
 from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import expected_of
+from dalsegno.health.facts import Seen
 from dalsegno.health.runner import examine
-from dalsegno.health.seen import Seen
 from dalsegno.health.world import FolderWorld
 from dalsegno.spec.health import CHECK_THRESHOLDS
 

@@ -10,12 +10,11 @@ import pytest
 
 from dalsegno.health import Finding, Remedy, Result, Verdict, failed, parse_report, passed, report_message, unknown
 from dalsegno.health.check import QUIET, Check, Context
-from dalsegno.health.checks.gpu_links import ask_fabric_manager
+from dalsegno.health.checks.gpu import ask_fabric_manager
 from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
-from dalsegno.health.line import result_line
-from dalsegno.health.report import LONGEST, Report
-from dalsegno.health.runner import Checkup, examine
+from dalsegno.health.messages import LONGEST, Report
+from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.world import FolderWorld, World
 from dalsegno.spec.facts import CheckSetting
 from dalsegno.system.apart import Late, NoAnswer

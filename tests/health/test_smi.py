@@ -12,8 +12,7 @@ from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import Expected
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.readers.gpus import gpus_on_bus
-from dalsegno.health.readers.smi import parse_link_errors, parse_links, parse_smi, read_smi
+from dalsegno.health.readers.gpus import gpus_on_bus, parse_link_errors, parse_links, parse_smi, read_smi
 from dalsegno.health.runner import examine
 from dalsegno.health.world import FolderWorld
 from dalsegno.system.apart import NoAnswer

@@ -13,8 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.report import BadReport, Finding, Report, report_message
-from dalsegno.health.result import Remedy, failed
+from dalsegno.health.check import Remedy, failed
+from dalsegno.health.messages import (
+    BEAT,
+    BadReport,
+    Beat,
+    Finding,
+    Order,
+    Reply,
+    Report,
+    Told,
+    order_message,
+    read_order,
+    read_word,
+    reply_message,
+    report_message,
+    told_message,
+)
 from dalsegno.health.wire import (
     AGENT,
     CONTROLLER,
@@ -27,18 +42,6 @@ from dalsegno.health.wire import (
     read_secret,
     seal_of,
     welcome_message,
-)
-from dalsegno.health.words import (
-    BEAT,
-    Beat,
-    Order,
-    Reply,
-    Told,
-    order_message,
-    read_order,
-    read_word,
-    reply_message,
-    told_message,
 )
 from dalsegno.train.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
 from dalsegno.train.proof import Seal, nonce, read_nonce

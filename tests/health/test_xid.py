@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy, Result, Verdict
-from dalsegno.health.checks.xid import XidLog, judge_xid
+from dalsegno.health.checks.gpu import XidLog, judge_xid
 from dalsegno.health.facts import LogLine
-from dalsegno.health.readers.kernel_log import KernelSaid
+from dalsegno.health.readers.host import KernelSaid
 from dalsegno.health.telemetry import xid_line
 from dalsegno.health.xids import events, table
 

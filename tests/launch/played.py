@@ -20,7 +20,7 @@ from dalsegno.launch.folder import RunFolder
 from dalsegno.launch.group import Shape
 from dalsegno.launch.staff import NoStaff
 from dalsegno.launch.status import Status, read_status
-from dalsegno.system import procfs
+from dalsegno.system import children
 from tests.launch.small_site import SmallSite
 from tests.waiting import PATIENCE_S
 
@@ -119,7 +119,7 @@ class Played:
         """All that bears the run's id, in its words or in its environment."""
         run = self.folder.run
         mark = f"DALSEGNO_RUN={run}".encode()
-        found = procfs.find(lambda pid: mark in procfs.environment(pid) or run in procfs.arguments(pid))
+        found = children.find(lambda pid: mark in children.environment(pid) or run in children.arguments(pid))
         return [process.pid for process in found if process.pid != os.getpid()]
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from dalsegno.launch.saved import Saved, read_saved, write_saved
 from dalsegno.launch.staff import NoStaff
 from dalsegno.launch.status import RunPhase
 from dalsegno.launch.words import GrantAsked, Hello
-from dalsegno.system import procfs
+from dalsegno.system import children
 from dalsegno.train.memory.files import sweep
 from dalsegno.why.run import explain_run
 from tests.launch.played import played
@@ -63,7 +63,7 @@ async def test_a_worker_that_is_killed_is_followed_by_another_generation_everywh
         assert await run.ends() == 0
         assert (run.status.generation, run.status.restarts, run.status.lost_nodes) == (2, 1, 0)
         assert all(run.who(rank, 2) != run.who(rank) for rank in (0, 1))
-        assert procfs.start_ticks(run.who(0)[0]) is None, "the other one was ended too"
+        assert children.start_ticks(run.who(0)[0]) is None, "the other one was ended too"
 
 
 @in_loop
@@ -84,7 +84,7 @@ async def test_an_agent_that_is_killed_is_replaced_by_a_spare(tmp_path: Path):
         pid, _ = run.who(0)
         run.agents[lost].kill()
         await run.until_runs(2)
-        assert procfs.start_ticks(pid) is None, "its workers died with it"
+        assert children.start_ticks(pid) is None, "its workers died with it"
         assert run.who(0, 2)[1] == "spare" and run.who(1, 2)[1] == run.who(1)[1], "the others keep their ranks"
         saved = read_saved(run.folder.state, Run(Shape(2, 2, 1)))
         assert saved and saved.used == ("n1", "n2", "spare"), "what lies in the lost one's memory is not forgotten"
@@ -97,7 +97,7 @@ async def test_an_agent_that_is_killed_is_replaced_by_a_spare(tmp_path: Path):
 async def test_a_warm_parent_that_is_killed_is_replaced_on_the_same_node(tmp_path: Path):
     async with played(tmp_path, "wait()", "n1", "n2") as run:
         await run.until_runs()
-        (parent,) = [pid for pid in procfs.descendants(run.agents["n1"].pid) if pid != run.who(0)[0]][:1]
+        (parent,) = [pid for pid in children.descendants(run.agents["n1"].pid) if pid != run.who(0)[0]][:1]
         os.kill(parent, signal.SIGKILL)
         await run.until_runs(2)
         run.go.touch()
@@ -171,7 +171,7 @@ async def test_a_worker_that_ends_while_there_is_no_coordinator_is_told_of_to_th
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
         run.go.touch()
-        await run.until(lambda: all(procfs.start_ticks(run.who(rank)[0]) is None for rank in (0, 1)))
+        await run.until(lambda: all(children.start_ticks(run.who(rank)[0]) is None for rank in (0, 1)))
         await run.coordinate()
         assert await run.ends() == 0
 
@@ -358,9 +358,9 @@ async def test_what_a_killed_agent_left_is_gone_before_its_successor_starts_work
             await run.until(lambda: "lost" in run.events())
             run.join("n1")
             await run.until_runs(2, ranks=1)
-            assert procfs.start_ticks(daemon) is None
+            assert children.start_ticks(daemon) is None
         finally:
-            procfs.end([process for process in procfs.find(lambda pid: pid == daemon)])
+            children.end([process for process in children.find(lambda pid: pid == daemon)])
 
 
 @pytest.mark.skipif(PYTHON_39 is None, reason="no Python 3.9 is installed")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.launch.agent.procs import catches
-from dalsegno.system import procfs
+from dalsegno.system import children
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -49,7 +49,7 @@ def test_nothing_below_lives_on_but_what_is_kept(script: str, processes: int):
         argv, env={**os.environ, "TEST_MARK": mark}, capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.strip() == "[] None []"
-    assert procfs.find(lambda pid: f"TEST_MARK={mark}".encode() in procfs.environment(pid)) == []
+    assert children.find(lambda pid: f"TEST_MARK={mark}".encode() in children.environment(pid)) == []
 
 
 def test_a_process_catches_the_signals_it_has_handlers_for():

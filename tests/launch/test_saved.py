@@ -14,7 +14,7 @@ from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Shape, form_group
 from dalsegno.launch.run_comment import JobRole
 from dalsegno.launch.saved import Saved, SavedJob, SavedStep, read_saved, write_saved
-from dalsegno.system.procfs import Process
+from dalsegno.system.children import Process
 
 FRESH = Run(Shape(1, 3, 2), max_restarts=4)
 NODES = ["n1", "n2", "n10"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.procfs import start_ticks
+from dalsegno.system.children import start_ticks
 from dalsegno.train.frames import send
 from tests.launch.warm_agent import Agent, script
 from tests.waiting import eventually

@@ -15,7 +15,7 @@ from dalsegno.launch.agent.orders import StartOrder, WorkerOrder, read_setup
 from dalsegno.launch.agent.warm import adopt_orphans
 from dalsegno.launch.agent.workers import Workers
 from dalsegno.launch.folder import RunFolder
-from dalsegno.system import procfs
+from dalsegno.system import children
 from dalsegno.train.frames import Message
 from tests.launch.small_site import SmallSite
 
@@ -125,7 +125,7 @@ def test_only_workers_that_listen_are_signalled(node: Node):
     node.until(lambda: all(path.exists() and path.read_text() for path in (node.folder.log(1, r) for r in (0, 1))))
     node.workers.signal(signal.SIGTERM)
     report = node.hear("ended")["ended"]
-    assert (report["rank"], report["code"]) == (1, 75) and procfs.start_ticks(node.pids()[0]) is not None
+    assert (report["rank"], report["code"]) == (1, 75) and children.start_ticks(node.pids()[0]) is not None
 
 
 # What kills: in a process of its own, for an agent kills everything that is below it.
@@ -150,7 +150,7 @@ def alone(work: Callable[[], object]) -> object:
 
 
 def below() -> list[int]:
-    return [pid for pid in procfs.descendants(os.getpid()) if procfs.start_ticks(pid) is not None]
+    return [pid for pid in children.descendants(os.getpid()) if children.start_ticks(pid) is not None]
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -198,7 +198,7 @@ def test_a_stop_of_an_older_generation_ends_nothing(tmp_path: Path):
         node.start(2)
         (pid,) = node.pids()
         node.workers.stop(1)
-        lives = procfs.start_ticks(pid) is not None
+        lives = children.start_ticks(pid) is not None
         node.workers.end_everything()
         return lives
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from dalsegno.cli.inject import command, read_words, told
 from dalsegno.cli.times import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.system.children import Process
 from dalsegno.system.processes import LocalRunner
-from dalsegno.system.procfs import Process
 from dalsegno.targets.base import CanBreak, Worker
 from dalsegno.targets.faults import FAULTS, Options
 from dalsegno.targets.local import LocalTarget

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dalsegno.errors import CommandFailed
+from dalsegno.health.check import Remedy
 from dalsegno.health.facts import GpuFacts
-from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.system.children import start_ticks
 from dalsegno.system.processes import Completed
-from dalsegno.system.procfs import start_ticks
 from dalsegno.targets.faults import FAULTS
 from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.breaking.hardware import CHANGES, tell, with_faults

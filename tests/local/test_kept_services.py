@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.system.children import MARK, end, marked
 from dalsegno.system.hosts import HostPlan, Service, boot, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
-from dalsegno.system.procfs import MARK, end, marked
 from tests.waiting import eventually
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.system.children import Child, Identity, start
-from dalsegno.system.procfs import MARK
+from dalsegno.system.children import MARK, Child, Identity, start
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.sweep import end_processes, end_strays
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dalsegno.health.messages import BEAT
 from dalsegno.health.wire import AGENT, CONTROLLER, Hello, hello_message, is_welcome, seal_of
-from dalsegno.health.words import BEAT
 from dalsegno.recovery.agent_door import STRANGER_S
 from dalsegno.recovery.agents import Agents
 from dalsegno.recovery.probes import Place

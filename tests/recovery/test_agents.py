@@ -14,10 +14,21 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.report import MOST_FINDINGS, BadReport, Finding, Gpu, Report, report_message
-from dalsegno.health.result import Remedy, failed, passed
+from dalsegno.health.check import Remedy, failed, passed
+from dalsegno.health.messages import (
+    MOST_FINDINGS,
+    MOST_PART,
+    BadReport,
+    Finding,
+    Gpu,
+    Reply,
+    Report,
+    Told,
+    reply_message,
+    report_message,
+    told_message,
+)
 from dalsegno.health.wire import Hello, hello_message
-from dalsegno.health.words import MOST_PART, Reply, Told, reply_message, told_message
 from dalsegno.recovery.agent_door import STRANGERS
 from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView, Presence

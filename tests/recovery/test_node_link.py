@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.health.agent import errands
-from dalsegno.health.agent.collective import DIED
-from dalsegno.health.agent.duties import check_settings
+from dalsegno.health.check import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.checks.late import SLOW
-from dalsegno.health.report import Finding, Report
-from dalsegno.health.result import Remedy, Result, Verdict, failed, passed
-from dalsegno.health.settings import settings_text
-from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
-from dalsegno.health.words import Reply, reply_message
+from dalsegno.health.messages import Finding, Reply, Report, reply_message
+from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
+from dalsegno.node_agent import orders
+from dalsegno.node_agent.collective import DIED
+from dalsegno.node_agent.orders import check_settings
 from dalsegno.recovery.agent_orders import Answer, OrderEnd, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
 from dalsegno.recovery.evidence import INCOMPLETE
@@ -261,14 +259,14 @@ def test_whoever_waits_in_a_validation_waits_longer_than_whom_it_waits_for():
     """From the moment a node is told to prove itself, with a partner that takes all its time."""
     ends = {
         "the partner says where it listens": PORT_S,
-        "the node's agent has ended": PORT_S + errands.PATIENCE_S["validate"],
+        "the node's agent has ended": PORT_S + orders.PATIENCE_S["validate"],
         "the controller has given up the node's answer": PORT_S + ANSWER_S,
-        "the partner's agent has ended": errands.PATIENCE_S["pair-listen"],
+        "the partner's agent has ended": orders.PATIENCE_S["pair-listen"],
         "the controller has given up the partner's answer": PARTNER_S,
         "the node is given up": Policy().validate_s,
     }
     assert all(before < after for before, after in pairwise(ends.values())), ends
-    assert errands.PATIENCE_S["validate"] < ANSWER_S, "the partner waits for its first word longer than it has"
+    assert orders.PATIENCE_S["validate"] < ANSWER_S, "the partner waits for its first word longer than it has"
 
 
 def test_a_validation_that_could_not_be_ended_is_not_passed(linked: Linked):

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dalsegno.recovery.records import Record, Records
-from dalsegno.system.procfs import start_ticks
+from dalsegno.system.children import start_ticks
 
 ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
 

@@ -13,7 +13,7 @@ from dalsegno.recovery.keeper import MOST_GIVEN_UP, Keeper
 from dalsegno.recovery.person import MOST_RUNS, MOST_RUNS_OF_A_USER, check_room
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.restarts import after_end
-from dalsegno.system.procfs import end, marked
+from dalsegno.system.children import end, marked
 
 OWN, ADA, NOBODY = os.geteuid(), 4711, 65534
 SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # what follows are its arguments, and tell one from another

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.native import NO_CONTAINER
-from dalsegno.system.procfs import arguments, find
+from dalsegno.system.children import arguments, find
 from tests.cluster.conftest import at_home, taken_down
 from tests.cluster.test_containers import (
     Contained,

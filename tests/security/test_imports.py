@@ -18,16 +18,13 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers import parse_name
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.decompress import Blob
-from dalsegno.containers.enroot import import_by_enroot
-from dalsegno.containers.folder import layer_of
-from dalsegno.containers.importing import Importer
-from dalsegno.containers.inside import look_inside
+from dalsegno.containers.build import ask, check_trusted, layer_of
+from dalsegno.containers.image_metadata import look_inside
+from dalsegno.containers.import_image import Importer, import_by_enroot
 from dalsegno.containers.layers import Limits, look_through
-from dalsegno.containers.progress import Silent
-from dalsegno.containers.store import Store, open_store
-from dalsegno.containers.venv import ask, check_trusted
+from dalsegno.containers.manifest import DamagedImage
+from dalsegno.containers.store import Silent, Store, open_store
+from dalsegno.containers.tar import Blob
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import ImageName
 from dalsegno.system.files import in_turn

@@ -25,10 +25,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.health.agent.memory_of_runs import UNUSED_S, MemoryOfRuns
-from dalsegno.health.agent.worker import CHECK_S
 from dalsegno.jobs.torchrun.keys import Keys
-from dalsegno.system.procfs import descendants
+from dalsegno.node_agent.evidence import UNUSED_S, MemoryOfRuns
+from dalsegno.node_agent.worker import CHECK_S
+from dalsegno.system.children import descendants
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.frames import BadFrame, Reader, send

@@ -23,9 +23,8 @@ from typing import Any
 
 import pytest
 
-from dalsegno.health.agent.loads import _accept_from
+from dalsegno.health.messages import MOST_PART, Reply, parts, reply_message
 from dalsegno.health.wire import MOST_BYTES
-from dalsegno.health.words import MOST_PART, Reply, parts, reply_message
 from dalsegno.launch.agent.agent import Agent
 from dalsegno.launch.agent.beats import Beat, Heart, beat_key, pack_beat, peek_beat, read_beat
 from dalsegno.launch.agent.link import AGENT, COORDINATOR, TALK_S, Link
@@ -35,8 +34,9 @@ from dalsegno.launch.group import Shape
 from dalsegno.launch.liveness import Timing
 from dalsegno.launch.peers import LIMITS, Peer
 from dalsegno.launch.words import Noted, Word
+from dalsegno.node_agent.loads import _accept_from
 from dalsegno.recovery.client import ask
-from dalsegno.system.procfs import arguments, find
+from dalsegno.system.children import arguments, find
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import TAG_BYTES, Seal, nonce, prove
 from tests.cli.runs import make_run, tell

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from dalsegno.system.apart import Late, NoAnswer, ask, slowness_at
-from dalsegno.system.patience import Patient
+from dalsegno.system.apart import Late, NoAnswer, Patient, ask, slowness_at
 
 
 def test_an_answer_is_what_the_command_says() -> None:

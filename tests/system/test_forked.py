@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from dalsegno.system.forked import Forked, fork
-from dalsegno.system.procfs import start_ticks
+from dalsegno.system.apart import Forked, fork
+from dalsegno.system.children import start_ticks
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -67,7 +67,7 @@ def test_one_that_hangs_is_killed_with_what_it_has_started():
 
 def test_it_does_not_outlive_us_however_we_end():
     code = (
-        "import os, signal, time; from dalsegno.system.forked import fork;"
+        "import os, signal, time; from dalsegno.system.apart import fork;"
         "forked = fork(lambda sock: time.sleep(100)); print(forked.pid, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from dalsegno.system.children import MARK, Process, descendants, end, marked, send, start_ticks
 from dalsegno.system.guest.host import rotate
 from dalsegno.system.hosts import HostPlan, Service, ServiceFact, boot, host_process, reload, service_facts, write_plan
 from dalsegno.system.processes import LocalRunner
-from dalsegno.system.procfs import MARK, Process, descendants, end, marked, send, start_ticks
 
 
 def service(name: str, folder: Path, *argv: str, revision: str = "1", hold: bool = False) -> Service:

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from dalsegno.system.listening import listening_ports, parse_listening
+from dalsegno.system.kernel import listening_ports, parse_listening
 
 
 def test_a_port_is_there_while_somebody_listens_on_it():

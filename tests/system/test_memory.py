@@ -43,7 +43,7 @@ def test_what_holds_nothing_but_zeros_is_given_back_and_the_rest_is_kept(tmp_pat
 def test_a_module_is_compiled_by_another_process_before_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("answer = 42\n")
     user = (
-        "import importlib.util, os, sys; from dalsegno.system.bytecode import compile_apart;"
+        "import importlib.util, os, sys; from dalsegno.system.memory import compile_apart;"
         "[compile_apart(name) for name in ('large', 'large', 'none')];"
         "print(os.path.exists(importlib.util.find_spec('large').cached), 'large' in sys.modules);"
         "import large; print(large.answer)"

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.conftest import SOURCE
 from tests.waiting import PATIENCE_S, eventually
 
-from dalsegno.system.procfs import start_ticks
+from dalsegno.system.children import start_ticks
 
 STAND_IN = """
 import os, sys

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.execute import as_caller, caller, refusal, sudo_command
 from dalsegno.system.processes import Completed, FakeRunner
-from dalsegno.system.sudo import as_caller, caller, refusal, sudo_command
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

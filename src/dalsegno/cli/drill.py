@@ -101,7 +101,7 @@ def _part(traces: Traces, survived: bool) -> None:
 
 def check_page(path: Path) -> None:
     """Before anything is begun: can the page be written when all is done? The caller's rights decide, not sudo's."""
-    from dalsegno.system.sudo import as_caller
+    from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _check_page(path))
 
@@ -126,7 +126,7 @@ def _check_page(path: Path) -> None:
 
 def write_page(path: Path, text: str) -> None:
     """What is no plain file, such as /dev/null or a pipe, is written to; a file is replaced as a whole."""
-    from dalsegno.system.sudo import as_caller
+    from dalsegno.system.execute import as_caller
 
     as_caller(lambda: _write_page(path, text))
 

@@ -272,7 +272,7 @@ def _account(
 
 def _orphans(run: str) -> int:
     """Processes of the run that are still there a moment after its end: its id is the name of all its jobs."""
-    from dalsegno.system.procfs import environment, find
+    from dalsegno.system.children import environment, find
 
     until = time.monotonic() + ORPHANS_S
     name = f"SLURM_JOB_NAME={run}".encode()

@@ -59,9 +59,8 @@ def _may_elevate() -> bool:
 
 def _go_on_as_root(why: str) -> str:
     """Never returns if sudo lets us; else why it does not."""
-    from dalsegno.system.execute import become
+    from dalsegno.system.execute import become, refusal, sudo_command
     from dalsegno.system.processes import LocalRunner
-    from dalsegno.system.sudo import refusal, sudo_command
     from dalsegno.targets.local.own_command import own_argv
 
     why_not = refusal(LocalRunner())

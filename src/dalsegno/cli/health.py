@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dalsegno.health.check import Check
-    from dalsegno.health.report import Finding
+    from dalsegno.health.messages import Finding
     from dalsegno.health.settings import Settings
 
 CONTEXTS = ("continuous", "idle", "prolog", "validation")
@@ -90,16 +90,16 @@ def _on_node(name: str | None, node: str | None, context: str, options: list[str
 
 
 def _mend() -> None:
-    from dalsegno.health.mended import note_mended
+    from dalsegno.health.xids import note_mended
 
     note_mended(time.time(), os.geteuid())
     out.talk("what the kernel's log has told until now counts no more")
 
 
 def _here(context: str, form: str) -> None:
-    from dalsegno.health.caller import env_here
-    from dalsegno.health.line import drain_reason, result_line
-    from dalsegno.health.result import Verdict
+    from dalsegno.health.check import Verdict
+    from dalsegno.health.here import env_here
+    from dalsegno.health.runner import drain_reason, result_line
 
     env = env_here()
     node, findings = _look(context, env)
@@ -160,7 +160,7 @@ def _settings(read: Any) -> Settings:
 
 
 def _show(node: str, findings: list[Finding]) -> None:
-    from dalsegno.health.line import label, result_line
+    from dalsegno.health.runner import label, result_line
 
     rows = [[label(each), each.result.verdict.value, _remedy(each), each.result.text] for each in findings]
     out.table(["CHECK", "VERDICT", "REMEDY", "FOUND"], rows)
@@ -169,13 +169,13 @@ def _show(node: str, findings: list[Finding]) -> None:
 
 
 def _remedy(finding: Finding) -> str:
-    from dalsegno.health.result import Remedy
+    from dalsegno.health.check import Remedy
 
     return "-" if finding.result.remedy is Remedy.NONE else finding.result.remedy.value
 
 
 def _as_json(findings: list[Finding]) -> dict[str, object]:
-    from dalsegno.health.report import Report, report_message
+    from dalsegno.health.messages import Report, report_message
 
     return {"findings": report_message(Report("", "", tuple(findings)))["findings"]}
 

@@ -19,7 +19,7 @@ from dalsegno.cli.sizes import size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.containers.http_client import Unreachable
+    from dalsegno.containers.http import Unreachable
     from dalsegno.containers.store import Store
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
@@ -65,8 +65,8 @@ def import_(
     dalsegno image import oci:LAYOUT:TAG | docker-archive:FILE | dockerd://IMAGE | podman://IMAGE
     """
     from dalsegno.containers import parse_name
-    from dalsegno.containers.http_client import Unreachable
-    from dalsegno.containers.importing import Importer
+    from dalsegno.containers.http import Unreachable
+    from dalsegno.containers.import_image import Importer
     from dalsegno.containers.manifest import architecture
     from dalsegno.system.machine import program
 
@@ -116,7 +116,7 @@ def build(
     """Make a .sqsh of FOLDER, which holds a root file system."""
     import shlex
 
-    from dalsegno.containers.building import Builder
+    from dalsegno.containers.build import Builder
     from dalsegno.containers.manifest import Config
 
     for each in env:
@@ -141,20 +141,20 @@ def from_venv(
     path: Path, output: Path | None, force: bool, compression: str, add: tuple[Path, ...], quiet: bool
 ) -> None:
     """Make a .sqsh of the Python environment at PATH: with its Python and libraries, and little else."""
-    from dalsegno.containers import venv
-    from dalsegno.containers.building import Builder
+    from dalsegno.containers import build
+    from dalsegno.containers.build import Builder
     from dalsegno.system.processes import LocalRunner
 
     runner, extra = LocalRunner(), [Path(os.path.abspath(each)) for each in add]
     with _bar(quiet) as bar:
         bar.stage(f"looking through {path}")
-        python = venv.ask(Path(os.path.abspath(path)), runner)
+        python = build.ask(Path(os.path.abspath(path)), runner)
         for each in python.outside:
             if each not in extra:
                 bar.warn(f"{each} is on its path but not in it, and is left out; `--add {each}` takes it along")
-        layer = venv.layer_of_venv(python, extra, runner)
+        layer = build.layer_of_venv(python, extra, runner)
         builder = Builder(_store(), bar, compression)
-        made = builder.build(layer, venv.config_of(python), str(python.prefix), output, force)
+        made = builder.build(layer, build.config_of(python), str(python.prefix), output, force)
     out.data(str(made if isinstance(made, Path) else made.path))
 
 
@@ -187,7 +187,7 @@ def show(image: str, json_: bool) -> None:
 
 
 def _show_file(path: Path, json_: bool) -> None:
-    from dalsegno.containers.inside import look_inside
+    from dalsegno.containers.image_metadata import look_inside
     from dalsegno.system.processes import LocalRunner
 
     inside = look_inside(path, LocalRunner())
@@ -228,7 +228,7 @@ def gc(layers: bool, json_: bool) -> None:
     And images that jobs had to unpack, where they cannot be mounted, if the image is gone and no job uses them.
     """
     from dalsegno.cluster import unpacked_homes
-    from dalsegno.containers.unpacked import sweep_unpacked
+    from dalsegno.containers.named import sweep_unpacked
 
     swept = _store().sweep(layers)
     with _bar(quiet=True):

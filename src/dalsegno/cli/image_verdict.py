@@ -54,7 +54,7 @@ def verdict_of(image: str, store: Store, bar: Bar) -> Verdict:
 
 
 def _file_verdict(path: Path, store: Store, bar: Bar) -> Verdict:
-    from dalsegno.containers.inside import read_through
+    from dalsegno.containers.image_metadata import read_through
     from dalsegno.system.processes import LocalRunner
 
     sha256, fault = _read(path, bar)
@@ -71,7 +71,7 @@ def _file_verdict(path: Path, store: Store, bar: Bar) -> Verdict:
 
 def _read(path: Path, bar: Bar) -> tuple[str, str]:
     """Its digest; or why there is none."""
-    from dalsegno.containers.importing import sha256_of
+    from dalsegno.containers.import_image import sha256_of
 
     try:
         bar.stage(f"reading {path.name}", path.stat().st_size)

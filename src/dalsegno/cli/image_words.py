@@ -10,7 +10,7 @@ from dalsegno.cli.sizes import size
 from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
-    from dalsegno.containers.inside import Inside
+    from dalsegno.containers.image_metadata import Inside
     from dalsegno.containers.store import Stored
 
 HEADERS = ("IMAGE", "DIGEST", "ARCH", "SIZE", "AGE")

@@ -187,7 +187,7 @@ def job_ids(run: RunFolder, status: Status) -> list[int]:
 
 def coordinator_is_dead(status: Status) -> bool:
     """Only where that can be known: on its own host."""
-    from dalsegno.system.procfs import start_ticks
+    from dalsegno.system.children import start_ticks
 
     here = status.coordinator_host == socket.gethostname()
     return bool(status.coordinator_pid) and here and not is_over(status) and start_ticks(status.coordinator_pid) is None

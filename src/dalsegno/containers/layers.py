@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.decompress import Blob, unpacked
-from dalsegno.containers.download import Stopped
-from dalsegno.containers.manifest import Descriptor
-from dalsegno.containers.progress import Progress
+from dalsegno.containers.http import Stopped
+from dalsegno.containers.manifest import DamagedImage, Descriptor
 from dalsegno.containers.sources import Found, Source
-from dalsegno.containers.tar_read import Entry, Stream, read_entries
+from dalsegno.containers.store import Progress
+from dalsegno.containers.tar import Blob, Entry, Stream, read_entries, unpacked
 
 AT_ONCE = 4
 _DAMAGED_HINT = "`dalsegno image gc --layers` removes the layers that are kept; then try again"

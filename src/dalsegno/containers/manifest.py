@@ -8,9 +8,21 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.errors import NotThere, UsageError
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
+
+# ---- What is wrong with an image, as an error.
+
+
+class DamagedImage(DalsegnoError):
+    """What came is not what was named, or no image at all."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "it was made or carried wrongly; build it again, or ask who did")
+
+
+# ---- What registries and layouts say of an image, as values: the index, the manifest, the configuration.
+
 
 MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",

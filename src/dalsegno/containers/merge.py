@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.tar_read import Entry, Type
+from dalsegno.containers.manifest import DamagedImage
+from dalsegno.containers.tar import Entry, Type
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"

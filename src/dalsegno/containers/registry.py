@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from email.message import Message
 
 from dalsegno.containers.credentials import KNOWN_REALMS, Credential, Server, Wallet, server_of
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.http_client import PLAIN_HINT, Answer, Http, Refused, Unreachable, address_of, shown
-from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON
+from dalsegno.containers.http import PLAIN_HINT, Answer, Http, Refused, Unreachable, address_of, shown
+from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON, DamagedImage
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageName
 

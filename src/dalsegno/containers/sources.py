@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.decompress import Blob
-from dalsegno.containers.download import brought, fetch
+from dalsegno.containers.http import brought, fetch
 from dalsegno.containers.manifest import (
     MAX_JSON,
     Config,
+    DamagedImage,
     Descriptor,
     Index,
     Manifest,
@@ -27,8 +28,12 @@ from dalsegno.containers.manifest import (
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.squash import Advance
 from dalsegno.containers.store import Store
-from dalsegno.errors import NotThere
-from dalsegno.image_name import ImageName
+from dalsegno.containers.tar import Blob, unpacked
+from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.hardware.catalog import did_you_mean
+from dalsegno.image_name import ImageName, Kind
+from dalsegno.system.files import explain
+from dalsegno.system.processes import Runner
 
 _DEEPEST = 4  # an index in an index
 
@@ -136,3 +141,140 @@ def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], byte
         chosen = choose(found, arch, what)
         data, listed = get(chosen), listed or chosen.arch == arch
     raise DamagedImage(f"{what} is an index in an index in an index")
+
+
+# ---- What `docker save` and `podman save` write, and what they have on this machine.
+
+
+_MANIFEST = "manifest.json"
+_PROGRAMS = {Kind.DOCKERD: "docker", Kind.PODMAN: "podman"}
+_MOST_LINKS = 8
+
+
+class FromArchive:
+    """An image in a tar file; its layers are read where they lie, and checked by their digests when unpacked."""
+
+    def __init__(self, name: ImageName, scratch: Path) -> None:
+        """`scratch`: a file that may be made, for an archive that is packed."""
+        self._name, self._path, self._scratch = name, Path(name.path), scratch
+        self._layers: dict[str, Blob] = {}
+
+    def find(self, arch: str) -> Found:
+        if not self._path.is_file():
+            raise NotThere(f"no file {self._path}", hint="write it as `docker-archive:FILE`")
+        self._path = _plain(self._path, self._scratch)
+        try:
+            with tarfile.open(self._path, "r:") as archive:
+                return self._read(archive)
+        except tarfile.TarError as error:
+            raise DamagedImage(
+                f"{self._path} is no archive of an image: {error}", hint="`docker save` writes one"
+            ) from error
+
+    def _read(self, archive: tarfile.TarFile) -> Found:
+        image = self._choose(_json(archive))
+        config_data = _member(archive, str(image.get("Config", ""))).read(MAX_JSON)
+        config = parse_config(config_data)
+        layers = image.get("Layers")
+        if not isinstance(layers, list) or len(layers) != len(config.diff_ids):
+            raise DamagedImage(f"{self._path} and its configuration name different layers")
+        found = []
+        for layer, diff_id in zip(layers, config.diff_ids, strict=True):
+            blob = _member(archive, str(layer))
+            self._layers[diff_id] = blob
+            found.append(Descriptor(diff_id, blob.size))
+        return Found(digest_of(config_data), tuple(found), config)
+
+    def _choose(self, images: list[dict[str, object]]) -> dict[str, object]:
+        wanted = f"{self._name.repository}:{self._name.tag}" if self._name.repository else ""
+        tags: dict[str, dict[str, object]] = {}
+        for image in images:
+            repo_tags = image.get("RepoTags")
+            for tag in repo_tags if isinstance(repo_tags, list) else []:
+                tags.setdefault(str(tag), image)
+        for tag, image in tags.items():
+            if wanted and (tag == wanted or tag.endswith(f"/{wanted}")):
+                return image
+        listed = f"name one of them: {', '.join(sorted(tags)[:8])}" if tags else "none of them has a name"
+        if wanted:
+            raise NotThere(f"{self._path} has no image {wanted}", hint=did_you_mean(wanted, tags, listed))
+        if len(images) != 1:
+            raise UsageError(f"{self._path} has {len(images)} images", hint=listed)
+        return images[0]
+
+    def here(self, layer: Descriptor) -> int:
+        return 0
+
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+        advance(layer.size)
+        return self._layers[layer.digest]
+
+
+def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName:
+    """Have Docker or Podman write the image to a file; gives the name of what is in it."""
+    program = _PROGRAMS[name.kind]
+    reference = f"{name.repository}@{name.digest}" if name.digest else f"{name.repository}:{name.tag}"
+    argv = [program, "save", "--output", str(scratch), reference]
+    if name.kind is Kind.PODMAN:
+        argv[2:2] = ["--format", "docker-archive"]
+    try:
+        done = runner.run(argv)
+    except DalsegnoError as error:
+        raise DalsegnoError(
+            f"`{program}` is not on this machine", hint=f"`{name.kind.value}` asks it for the image"
+        ) from error
+    away = "daemon" in done.stderr and "connect" in done.stderr
+    done.checked(hint="start it, or see that you may talk to it" if away else f"`{program} images` lists what it has")
+    return ImageName(Kind.ARCHIVE, path=str(scratch))
+
+
+def _plain(path: Path, scratch: Path) -> Path:
+    """The archive itself, or an unpacked copy of one that is packed: its layers are read from the middle of it."""
+    with open(path, "rb") as file:
+        if file.read(2) not in (b"\x1f\x8b", b"\x28\xb5"):
+            return path
+    try:
+        with open(scratch, "wb") as target:
+            for chunk in unpacked(Blob(path).raw()):
+                target.write(chunk)
+    except OSError as error:
+        raise explain(error, scratch) from error
+    return scratch
+
+
+def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
+    blob = _member(archive, _MANIFEST)
+    try:
+        value = json.loads(blob.read(MAX_JSON))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise DamagedImage(f"{archive.name!s} is no archive of an image: its {_MANIFEST} cannot be read")
+    return value
+
+
+def _member(archive: tarfile.TarFile, name: str) -> Blob:
+    """Where a member's bytes lie, through the links that stand for layers used twice."""
+    for _ in range(_MOST_LINKS):
+        try:
+            info = archive.getmember(name)
+        except KeyError:
+            raise DamagedImage(
+                f"{archive.name!s} is no archive of an image: it has no {name}", hint="`docker save` writes one"
+            ) from None
+        if info.isreg():
+            return Blob(Path(str(archive.name)), info.offset_data, info.size)
+        if not (info.issym() or info.islnk()):
+            break
+        name = _joined(name, info.linkname) if info.issym() else info.linkname
+    raise DamagedImage(f"{name} in {archive.name!s} is no file")
+
+
+def _joined(name: str, link: str) -> str:
+    parts: list[str] = []
+    for part in (PurePosixPath(name).parent / link).parts:
+        if part == "..":
+            del parts[-1:]
+        elif part != "/":
+            parts.append(part)
+    return "/".join(parts)

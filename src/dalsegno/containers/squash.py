@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dalsegno.containers.damage import DamagedImage
-from dalsegno.containers.decompress import Blob, unpacked
+from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged
-from dalsegno.containers.tar_read import Stream
-from dalsegno.containers.tar_write import END, hard_link, header, padding
+from dalsegno.containers.tar import END, Blob, Stream, hard_link, header, padding, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.machine import program
 from dalsegno.system.pipes import Sink

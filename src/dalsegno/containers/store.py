@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from dalsegno.containers.record import Record, Tag, Written, read_record, read_tag, read_written, write
+from dalsegno.containers.image_metadata import Record, Tag, Written, read_record, read_tag, read_written, write
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import parse_name
@@ -291,3 +292,26 @@ def _remove(paths: list[Path]) -> Swept:
             files += length > 0
             size += length
     return Swept(files, size)
+
+
+# ---- How an import tells how far it is.
+
+
+class Progress(Protocol):
+    """Stages, each of so many bytes, of which some may be here already; called from several threads."""
+
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+class Silent:
+    """Tells nothing."""
+
+    def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def warn(self, text: str) -> None: ...

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.containers import parse_name
-from dalsegno.containers.importing import Importer
+from dalsegno.containers.import_image import Importer
 from dalsegno.containers.store import Store
 from dalsegno.demo.researchers import until
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import NodeState
-from dalsegno.system.children import Child, start
+from dalsegno.system.children import MARK, Child, Process, descendants, end, marked, start, start_ticks
 from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, LocalRunner, Runner
-from dalsegno.system.procfs import MARK, Process, descendants, end, marked, start_ticks
 
 PROGRAM = "sleep 1000"
 TOPS = ("slurmstepd", "slurmd", "dockerd", "containerd")  # whose child a program is said to be

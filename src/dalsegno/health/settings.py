@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Check
-from dalsegno.health.result import Remedy, Result, Verdict
+from dalsegno.health.check import Check, Remedy, Result, Verdict
 from dalsegno.spec.facts import CheckSetting, Health, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_text
 
@@ -56,3 +55,16 @@ def capped(check: Check, settings: Settings, result: Result) -> Result:
         return result
     verdict = Verdict.WARNED if action == Remedy.WATCH.value else Verdict.FAILED
     return Result(verdict, result.text, Remedy(action), result.code)
+
+
+# ---- How long a validation may take, for all who have a part in it: whoever waits, waits longer than whom it waits
+# for.
+
+
+MARGIN_S = 10.0  # for a word to come, on machines that are busy
+PORT_S = 30.0  # the partner says where it listens, or the node is tried alone
+VALIDATE_S = 160.0  # the node's own: its agent ends it then, and says so
+ANSWER_S = VALIDATE_S + MARGIN_S  # the controller waits so long for the node; the partner, for its first word
+LISTEN_S = PORT_S + ANSWER_S + MARGIN_S  # the partner's own, from the beginning
+PARTNER_S = LISTEN_S + MARGIN_S  # the controller waits so long for the partner's answer
+PHASE_S = PARTNER_S + MARGIN_S  # nothing came of it: the validation has failed

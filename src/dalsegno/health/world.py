@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from dalsegno.health.expected import Expected
-from dalsegno.health.facts import GpuFacts
+from dalsegno.health.facts import GpuFacts, Seen
 from dalsegno.health.readers.nvml import Nvml
-from dalsegno.health.seen import Seen
 from dalsegno.system import apart
-from dalsegno.system.apart import NoAnswer
-from dalsegno.system.kmsg import KernelLog
-from dalsegno.system.listening import listening_ports, parse_listening
+from dalsegno.system.apart import NoAnswer, Patient
+from dalsegno.system.kernel import KernelLog, greatest_error_s, listening_ports, parse_listening
 from dalsegno.system.machine import program
-from dalsegno.system.patience import Patient
 from dalsegno.system.processes import Completed
-from dalsegno.system.timekeeping import greatest_error_s
 
 NVML_TIMEOUT_S = 6.0
 MOST_PACE_S = 1.0

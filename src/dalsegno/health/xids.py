@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dalsegno.errors import UsageError
+from dalsegno.health.check import Remedy
 from dalsegno.health.facts import LogLine
-from dalsegno.health.result import Remedy
+from dalsegno.health.world import World
+from dalsegno.system.apart import NoAnswer
+from dalsegno.system.files import make_folder, write_atomic
 
 SAYS_ITSELF = 154  # its text names the action, and goes before the table
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+),?\s*(.*)")
@@ -86,3 +90,24 @@ def remedy_for(xid: int, count: int, repeats: float, a100: bool) -> Remedy:
 def meaning(xid: int) -> str:
     row = table().get(xid)
     return row.meaning if row else "not in the table"
+
+
+# ---- When the GPUs were last reset: what the kernel's log told before counts no more. A reboot needs no such word.
+
+
+MARK = "/run/dalsegno-health/mended"  # root's, and gone after a boot
+
+
+def note_mended(now: float, uid: int, mark: str = MARK) -> None:
+    if uid != 0:
+        raise UsageError("only root can say that a machine is mended", hint="use sudo")
+    make_folder(Path(mark).parent, 0o700)
+    write_atomic(Path(mark), f"{now:.3f}\n", 0o600)
+
+
+def mended_at(world: World) -> float:
+    """0 where nobody has said so."""
+    try:
+        return max(float(world.read(MARK)), world.seen.since)
+    except (NoAnswer, ValueError):
+        return world.seen.since

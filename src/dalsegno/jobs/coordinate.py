@@ -22,9 +22,9 @@ from dalsegno.launch.status import read_status
 from dalsegno.launch.task_run import TaskRun
 from dalsegno.programs import launcher
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.children import MARK
 from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
-from dalsegno.system.procfs import MARK
 
 KEPT = "--kept"
 

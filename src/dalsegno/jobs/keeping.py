@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from dalsegno.system.children import Child, start
-from dalsegno.system.procfs import send
+from dalsegno.system.children import Child, send, start
 
 CRASHED = 70  # a coordinator's word for "not my run's fault, start me again"
 SHORT_LIFE_S = 10.0

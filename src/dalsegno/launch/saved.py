@@ -13,8 +13,8 @@ from dalsegno.launch.folder import mending
 from dalsegno.launch.generations import Phase, Run
 from dalsegno.launch.group import Group, Place
 from dalsegno.launch.run_comment import JobRole
+from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
-from dalsegno.system.procfs import Process
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dalsegno.launch.staff import Boss
 from dalsegno.launch.status import RunCause
 from dalsegno.launch.vacating import may_be_left, to_be_mended
 from dalsegno.slurm.facts import JobState, NodeInfo
-from dalsegno.system.procfs import start_ticks
+from dalsegno.system.children import start_ticks
 
 ASK_AGAIN_S = 5.0
 

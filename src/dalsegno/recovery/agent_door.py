@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.report import BadReport
+from dalsegno.health.messages import BadReport
 from dalsegno.health.wire import AGENT, CONTROLLER, MOST_BYTES, STRANGER_BYTES, Hello, is_proved, read_hello, words_of
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.train.frames import BadFrame, Message

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dalsegno.health.report import Report
-from dalsegno.health.words import Reply
+from dalsegno.health.messages import Reply, Report
 
 MOST_BYTES = 4 << 20  # of all files of one answer
 MOST_FILES = 32

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dalsegno.health.report import MOST_FINDINGS, BadReport, Report
+from dalsegno.health.messages import MOST_FINDINGS, BadReport, Order, Reply, Report, Told, order_message, read_word
 from dalsegno.health.wire import Hello
-from dalsegno.health.words import Order, Reply, Told, order_message, read_word
 from dalsegno.recovery.agent_door import STRANGER_S, AgentDoor, Call
 from dalsegno.recovery.agent_orders import MOST_ORDERS, Answer, OrderEnd, Orders, Pending
 from dalsegno.recovery.agent_view import AgentView, Presence

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.system.sockets import listen_at, peer_uid
+from dalsegno.system.network import listen_at, peer_uid
 from dalsegno.train.frames import BadFrame, Message, Reader, encode, frame, pack, parse
 from dalsegno.wire.bounds import Allowances, Waiting
 

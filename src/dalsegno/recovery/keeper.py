@@ -17,8 +17,7 @@ from dalsegno.jobs.keeping import SHORT_LIFE_S
 from dalsegno.recovery.person import check_room, look_up
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.restarts import Do, Step, after_end, at_start, when_asked
-from dalsegno.system.children import Child, start
-from dalsegno.system.procfs import Process, arguments, find, owner
+from dalsegno.system.children import Child, Process, arguments, find, owner, start
 
 Say = Callable[[str], None]
 PROGRAM = "run-coordinator"

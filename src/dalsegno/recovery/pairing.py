@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dalsegno.health.agent.collective import DIED
+from dalsegno.health.check import Verdict, unknown
 from dalsegno.health.checks.late import SLOW
-from dalsegno.health.report import Finding
-from dalsegno.health.result import Verdict, unknown
-from dalsegno.health.validation_times import ANSWER_S, PARTNER_S, PORT_S
+from dalsegno.health.messages import Finding
+from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S
+from dalsegno.node_agent.collective import DIED
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agents import Agents
 

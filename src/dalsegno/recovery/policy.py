@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dalsegno.health import Remedy
-from dalsegno.health.validation_times import PHASE_S
+from dalsegno.health.settings import PHASE_S
 from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health

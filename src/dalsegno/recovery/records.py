@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.children import Process, owner
 from dalsegno.system.files import make_folder, read_json, write_atomic
-from dalsegno.system.procfs import Process, owner
 
 # A run's id is also the name of its file here: nothing that leads elsewhere, nothing hidden.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -15,9 +15,9 @@ from typing import Any
 from dalsegno.errors import TargetError
 from dalsegno.system.apart import slowness
 from dalsegno.system.cgroups import scope_command, user_scope_command
+from dalsegno.system.children import MARK, Process, send
 from dalsegno.system.files import damaged, read_json, user_of, write_if_changed
 from dalsegno.system.processes import Runner
-from dalsegno.system.procfs import MARK, Process, send
 
 INIT = "from dalsegno.system.guest.init import main"
 # Isolated and without site-packages: it starts in 20 ms, and nothing in the user's environment can reach into it.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from dalsegno.system.apart import NoAnswer, ask
 
 _DONTNEED = 4  # madvise(2): a page of a program's own is zeros when it is read next
 _LOADED, _WRITABLE = 1, 2
@@ -62,3 +66,22 @@ def _base(library: str) -> int | None:
         if path and path[0].rpartition("/")[2].startswith(library) and int(offset, 16) == 0:
             return int(addresses.partition("-")[0], 16)
     return None
+
+
+# ---- A module's compiled file, made by another process: compiling a large one leaves memory behind that stays
+# taken.
+
+
+TIMEOUT_S = 4.0
+
+
+def compile_apart(module: str) -> None:
+    """Before it is imported. Nothing is done where that has no use, or no right to."""
+    if module in sys.modules:
+        return
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or spec.cached is None or os.path.exists(spec.cached):
+        return
+    if os.access(os.path.dirname(spec.origin), os.W_OK):
+        with contextlib.suppress(NoAnswer):
+            ask([sys.executable, "-I", "-m", "py_compile", spec.origin], timeout_s=TIMEOUT_S)

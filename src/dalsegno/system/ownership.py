@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.execute import caller
 from dalsegno.system.files import explain, make_folder
-from dalsegno.system.sudo import caller
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # as the kernel follows

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dalsegno.errors import NotThere
-from dalsegno.system.procfs import PROC, Process, arguments, environment, start_ticks
+from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
 from dalsegno.targets.base import Worker
 
 RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not

@@ -1,15 +1,8 @@
 """All checks there are, in the order in which they are shown."""
 
-from dalsegno.health.checks.containers import CONTAINER_CHECKS
-from dalsegno.health.checks.fabric import FABRIC_CHECKS
-from dalsegno.health.checks.gpu import GPU_CHECKS
-from dalsegno.health.checks.gpu_links import GPU_LINK_CHECKS
-from dalsegno.health.checks.host import HOST_CHECKS
-from dalsegno.health.checks.kernel import KERNEL_CHECKS
-from dalsegno.health.checks.network import NETWORK
-from dalsegno.health.checks.services import SERVICE_CHECKS
-from dalsegno.health.checks.shared import SHARED_CHECKS
-from dalsegno.health.checks.xid import XID
+from dalsegno.health.checks.gpu import GPU_CHECKS, GPU_LINK_CHECKS, XID
+from dalsegno.health.checks.host import FABRIC_CHECKS, HOST_CHECKS, KERNEL_CHECKS, NETWORK
+from dalsegno.health.checks.services import CONTAINER_CHECKS, SERVICE_CHECKS, SHARED_CHECKS
 
 CHECKS = (
     XID,

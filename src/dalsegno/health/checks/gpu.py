@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from dalsegno.health.check import NO_JOB, WATCHING, Check
-from dalsegno.health.checks.telling import telling, which
-from dalsegno.health.facts import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL, SW_POWER_CAP, SW_THERMAL, GpuFacts
+from dalsegno.health.check import NO_JOB, QUIET, WATCHING, Check, Remedy, Result, failed, passed, warned
+from dalsegno.health.facts import (
+    HW_POWER_BRAKE,
+    HW_SLOWDOWN,
+    HW_THERMAL,
+    SW_POWER_CAP,
+    SW_THERMAL,
+    GpuFacts,
+    Sample,
+    nvlinks_of,
+)
 from dalsegno.health.readers.gpus import (
     GpuCount,
     Heat,
@@ -14,12 +26,33 @@ from dalsegno.health.readers.gpus import (
     ask_gpus,
     ask_heat,
     ask_job_gpus,
+    ask_telemetry,
     has_gpus,
     may_have_gpus,
 )
-from dalsegno.health.result import Remedy, Result, failed, passed, warned
-from dalsegno.health.seen import Sample
+from dalsegno.health.readers.host import KernelSaid, ask_kernel_log
+from dalsegno.health.world import World
+from dalsegno.health.xids import SAYS_ITSELF, Event, events, meaning, named_action, remedy_for
 from dalsegno.system.apart import NoAnswer
+
+# ---- What the judges of GPUs have in common.
+
+
+def telling(gpus: Sequence[GpuFacts], field: str, what: str) -> list[GpuFacts]:
+    """Those that tell of it. None of them is no good news: NoAnswer."""
+    found = [gpu for gpu in gpus if getattr(gpu, field) is not None]
+    if not found:
+        raise NoAnswer(f"no GPU tells {what}")
+    return found
+
+
+def which(gpus: Iterable[GpuFacts]) -> str:
+    """`GPU 3 (1653724066759)`: the number changes with the machine, the serial number is on the card."""
+    return ", ".join(f"GPU {gpu.index}" + (f" ({gpu.serial})" if gpu.serial else "") for gpu in gpus)
+
+
+# ---- Are the GPUs there, sound, cool, at speed and free?
+
 
 BUSY_PERCENT = 90
 
@@ -148,3 +181,145 @@ GPU_CHECKS = (
     Check("gpu-clocks", "what holds the clocks down", ask_gpus, judge_clocks, every_s=1, applies=has_gpus, settle_s=5),
     Check("gpu-leftovers", "nobody else's on it", ask_job_gpus, judge_leftovers, NO_JOB, 60, has_gpus, lasts=False),
 )
+
+
+# ---- What connects the GPUs, and what watches over them.
+
+
+_SLOT = re.compile(r"PCIe?\b|\bNVL\b", re.IGNORECASE)  # "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
+SWITCHED_FROM = 8  # so many GPUs with NVLink are joined by switches, which need the fabric manager
+
+
+@dataclass(frozen=True)
+class Links:
+    gpus: tuple[GpuFacts, ...]
+    each: int  # that a GPU of this type has; 0: not known
+
+
+def has_links(world: World) -> bool:
+    return has_gpus(world) and (world.expected.gpus or 2) > 1 and _links_each(world) > 0
+
+
+def is_switched(world: World) -> bool:
+    return has_links(world) and (world.expected.gpus or 0) >= SWITCHED_FROM
+
+
+def ask_links(world: World) -> Links:
+    return Links(ask_gpus(world), _links_each(world))
+
+
+def _links_each(world: World) -> int:
+    """By the type in Slurm's file. Without one, or for a card in a PCIe slot, whose bridges vary: by what its
+    neighbours have."""
+    gpus = ask_gpus(world)
+    if world.expected.gpu_type and not any(_SLOT.search(gpu.model) for gpu in gpus):
+        return nvlinks_of(world.expected.gpu_type)
+    return max((gpu.nvlinks or 0 for gpu in gpus), default=0)
+
+
+def ask_fabric_manager(world: World) -> str:
+    told = ask_telemetry(world)
+    if told is not None:
+        return told.fabric_manager
+    said = world.run(("systemctl", "is-active", "nvidia-fabricmanager"))
+    if not said.stdout.strip():
+        raise NoAnswer(f"systemctl does not tell: {(said.stderr.strip() or 'it says nothing').splitlines()[0]}")
+    return said.stdout.strip()
+
+
+def ask_dcgm(world: World) -> str:
+    return world.run(("dcgmi", "health", "-g", "0", "-c", "-j")).stdout
+
+
+def judge_nvlink(links: Links, *, errors: float = 0) -> Result:
+    told = telling(links.gpus, "nvlinks", "of its NVLinks")
+    if down := [gpu for gpu in told if (gpu.nvlinks or 0) < links.each]:
+        return failed(f"{down[0].nvlinks} of {links.each} NVLinks are up on {which(down)}", Remedy.RESET, "down")
+    if bad := [gpu for gpu in told if (gpu.nvlink_errors or 0) > errors]:
+        return failed(f"{bad[0].nvlink_errors} NVLink errors on {which(bad)}", Remedy.RESET, "errors")
+    return passed(f"all NVLinks of {len(told)} GPUs are up")
+
+
+def judge_pcie(gpus: Sequence[GpuFacts], *, lanes: float = 16) -> Result:
+    told = telling(gpus, "pcie_width", "its PCIe width")
+    bad = [gpu for gpu in told if (gpu.pcie_width or 0) < min(lanes, gpu.pcie_max_width or lanes)]
+    if bad:
+        return failed(f"{which(bad)} has {bad[0].pcie_width} of {lanes:g} PCIe lanes", Remedy.REPLACE)
+    return passed("all PCIe lanes are in use")
+
+
+def judge_fabric_manager(state: str) -> Result:
+    if state == "active":
+        return passed("the fabric manager runs")
+    if state in ("inactive", "failed", "deactivating", "activating", "reloading"):
+        return failed(f"nvidia-fabricmanager is {state}: GPUs cannot reach each other", Remedy.REBOOT)
+    raise ValueError(f"systemctl says {state!r}")
+
+
+def judge_dcgm(text: str) -> Result:
+    health = json.loads(text)["body"]["Overall Health"]["value"]
+    if health == "Healthy":
+        return passed("DCGM has no complaint")
+    if health == "Warning":
+        return warned("DCGM warns: see `dcgmi health -g 0 -c`")
+    if health == "Failure":
+        return failed("DCGM reports a failure: see `dcgmi health -g 0 -c`", Remedy.RESET)
+    raise ValueError(f"DCGM says {health!r}")
+
+
+GPU_LINK_CHECKS = (
+    Check("nvlink", "all NVLinks are up, without errors", ask_links, judge_nvlink, every_s=5, applies=has_links),
+    Check("pcie-width", "each GPU has all its lanes", ask_gpus, judge_pcie, every_s=30, applies=has_gpus),
+    Check(
+        "fabric-manager", "NVIDIA's, which joins the GPUs", ask_fabric_manager, judge_fabric_manager, every_s=30,
+        applies=is_switched, settle_s=10,
+    ),
+    Check(
+        "dcgm", "what DCGM says, where it is", ask_dcgm, judge_dcgm, QUIET, 300,
+        applies=lambda world: has_gpus(world) and world.has("dcgmi"),
+    ),
+)  # fmt: skip
+
+
+# ---- Xids in the kernel's log, judged for each GPU by its heaviest, unless the driver itself names the action.
+
+
+@dataclass(frozen=True)
+class XidLog:
+    said: KernelSaid
+    a100: bool
+
+
+def ask_xids(world: World) -> XidLog:
+    return XidLog(ask_kernel_log(world), world.expected.gpu_type.lower().startswith("a100"))
+
+
+def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Result:
+    recent = [event for event in events(log.said.lines) if event.at > log.said.now - window_s]
+    gpus = sorted({event.gpu for event in recent})
+    found = [_of_gpu([event for event in recent if event.gpu == gpu], repeats, log.a100) for gpu in gpus]
+    if not found:
+        return passed("no Xid in the kernel's log")
+    remedy, event = max(found, key=lambda each: list(Remedy).index(each[0]))
+    text = f"Xid {event.xid} on {event.gpu}: {_words(event)}"
+    if remedy is Remedy.NONE:
+        return passed(f"{len(recent)} Xids that were programs' own faults, the last: {text}")
+    return warned(text, str(event.xid)) if remedy is Remedy.WATCH else failed(text, remedy, str(event.xid))
+
+
+def _words(event: Event) -> str:
+    """The driver's, without whose process it was; ours where it says nothing."""
+    return re.sub(r"^(pid=[^,]*,\s*|name=[^,]*,\s*)+", "", event.text) or meaning(event.xid)
+
+
+def _of_gpu(seen: list[Event], repeats: float, a100: bool) -> tuple[Remedy, Event]:
+    """The heaviest by the table and the event that it is for; Xid 154's word, where there is one, goes first."""
+    counts = Counter(event.xid for event in seen)
+    judged = [(remedy_for(event.xid, counts[event.xid], repeats, a100), event) for event in seen]
+    plain = [each for each in judged if each[1].xid != SAYS_ITSELF] or judged
+    remedy, event = max(plain, key=lambda each: list(Remedy).index(each[0]))
+    named = [action for each in seen if (action := named_action(each)) is not None]
+    return (named[-1] if named else remedy), event
+
+
+XID = Check("xid", "errors that the NVIDIA driver logs", ask_xids, judge_xid, every_s=1, applies=has_gpus, lasts=False)

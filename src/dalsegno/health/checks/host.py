@@ -5,11 +5,33 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dalsegno.health.check import ALWAYS, QUIET, WATCHING, Check, Context
-from dalsegno.health.readers.processes import Sleepers, ask_sleepers
-from dalsegno.health.readers.simulated import ask_telemetry
-from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
+from dalsegno.health.check import (
+    ALWAYS,
+    QUIET,
+    WATCHING,
+    Check,
+    Context,
+    Remedy,
+    Result,
+    failed,
+    passed,
+    unknown,
+    warned,
+)
+from dalsegno.health.readers.gpus import ask_telemetry
+from dalsegno.health.readers.host import (
+    KernelSaid,
+    Ports,
+    Sleepers,
+    Traffic,
+    ask_kernel_log,
+    ask_ports,
+    ask_sleepers,
+    ask_traffic,
+    has_ports,
+)
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 
@@ -168,3 +190,145 @@ HOST_CHECKS = (
         applies=lambda world: world.has("nvme") and bool(world.names("/sys/class/nvme")),
     ),
 )  # fmt: skip
+
+
+# ---- What the kernel complains of, beside Xids: known signs of broken hardware, and memory that ran out.
+
+
+CRITICAL = 2  # syslog's levels: lines at least so bad are worth a look, unless they are allowed
+
+
+class Sign(NamedTuple):
+    name: str
+    words: re.Pattern[str]
+    remedy: Remedy
+
+
+def _sign(name: str, words: str, remedy: Remedy) -> Sign:
+    return Sign(name, re.compile(words), remedy)
+
+
+SIGNS = (
+    _sign("machine-check", r"Machine Check Exception|\[Hardware Error\]: event severity: fatal", Remedy.REPLACE),
+    _sign("memory", r"Uncorrected hardware memory error|\[Hardware Error\].*Uncorrected", Remedy.REPLACE),
+    _sign("lockup", r"hard LOCKUP", Remedy.REBOOT),
+    _sign("file-system", r"EXT4-fs error|XFS .*(Corruption|Shutting down)|Remounting .* read-only", Remedy.REBOOT),
+    _sign("pcie", r"AER: .*(Uncorrected \(Fatal\)|Fatal error)", Remedy.REBOOT),
+    _sign("driver", r"NVRM: .*RmInitAdapter failed|NVRM: GPU .* is lost", Remedy.REBOOT),
+    _sign("disk", r"I/O error, dev (nvme|sd|vd)\w+|nvme\w*: .*controller is down", Remedy.DRAIN),
+    # Both come of a slow file server or a busy neighbour too; `stuck` knows which processes never went on.
+    _sign("hung-task", r"blocked for more than \d+ seconds", Remedy.WATCH),
+    _sign("soft-lockup", r"soft lockup", Remedy.WATCH),
+)
+ALLOWED = (
+    re.compile(r"thermal|throttl", re.IGNORECASE),  # a check of its own
+    re.compile(r"NVRM: Xid"),  # another
+    re.compile(r"Out of memory|oom-kill|Killed process"),  # another
+    re.compile(r"systemd|watchdog: .*nmi", re.IGNORECASE),
+)
+_OOM = re.compile(r"^(?:\[.*?\] )?(Out of memory|Memory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
+OURS = (
+    "slurmd", "slurmstepd", "munged", "systemd", "dalsegno", "chronyd", "sshd", "nv-fabricmanager",
+    "nv-hostengine", "dbus-daemon",
+)  # fmt: skip
+
+
+def judge_kernel_log(said: KernelSaid, *, window_s: float = 3600) -> Result:
+    recent = [line for line in said.lines if line.at > said.now - window_s]
+    for sign in SIGNS:
+        if line := next((line for line in reversed(recent) if sign.words.search(line.text)), None):
+            watch = sign.remedy is Remedy.WATCH
+            return warned(line.text, sign.name) if watch else failed(line.text, sign.remedy, sign.name)
+    strange = [line for line in recent if line.level <= CRITICAL and not _is_allowed(line.text)]
+    if strange:
+        return warned(f"{len(strange)} critical lines, the last: {strange[-1].text}", "critical")
+    return passed("no sign of broken hardware in the kernel's log")
+
+
+def _is_allowed(text: str) -> bool:
+    return any(words.search(text) for words in ALLOWED)
+
+
+def judge_oom(said: KernelSaid, *, window_s: float = 3600) -> Result:
+    """A job that outgrows its own limit is its user's affair; a node that runs out is not."""
+    kills = [found for line in said.lines if line.at > said.now - window_s and (found := _OOM.search(line.text))]
+    if ours := [kill for kill in kills if kill[3].startswith(OURS)]:
+        return failed(f"memory ran out and the kernel killed {ours[-1][3]}", Remedy.REBOOT, ours[-1][3])
+    whole = [kill for kill in kills if kill[1] == "Out of memory"]
+    if whole:
+        times = f"{len(whole)} times" if len(whole) > 1 else "once"
+        return warned(f"memory ran out {times}; the last to be killed was {whole[-1][3]} ({whole[-1][2]})")
+    return passed("memory has not run out")
+
+
+KERNEL_CHECKS = (
+    Check("kernel-log", "signs of broken hardware", ask_kernel_log, judge_kernel_log, every_s=1, lasts=False),
+    Check("oom", "memory that ran out", ask_kernel_log, judge_oom, every_s=1, lasts=False),
+)
+
+
+# ---- Does what this host sends arrive? A line that is slow under load, or loses packets, has TCP send things
+# again.
+
+
+def judge_network(traffic: Traffic, *, percent: float = 3, least: float = 10, window_s: float = 60) -> Result:
+    """Never more than a warning: it may be the other end's line."""
+    sent, again = traffic.within(window_s)
+    if again >= max(least, 1) and 100 * again >= percent * sent:
+        share = 100 * again / sent
+        return warned(f"{again} of {sent} TCP segments were sent again within {window_s:g} s ({share:.0f} %)")
+    return passed("what is sent arrives")
+
+
+NETWORK = Check("network", "TCP segments that are sent again", ask_traffic, judge_network, WATCHING, every_s=5)
+
+
+# ---- Is the network that training talks over up, steady and clean?
+
+
+def judge_ports(found: Ports, *, count: float = 0) -> Result:
+    """`count` is how many should be up; without it, as many as there were."""
+    up = [port for port in found.ports if port.state == "ACTIVE"]
+    down = [port for port in found.ports if port.state != "ACTIVE"]
+    wanted, names = int(max(count, found.expected)), ", ".join(f"{port.name} is {port.state}" for port in down[:4])
+    if not wanted and not up:
+        return warned(f"no port is up, and none was before: {names}")
+    if len(up) < wanted:
+        names = names or "the others are gone"
+        return failed(f"{len(up)} of {wanted} ports are up: {names}", Remedy.REBOOT)
+    return passed(f"{len(up)} ports are up")
+
+
+def judge_flaps(found: Ports, *, most: float = 1, window_s: float = 6 * 3600, after_boot_s: float = 1800) -> Result:
+    """Links are trained anew for a while after boot: that is excused."""
+    since = max(found.now - window_s, found.booted_at + after_boot_s if found.booted_at else 0)
+    counts = {port.name: sum(at >= since for at in port.flaps) for port in found.ports}
+    worst = max(counts, key=lambda name: counts[name], default="")
+    if worst and counts[worst] > most:
+        return failed(f"{worst} went down {counts[worst]} times within {window_s / 3600:g} h", Remedy.DRAIN)
+    return passed("no port flaps")
+
+
+def judge_port_errors(found: Ports, *, most: float = 100) -> Result:
+    bad = [(port.name, name, count) for port in found.ports for name, count in port.errors.items() if count > most]
+    if bad:
+        name, counter, count = max(bad, key=lambda each: each[2])
+        return warned(f"{name} has counted {count} x {counter}", counter)
+    return passed("no port has counted many errors")
+
+
+FABRIC_CHECKS = (
+    Check(
+        "fabric-ports",
+        "EFA and InfiniBand ports are up",
+        ask_ports,
+        judge_ports,
+        every_s=1,
+        applies=has_ports,
+        settle_s=3,
+    ),
+    Check("fabric-flaps", "ports that go up and down", ask_ports, judge_flaps, every_s=5, applies=has_ports),
+    Check(
+        "fabric-errors", "errors that ports have counted", ask_ports, judge_port_errors, every_s=30, applies=has_ports
+    ),
+)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
-from dalsegno.health.check import ALWAYS, Check, Context
-from dalsegno.health.checks.late import ask_twice
-from dalsegno.health.result import Remedy, Result, failed, passed, warned
+from dalsegno.health.check import ALWAYS, Check, Context, Remedy, Result, failed, passed, warned
+from dalsegno.health.checks.late import PATIENCE_S, ask_twice
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
 
@@ -123,3 +125,156 @@ SERVICE_CHECKS = (
     ),
     Check("host-names", "the cluster's names are found", ask_names, judge_names, every_s=30, settle_s=10),
 )  # fmt: skip
+
+
+# ---- Shared file systems: mounted, and answering.
+
+
+SHARED = re.compile(
+    r"nfs4?|lustre|beegfs|gpfs|ceph|cifs|smb3|9p|wekafs|glusterfs"
+    r"|fuse(?!\.(lxcfs|snapfuse|gvfsd-fuse|portal|squashfuse|fuse-overlayfs)$|ctl|blk)(\..+)?"
+)
+MOST_ASKED = 32
+MOST_HANGING = 2  # then the rest is not asked: a prolog has no more time
+
+
+class FsState(Enum):
+    """How a shared file system is."""
+
+    ANSWERS = "answers"
+    HANGS = "hangs"
+    FAILS = "fails"
+    NOT_MOUNTED = "not mounted"
+
+
+@dataclass(frozen=True)
+class FsAnswer:
+    """What a shared file system answered. `text` is for people, and empty where all is well."""
+
+    state: FsState
+    text: str = ""
+
+
+class Mount(NamedTuple):
+    source: str
+    target: str
+    kind: str
+    options: str
+
+
+def _mounts(text: str) -> list[Mount]:
+    """Of /proc/mounts or fstab; blanks in a name are written `\\040`."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return [Mount(row[0], row[1].replace("\\040", " "), row[2], row[3]) for row in rows]
+
+
+def _is_shared(mount: Mount) -> bool:
+    """A user's own mount is the user's affair: nobody may have a node drained by one that hangs."""
+    users = mount.kind.startswith("fuse") and re.search(r"\buser_id=(?!0\b)", mount.options)
+    return SHARED.fullmatch(mount.kind) is not None and not users
+
+
+def ask_shared(world: World) -> Mapping[str, FsAnswer]:
+    """Every shared file system that is mounted or should be: whether it answers, or what it says."""
+    mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
+    mounted = [mount.target for mount in mounts]
+    wanted = [mount.target for mount in _mounts(_fstab(world)) if _is_shared(mount)]
+    absent = FsAnswer(FsState.NOT_MOUNTED, "is not mounted")
+    found = {target: absent for target in wanted if target not in mounted}
+    hanging = 0
+    once = {mount.source: mount.target for mount in reversed(mounts)}  # one may be mounted in many places
+    for target in list(once.values())[:MOST_ASKED]:
+        if hanging < MOST_HANGING:
+            found[target] = _stat(world, target)
+            hanging += found[target].state is FsState.HANGS
+    return found
+
+
+def _stat(world: World, target: str) -> FsAnswer:
+    argv = ("stat", "--file-system", "--format=%T", target)
+    try:
+        done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
+    except Late:
+        return FsAnswer(FsState.HANGS, f"does not answer within {PATIENCE_S:g} s")
+    if done.exit_code == 0:
+        return FsAnswer(FsState.ANSWERS)
+    return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")
+
+
+def _fstab(world: World) -> str:
+    try:
+        lines = world.read("/etc/fstab").splitlines()
+    except NoAnswer:
+        return ""
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and "noauto" not in line)
+
+
+def judge_shared(answers: Mapping[str, FsAnswer]) -> Result:
+    bad = [f"{target} {each.text}" for target, each in answers.items() if each.state is not FsState.ANSWERS]
+    if bad:
+        return failed("; ".join(bad[:4]), Remedy.REBOOT)
+    return passed(f"{len(answers)} shared file systems answer" if answers else "no shared file system is mounted")
+
+
+SHARED_CHECKS = (
+    Check("file-systems", "shared ones are mounted, and answer", ask_shared, judge_shared, every_s=10, settle_s=5),
+)
+
+
+# ---- Can containers be run here?
+
+
+@dataclass(frozen=True)
+class Containers:
+    """`enroot` is its version, "" if it does not start, None where it is not; `missing`: plugins that Slurm needs."""
+
+    enroot: str | None
+    namespaces: int  # that may be made
+    missing: tuple[str, ...] = ()
+
+
+def has_containers(world: World) -> bool:
+    return world.has("enroot") or bool(_plugins(world))
+
+
+def ask_containers(world: World) -> Containers:
+    missing = [path for path in _plugins(world) if posixpath.basename(path) not in world.names(posixpath.dirname(path))]
+    allowed = int(world.read("/proc/sys/user/max_user_namespaces"))
+    return Containers(_enroot(world), allowed, tuple(missing))
+
+
+def _enroot(world: World) -> str | None:
+    if not world.has("enroot"):
+        return None
+    done = world.run(("enroot", "version"))
+    if done.exit_code == 0 and not done.stdout.strip():
+        raise NoAnswer("`enroot version` says nothing")
+    return done.stdout.strip() if done.exit_code == 0 else ""
+
+
+def _plugins(world: World) -> list[str]:
+    """Those without which no job starts: the `required` ones of plugstack.conf, beside slurm.conf."""
+    folder = posixpath.dirname(world.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    try:
+        lines = world.read(f"{folder}/plugstack.conf").splitlines()
+    except NoAnswer:
+        return []
+    return [
+        words[1] for line in lines if (words := line.split())[:1] == ["required"] and words[1:2] and words[1][0] == "/"
+    ]
+
+
+def judge_containers(found: Containers) -> Result:
+    if found.missing:
+        return failed(f"Slurm's plugin {found.missing[0]} is not there: no job can start", Remedy.DRAIN, "plugin")
+    if found.enroot == "" or found.namespaces < 1:
+        why = "enroot does not start" if found.namespaces else "user namespaces are forbidden"
+        return failed(f"containers cannot be run: {why}", Remedy.DRAIN)
+    if found.enroot and not re.match(r"\d", found.enroot):
+        raise ValueError(f"enroot says it is version {found.enroot!r}")
+    return passed(f"enroot {found.enroot} can be used" if found.enroot else "Slurm's plugins are there")
+
+
+CONTAINER_CHECKS = (
+    Check("containers", "they can be run", ask_containers, judge_containers, ALWAYS, 60, has_containers, settle_s=10),
+)

@@ -15,8 +15,7 @@ from dalsegno.health.facts import (
     GpuFacts,
     GpuProcess,
 )
-from dalsegno.system.bytecode import compile_apart
-from dalsegno.system.memory import give_back_cleared, give_back_freed
+from dalsegno.system.memory import compile_apart, give_back_cleared, give_back_freed
 
 LIBRARY = "libnvidia-ml.so"
 MIB = 1024 * 1024

@@ -12,8 +12,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from dalsegno.system.guest.kernel import MS_BIND, mount, unmount
-from dalsegno.system.guest.links import give_address, link_exists
+from dalsegno.system.guest.kernel import MS_BIND, give_address, link_exists, mount, unmount
 
 Plan = dict[str, Any]  # as `HostPlan` was written, read back without its class: this program stays small
 Fact = dict[str, Any]

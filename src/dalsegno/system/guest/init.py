@@ -24,13 +24,16 @@ from dalsegno.system.guest.kernel import (
     MS_PRIVATE,
     MS_REC,
     adopt_orphans,
+    give_address,
+    link_up,
     mount,
     name_process,
+    quiet_ipv6,
     set_hostname,
     unshare_all,
     unshare_cgroups,
+    wait_for_link,
 )
-from dalsegno.system.guest.links import give_address, link_up, quiet_ipv6, wait_for_link
 
 
 def main(paths: Sequence[str]) -> int:

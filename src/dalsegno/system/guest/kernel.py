@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
+import socket
+import struct
+import sys
+import time
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = (
     0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000, 0x02000000,
@@ -53,3 +59,92 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+# ---- A host's network, set from inside it: addresses by ioctl, routes by netlink, no process needed.
+
+
+SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
+LINK_WAIT_S = 30.0
+
+
+def link_exists(name: str) -> bool:
+    return name in (found for _, found in socket.if_nameindex())
+
+
+def wait_for_link(name: str) -> None:
+    """The other end of the cable is plugged in from outside, once the host exists."""
+    until = time.monotonic() + LINK_WAIT_S
+    while not link_exists(name):
+        if time.monotonic() > until:
+            raise OSError(errno.ETIMEDOUT, f"no interface {name} after {LINK_WAIT_S:.0f} s")
+        time.sleep(0.002)
+
+
+def link_up(name: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, SIOCGIFFLAGS, _request(name, b""))
+        flags = struct.unpack_from("H", answer, 16)[0] | IFF_UP
+        fcntl.ioctl(sock, SIOCSIFFLAGS, _request(name, struct.pack("H", flags)))
+
+
+def give_address(name: str, cidr: str) -> None:
+    """Address, mask, up. The same address again changes nothing."""
+    address, bits = cidr.split("/")
+    mask = socket.inet_ntoa(_mask(int(bits)))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for request, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, mask)):
+            packed = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(sock, request, _request(name, packed))
+    link_up(name)
+    acknowledge_quickly(name, address, int(bits))
+
+
+def acknowledge_quickly(name: str, address: str, bits: int) -> None:
+    """Have TCP acknowledge at once on this network.
+
+    slurmdbd's protocol writes a length and then a body, and waits for the acknowledgement in between: with the
+    kernel's usual delay of 40 ms one sacctmgr command takes 0.5 s, with this 0.01 s.
+    """
+    own = socket.inet_aton(address)
+    network = bytes(a & b for a, b in zip(own, _mask(bits), strict=True))
+    try:
+        _replace_route(name, network, bits, own, table=254, scope=253, kind=1)  # to the others: main, link, unicast
+        _replace_route(name, own, 32, own, table=255, scope=254, kind=2)  # to ourselves: local, host, local
+    except OSError as error:
+        sys.stderr.write(f"quick acknowledgement not set: {error}\n")  # slower, not wrong
+
+
+def quiet_ipv6() -> None:
+    """No address of its own making: neighbour discovery on 64 new links costs more than all the rest."""
+    try:
+        with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", "w") as file:
+            file.write("1")
+    except OSError:
+        pass  # a kernel without IPv6
+
+
+def _mask(bits: int) -> bytes:
+    return struct.pack("!I", 0xFFFFFFFF << (32 - bits) & 0xFFFFFFFF)
+
+
+def _request(name: str, payload: bytes) -> bytes:
+    return struct.pack("16s24s", name.encode(), payload)
+
+
+def _replace_route(name: str, target: bytes, bits: int, source: bytes, *, table: int, scope: int, kind: int) -> None:
+    """The kernel's own route, as it is, with one metric more (RTM_NEWROUTE over netlink)."""
+    quickack = _attribute(15, struct.pack("I", 1))
+    body = struct.pack("BBBBBBBBI", socket.AF_INET, bits, 0, 0, table, 2, scope, kind, 0)
+    body += _attribute(1, target) + _attribute(4, struct.pack("I", socket.if_nametoindex(name)))
+    body += _attribute(7, source) + _attribute(8, quickack)
+    flags = 0x1 | 0x4 | 0x100 | 0x400  # request, acknowledge, replace, create
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
+        sock.sendto(struct.pack("IHHII", 16 + len(body), 24, flags, 1, 0) + body, (0, 0))
+        failure = struct.unpack_from("i", sock.recv(4096), 16)[0]
+    if failure:
+        raise OSError(-failure, os.strerror(-failure))
+
+
+def _attribute(number: int, value: bytes) -> bytes:
+    return struct.pack("HH", 4 + len(value), number) + value

@@ -11,12 +11,12 @@ from dalsegno.containers.native import build_key, place_native
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.children import Process
+from dalsegno.system.execute import caller
 from dalsegno.system.files import make_folder
 from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
-from dalsegno.system.procfs import Process
-from dalsegno.system.sudo import caller
 from dalsegno.targets.base import Say
 from dalsegno.targets.local import furnish
 from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations

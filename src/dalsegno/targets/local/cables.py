@@ -9,9 +9,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Mapping
 
+from dalsegno.system.children import Process
 from dalsegno.system.network import link_names, run_ip
 from dalsegno.system.processes import Runner
-from dalsegno.system.procfs import Process
 from dalsegno.targets.local.placement import Placement
 
 BRIDGE, UPLINK = "br0", "uplink"

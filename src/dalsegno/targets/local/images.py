@@ -15,7 +15,7 @@ from dalsegno.system.machine import program
 from dalsegno.targets.base import Say
 
 if TYPE_CHECKING:
-    from dalsegno.containers.importing import Importer
+    from dalsegno.containers.import_image import Importer
 
 EVERY_S = 2.0
 
@@ -59,7 +59,7 @@ def _import(folder: Path, image: str, say: Say) -> DalsegnoError | None:
 
 
 def _importer(folder: Path, say: Say, image: str) -> Importer:
-    from dalsegno.containers.importing import Importer  # with all of HTTP, which most commands can do without
+    from dalsegno.containers.import_image import Importer  # with all of HTTP, which most commands can do without
     from dalsegno.containers.store import open_store
 
     return Importer(open_store(folder, folder), Told(say, image), enroot=program("enroot") or "")

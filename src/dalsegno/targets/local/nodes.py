@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.spec.facts import Cluster, Node
+from dalsegno.system.children import Process
 from dalsegno.system.hosts import host_process
 from dalsegno.system.processes import Runner
-from dalsegno.system.procfs import Process
 from dalsegno.targets.local.cables import port_name
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement

@@ -9,10 +9,10 @@ import secrets
 from dataclasses import replace
 
 from dalsegno.errors import TargetError
+from dalsegno.system.children import Process, arguments, end, marked
 from dalsegno.system.files import write_atomic
 from dalsegno.system.hosts import PACKAGES, boot, host_process, read_plan, reload, write_plan
 from dalsegno.system.network import link_names, run_ip
-from dalsegno.system.procfs import Process, arguments, end, marked
 from dalsegno.targets.local.cables import plug_in
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.remove import remove_cgroups_of

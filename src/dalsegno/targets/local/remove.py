@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dalsegno.system.cgroups import cluster_folders, remove_cgroup
+from dalsegno.system.children import end
 from dalsegno.system.files import remove_tree
 from dalsegno.system.hosts import host_process
-from dalsegno.system.procfs import end
 from dalsegno.targets.local.folder import Folder
 
 

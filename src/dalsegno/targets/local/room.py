@@ -22,8 +22,8 @@ from typing import Any
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.printable import logged
 from dalsegno.system.files import locked, read_text
+from dalsegno.system.network import listen_at, peer_uid
 from dalsegno.system.processes import LocalRunner
-from dalsegno.system.sockets import listen_at, peer_uid
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import Nodes, open_nodes
 from dalsegno.targets.local.placement import ROOM

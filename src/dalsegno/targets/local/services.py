@@ -11,9 +11,9 @@ from dalsegno.programs import launcher
 from dalsegno.slurm import versions
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.children import MARK
 from dalsegno.system.hosts import Service, revision
 from dalsegno.system.machine import Machine, program
-from dalsegno.system.procfs import MARK
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
 from dalsegno.launch.liveness import NODE_TIMEOUT
+from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
-from dalsegno.system.procfs import Process
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 from dalsegno.targets.local.services import slurm_env

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from dalsegno.system.children import Process, arguments, descendants, environment, find, start_ticks
 from dalsegno.system.files import locked
 from dalsegno.system.hosts import read_plan, reload, write_plan
-from dalsegno.system.procfs import Process, arguments, descendants, environment, find, start_ticks
 from dalsegno.targets.local.nodes import Nodes
 
 

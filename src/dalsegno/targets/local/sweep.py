@@ -10,10 +10,7 @@ from collections.abc import Collection
 
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.cgroups import cluster_folders, look_at_cgroups, remove_cgroup
-from dalsegno.system.files import read_json, remove_tree
-from dalsegno.system.hosts import INIT
-from dalsegno.system.processes import Runner
-from dalsegno.system.procfs import (
+from dalsegno.system.children import (
     MARK,
     Process,
     arguments,
@@ -26,6 +23,9 @@ from dalsegno.system.procfs import (
     start_ticks,
     stop,
 )
+from dalsegno.system.files import read_json, remove_tree
+from dalsegno.system.hosts import INIT
+from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 
 LINK_GONE_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from dalsegno.system.procfs import Process, descendants, send
+from dalsegno.system.children import Process, descendants, send
 from dalsegno.targets.base import Worker
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.standing import tasks_of

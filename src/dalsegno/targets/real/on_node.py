@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from dalsegno.errors import DalsegnoError, NotThere
-from dalsegno.system.procfs import PROC, Process, arguments, environment, find, owner, send, stop
+from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
 from dalsegno.targets.base import Worker
 from dalsegno.targets.workers import Seen, choose, find_workers, see
 

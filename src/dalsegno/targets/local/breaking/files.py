@@ -8,8 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from dalsegno.errors import TargetError
-from dalsegno.system.children import start
-from dalsegno.system.procfs import PROC, arguments, end, find
+from dalsegno.system.children import PROC, arguments, end, find, start
 from dalsegno.targets.local.breaking.places import in_mounts
 from dalsegno.targets.local.breaking.records import Injected
 from dalsegno.targets.local.nodes import Nodes

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from dalsegno.errors import TargetError
-from dalsegno.system.procfs import PROC, Process, end, send
+from dalsegno.system.children import PROC, Process, end, send
 from dalsegno.targets.local.breaking.records import Injected
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.standing import hold, service_processes, tasks_of

@@ -1,0 +1,259 @@
+"""What an image wants when it runs, as files inside it: the same files, in the same form, as Enroot's.
+
+An image of ours so runs under Enroot and Pyxis as it is, and one of theirs under our plugin:
+
+- `/etc/environment`: a line `NAME=VALUE` for each ENV.
+- `/etc/rc`: a shell script. The first line that begins with `cd "` names the WORKDIR, between the quotes, with `\\`
+  before each `"`, `$`, `` ` `` and `\\`; the last lines run ENTRYPOINT with CMD, or with the arguments there are.
+- `/etc/rc.local`: empty but for a comment; `/etc/rc` reads it first.
+- `/etc/fstab`: the volumes.
+
+They take the place of files of that name in the layers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from dalsegno.containers.manifest import Config, DamagedImage
+from dalsegno.containers.tar import Entry, Type
+from dalsegno.errors import CommandFailed, DalsegnoError
+from dalsegno.system.files import read_text, write_atomic
+from dalsegno.system.machine import program
+from dalsegno.system.pipes import through
+from dalsegno.system.processes import Runner
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPECIAL = re.compile(r'(["$`\\])')
+_CD = re.compile(r'^cd "((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_PROGRAM = re.compile(r'if \[ \$# -gt 0 \]; then\n\s+exec (.*)"\$@"\nelse\n\s+exec (.*)\nfi\s*\Z', re.DOTALL)
+_RC_LOCAL = "# Read by /etc/rc when the container starts; it may change the command.\n"
+
+
+def files(config: Config) -> dict[str, str]:
+    """Path in the image -> text."""
+    return {
+        "etc/environment": "".join(f"{each}\n" for each in config.env if _is_line(each)),
+        "etc/rc": _rc(config),
+        "etc/rc.local": _RC_LOCAL,
+        "etc/fstab": "".join(_volume(each) for each in config.volumes if _is_plain(each)),
+    }
+
+
+def as_layer(config: Config) -> tuple[list[Entry], bytes]:
+    """The same as a layer over all others: its entries, and the stream their offsets lead into."""
+    entries, content = [], b""
+    for path, text in files(config).items():
+        data = text.encode("utf-8", "surrogateescape")
+        entries.append(
+            Entry(path, Type.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
+        )
+        content += data
+    return entries, content
+
+
+def workdir(config: Config) -> str:
+    """Where the image's program starts; a folder that could not be written into a script is as good as none."""
+    path = config.workdir
+    usable = path.startswith("/") and path.isprintable() and ".." not in path.split("/") and len(path) < 4096
+    return path if usable else "/"
+
+
+def _rc(config: Config) -> str:
+    labels = "".join(f"# {key} {value}\n" for key, value in config.labels if _is_line(f"{key}{value}"))
+    here = _SPECIAL.sub(r"\\\1", workdir(config))
+    entrypoint = "".join(f"{shlex.quote(word)} " for word in config.entrypoint)
+    cmd = config.cmd if config.cmd or config.entrypoint else ("/bin/sh",)
+    return (
+        f"{labels}\n" * bool(labels)
+        + f'mkdir -p "{here}" 2> /dev/null\n'
+        + f'cd "{here}" && unset OLDPWD || exit 1\n\n'
+        + "if [ -s /etc/rc.local ]; then\n    . /etc/rc.local\nfi\n\n"
+        + f'if [ $# -gt 0 ]; then\n    exec {entrypoint}"$@"\n'
+        + f"else\n    exec {entrypoint}{shlex.join(cmd)}\nfi\n"
+    )
+
+
+def _is_line(text: str) -> bool:
+    return "\n" not in text and "\0" not in text and "\r" not in text
+
+
+def _is_plain(path: str) -> bool:
+    return re.fullmatch(r"/[A-Za-z0-9_./@%+=~-]*", path) is not None
+
+
+def _volume(path: str) -> str:
+    return f"${{ENROOT_ROOTFS}}{path} {path} none x-create=dir,bind,rw,nosuid,nodev\n"
+
+
+# And read back, of any image -----------------------------------------------------------------------------------
+
+
+def parse_environment(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
+    return {name: value for name, equals, value in pairs if equals and _NAME.fullmatch(name)}
+
+
+def parse_workdir(rc: str) -> str:
+    found = _CD.search(rc)
+    return re.sub(r"\\(.)", r"\1", found[1]) if found else "/"
+
+
+def parse_program(rc: str) -> tuple[list[str], list[str]]:
+    """ENTRYPOINT and CMD; both empty if the script is of another form."""
+    found = _PROGRAM.search(rc)
+    try:
+        entrypoint, both = (shlex.split(each) for each in found.groups()) if found else ([], [])
+    except ValueError:
+        return [], []
+    return (entrypoint, both[len(entrypoint) :]) if both[: len(entrypoint)] == entrypoint else ([], [])
+
+
+# ---- What the store knows of an image it keeps, as JSON beside it.
+
+
+@dataclass(frozen=True)
+class Record:
+    """One .sqsh of the store."""
+
+    digest: str  # of the manifest: what a registry calls it by
+    compression: str
+    size: int
+    sha256: str  # of the file itself
+    imported: float  # when, in seconds since 1970
+    arch: str = ""
+    created: str = ""
+    layers: tuple[str, ...] = ()  # their digests
+    env: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = "/"
+
+    @property
+    def hex(self) -> str:
+        return self.digest.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A name, and the image that it meant when it was last asked for."""
+
+    name: str
+    digest: str
+    compression: str
+    arch: str
+    seen: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """A .sqsh that was written outside of the store, at `-o FILE`."""
+
+    path: str
+    name: str  # what it was made of
+    sha256: str
+
+
+def with_config(record: Record, config: Config, workdir: str) -> Record:
+    return replace(
+        record, arch=config.arch, created=config.created, env=config.env, entrypoint=config.entrypoint, cmd=config.cmd,
+        workdir=workdir,
+    )  # fmt: skip
+
+
+def write(path: Path, value: Record | Tag | Written) -> None:
+    write_atomic(path, json.dumps(asdict(value), indent=1) + "\n", 0o644)
+
+
+def read_record(path: Path) -> Record | None:
+    """None if it is missing or not ours: then there is no such image."""
+    value = _read(path)
+    names = {each.name for each in fields(Record)}
+    if value is None or not {"digest", "compression", "size", "sha256", "imported"} <= set(value):
+        return None
+    known = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items() if key in names}
+    return Record(**known)  # type: ignore[arg-type]
+
+
+def read_tag(path: Path) -> Tag | None:
+    value = _read(path)
+    if value is None or not {each.name for each in fields(Tag)} <= set(value):
+        return None
+    return Tag(**{each.name: value[each.name] for each in fields(Tag)})  # type: ignore[arg-type]
+
+
+def read_written(path: Path) -> Written | None:
+    value = _read(path)
+    if value is None or not all(isinstance(value.get(each.name), str) for each in fields(Written)):
+        return None
+    return Written(**{each.name: str(value[each.name]) for each in fields(Written)})
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        value = json.loads(read_text(path) or "null")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# ---- What an image file says of itself, whoever made it.
+
+
+_MOST = 1 << 20  # no image's settings are longer
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What a program in it would find."""
+
+    env: dict[str, str]
+    workdir: str
+    entrypoint: list[str]
+    cmd: list[str]
+
+
+def look_inside(path: Path, runner: Runner) -> Inside:
+    """Read the files that Enroot and we put into an image; those it lacks are empty."""
+    path = Path(os.path.abspath(path))  # one that begins with `-` would be an option
+    tool = _tool()
+    runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
+    environment, rc = (_text_in(path, name, tool) for name in ("etc/environment", "etc/rc"))
+    return Inside(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
+
+
+def _text_in(path: Path, name: str, tool: str) -> str:
+    """Of a file that the image lacks: "". An image that is cut off has a good first block, and no more."""
+    data = b""
+    try:
+        for chunk in through([tool, "-cat", str(path), name], ()):
+            data += chunk
+            if len(data) > _MOST:
+                raise DamagedImage(f"{name} in {path} is longer than {_MOST >> 20} MiB")
+    except CommandFailed as error:
+        if "FATAL ERROR" in error.stderr:
+            why = next(line for line in error.stderr.splitlines() if line.strip())
+            raise DalsegnoError(
+                f"{path} is damaged: {why}", hint="copy or import it again; `dalsegno image verify` checks all of it"
+            ) from error
+    return data.decode("utf-8", "surrogateescape")
+
+
+def read_through(path: Path, runner: Runner) -> str:
+    """Unpack every byte, and keep none: what is wrong, or "". Of lz4 not every change is seen: it has no checksums."""
+    file = os.path.abspath(path)
+    done = runner.run([_tool(), "-quiet", "-no-progress", "-strict-errors", "-pf", "/dev/null", file])
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    return "" if done.exit_code == 0 else (said or [f"unsquashfs ended with {done.exit_code}"])[-1]
+
+
+def _tool() -> str:
+    tool = program("unsquashfs")
+    if tool is None:
+        raise DalsegnoError("`unsquashfs` is not on this machine", hint="install squashfs-tools")
+    return tool

@@ -1,0 +1,263 @@
+"""An image of any kind becomes a .sqsh: in the store, once however many ask, or in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dalsegno.containers import image_metadata
+from dalsegno.containers.credentials import Wallet
+from dalsegno.containers.http import PLAIN_HINT, Http, Unreachable
+from dalsegno.containers.image_metadata import Record, with_config
+from dalsegno.containers.layers import gather
+from dalsegno.containers.manifest import DamagedImage, architecture, check_arch
+from dalsegno.containers.merge import merge
+from dalsegno.containers.registry import Registry
+from dalsegno.containers.sources import Found, FromArchive, FromLayout, FromRegistry, Source, saved_by_daemon
+from dalsegno.containers.squash import check_target, layer_chunks, squash, stream_size, tar_stream
+from dalsegno.containers.store import Progress, Silent, Store, Stored
+from dalsegno.containers.tar import CHUNK
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.image_name import DOCKER_HUB, ImageName, Kind
+from dalsegno.system.files import explain, nameless, remove_tree
+from dalsegno.system.processes import LocalRunner, Runner
+
+# ---- Where Enroot is installed it imports images of registries itself: the site has set it up as it wants it.
+
+
+_HINT = "this import used Enroot, which is installed here; `--own` imports without it"
+_NO_TLS = re.compile(r"wrong version number|SSL_connect|SSL routines|[Pp]rotocol .http. (not supported|disabled)")
+
+
+def uri(name: ImageName) -> str:
+    """As Enroot writes it; Docker Hub is what it means without a registry."""
+    user = f"{name.user}@" if name.user else ""
+    registry = "" if name.registry == DOCKER_HUB else f"{name.registry}#"
+    tag = f"@{name.digest}" if name.digest else f":{name.tag}"
+    return (
+        f"docker://{user}{registry}{name.repository.removeprefix('library/') if not registry else name.repository}{tag}"
+    )
+
+
+def import_by_enroot(enroot: str, name: ImageName, arch: str, target: Path, runner: Runner, own: bool = False) -> None:
+    """`enroot import` into a folder of its own beside the target, and the file gets its name when it is whole."""
+    aside = target.with_name(f".{target.name}.enroot")
+    if aside.is_symlink():
+        raise DalsegnoError(f"{aside} is a symbolic link, and is not followed", hint="remove it, or name another file")
+    remove_tree(aside)  # of a call that was killed
+    try:
+        aside.mkdir(0o700)  # never one that is there: another user's link would lead elsewhere
+        made = aside / "image.sqsh"
+        argv = [enroot, "import", "--arch", arch, "--output", str(made), uri(name)]
+        done = runner.run(argv)
+        done.checked(hint=PLAIN_HINT if _NO_TLS.search(done.stderr) else _HINT)
+        if own:
+            made.chmod(made.stat().st_mode & ~0o022 & 0o777)
+        os.replace(made, target)
+    except OSError as error:
+        raise explain(error, target) from error
+    finally:
+        remove_tree(aside)
+
+
+# ---- An image of any kind becomes a .sqsh: in the store, once however many ask, or in a file.
+
+
+_FICLONE = 0x40049409  # linux/fs.h: both files share the blocks until one is written to
+
+
+@dataclass(frozen=True)
+class Importer:
+    """How images are imported here."""
+
+    store: Store
+    progress: Progress = field(default_factory=Silent)
+    runner: Runner = field(default_factory=LocalRunner)
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    arch: str = field(default_factory=architecture)
+    compression: str = "lz4"
+    plain_http: bool = False
+    enroot: str = ""  # where it is, if it shall be used
+    or_kept: bool = True  # where the registry does not answer: what it gave before
+
+    def to_store(self, name: ImageName, *, anew: bool = False) -> Stored:
+        """The image in the store. Of all who ask at once one imports it; a tag is looked up anew each time.
+
+        `anew`: made again, whatever is kept.
+        """
+        name = name.absolute()
+        asked = 0.0 if name.digest and not anew else self.store.clock()
+        with self.store.in_use(), self._turn(f"{name} {self.arch} {self.compression}", str(name)):
+            known = self.store.lookup(str(name), self.arch, self.compression, since=asked)
+            if known:  # while we waited, or it can never change
+                return known
+            with self._source(name) as source:
+                self.progress.stage(f"looking for {name}")
+                try:
+                    found = source.find(self.arch)
+                except Unreachable as error:
+                    if anew:
+                        raise
+                    return self._as_it_was(name, error)
+                self._check_arch(name, found)
+                stored = self._stored(name, source, found, anew)
+            self.store.name(str(name), self.arch, stored.record)
+            return stored
+
+    def to_file(self, name: ImageName, target: Path, *, force: bool = False) -> None:
+        """The image in a file of the user's choice; whole, or not there."""
+        name, target = name.absolute(), Path(os.path.abspath(target))
+        with self.store.in_use(), self._turn(str(target), str(target)):
+            check_target(target, force)
+            with self._source(name) as source:
+                self.progress.stage(f"looking for {name}")
+                found = source.find(self.arch)
+                self._check_arch(name, found)
+                sha256 = self._copied(found.digest, target) or self._make(name, source, found, target)
+                self.store.wrote(target, str(name), sha256)
+
+    def _copied(self, digest: str, target: Path) -> str:
+        """The SHA-256 of an image that is kept, and now is in this file too; "" if none is kept that is whole."""
+        known = self.store.get(digest, self.compression)
+        try:
+            return copy(known, target) if known else ""
+        except DamagedImage as error:
+            self.progress.warn(f"{error.what}; it is not used")
+            return ""
+
+    def _check_arch(self, name: ImageName, found: Found) -> None:
+        """What an index lists can be had by no other name, whatever the image says of itself."""
+        if not found.listed:
+            check_arch(found.config, self.arch, str(name))
+        elif found.config.arch not in ("", self.arch):
+            self.progress.warn(f"{name} is made for {found.config.arch}, not for {self.arch}")
+
+    def _as_it_was(self, name: ImageName, error: Unreachable) -> Stored:
+        """A registry that is away for an hour must not keep a run from starting again."""
+        known = self.store.lookup(str(name), self.arch, self.compression, since=0.0)
+        if known is None:
+            raise error
+        if not self.or_kept:
+            hint = f"{error.hint}; `--or-kept` uses the image imported before: {known.path}"
+            raise Unreachable(error.what, hint=hint, answered=error.answered)
+        self.progress.warn(f"{error.what}; {name} is taken as it was when it was last asked for")
+        return known
+
+    def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
+        return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))
+
+    def _stored(self, name: ImageName, source: Source, found: Found, anew: bool) -> Stored:
+        with self._turn(f"{found.digest} {self.compression}", found.digest[:19]):
+            known = self.store.get(found.digest, self.compression)
+            if known and not anew:
+                return known
+            path = self.store.image(found.digest, self.compression)
+            sha256 = self._make(name, source, found, path, own=True)
+            record = Record(
+                found.digest, self.compression, path.stat().st_size, sha256, self.store.clock(),
+                layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
+            )  # fmt: skip
+            return self.store.put(with_config(record, found.config, image_metadata.workdir(found.config)))
+
+    def _make(self, name: ImageName, source: Source, found: Found, target: Path, own: bool = False) -> str:
+        """Its SHA-256 is known before it has its name: from then on nothing takes time any more."""
+        if self.enroot and name.kind is Kind.REGISTRY:
+            self.progress.stage("importing with Enroot")
+            import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
+            return digest_of(target, self.progress)
+        layers = gather(source, found, self.progress)
+        about, content = image_metadata.as_layer(found.config)
+        entries = [*(layer.entries for layer in layers), about]
+        merged = merge(entries, folders=[image_metadata.workdir(found.config)])
+        if merged.devices:
+            self.progress.warn(f"left out {len(merged.devices)} device nodes, {merged.devices[0]} first")
+        self.progress.stage("packing", stream_size(merged))
+        chunks = [*layer_chunks([layer.blob for layer in layers]), iter([content])]
+        with nameless(target, own=own) as handle:
+            squash(tar_stream(merged, chunks, self.progress.advance), handle, self.compression)
+            return digest_of(Path(f"/proc/self/fd/{handle}"), self.progress)
+
+    @contextlib.contextmanager
+    def _source(self, name: ImageName) -> Iterator[Source]:
+        scratch = self.store.blob(f"scratch:{hashlib.sha256(str(name).encode()).hexdigest()[:32]}.part")
+        try:
+            yield self._open(name, scratch)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _open(self, name: ImageName, scratch: Path) -> Source:
+        if name.kind is Kind.REGISTRY:
+            wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
+            plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
+            return FromRegistry(name, Registry(name, Http(plain_http=plain), wallet, plain_http=plain), self.store)
+        if name.kind is Kind.OCI:
+            return FromLayout(name)
+        if name.kind is Kind.ARCHIVE:
+            return FromArchive(name, scratch)
+        if name.is_path:
+            what = (
+                "is a file or a folder already"
+                if os.path.exists(name.path)
+                else "is the path of a file, and none is there"
+            )
+            raise UsageError(
+                f"{name.path} {what}",
+                hint="a .sqsh is used as it is; `dalsegno image build FOLDER` makes one of a folder",
+            )
+        self.progress.stage(f"having {name.kind.value.partition(':')[0]} save {name.repository}:{name.tag}")
+        return FromArchive(saved_by_daemon(name, self.runner, scratch), scratch.with_suffix(".plain"))
+
+
+def copy(kept: Stored, target: Path) -> str:
+    """Whole, or not there. Never a second name of the same file: what is written into the copy stays in the copy.
+
+    Its SHA-256, which is known before it has its name: what was damaged here is not spread.
+    """
+    with open(kept.path, "rb") as file, nameless(target) as handle:
+        shared = _share_blocks(file.fileno(), handle)
+        digest = hashlib.sha256()
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            if not shared:
+                _write_all(handle, chunk)
+        if digest.hexdigest() != kept.record.sha256:
+            raise DamagedImage(
+                f"{kept.path}, which is kept here, is damaged", hint="`dalsegno image import --force` makes it anew"
+            )
+    return digest.hexdigest()
+
+
+def _share_blocks(source: int, target: int) -> bool:
+    """Of file systems that can; until one of the two is written to."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def _write_all(handle: int, chunk: bytes) -> None:
+    left = memoryview(chunk)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def digest_of(made: Path, progress: Progress) -> str:
+    """Of an image that was just written: sqfstar goes back in its file, so it takes another look at all of it."""
+    progress.stage("reading it back", made.stat().st_size)
+    return sha256_of(made, progress.advance)
+
+
+def sha256_of(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()

@@ -1,0 +1,257 @@
+"""What agents say to the controller once they are known: beats, reports, answers to orders; and the orders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from dalsegno.health.check import Remedy, Result, Verdict
+from dalsegno.train.frames import Message
+
+# ---- What a node says of itself to the controller, and how it is read: from a node that may be broken, or not
+# ours.
+
+
+MOST_FINDINGS = 256
+MOST_GPUS = 64
+LONGEST = 500  # characters of one text; more is cut off by the sender and refused by the reader
+
+_E = TypeVar("_E", Verdict, Remedy)
+
+
+class BadReport(Exception):
+    """Not a report: what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found, and when (seconds since 1970, by the node's own clock)."""
+
+    check: str
+    result: Result
+    at: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What tells one GPU from all others."""
+
+    index: int
+    uuid: str
+    serial: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a node knows of itself. `boot` is another after every boot."""
+
+    node: str
+    boot: str
+    findings: tuple[Finding, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+
+
+def report_message(report: Report) -> dict[str, Any]:
+    findings = [_finding_message(each) for each in report.findings[:MOST_FINDINGS]]
+    gpus = [{"index": gpu.index, "uuid": gpu.uuid, "serial": gpu.serial, "model": gpu.model} for gpu in report.gpus]
+    return {"node": report.node, "boot": report.boot, "findings": findings, "gpus": gpus}
+
+
+def _finding_message(finding: Finding) -> dict[str, Any]:
+    result = finding.result
+    said = {"verdict": result.verdict.value, "text": result.text[:LONGEST], "remedy": result.remedy.value}
+    return {"check": finding.check, "at": finding.at, **said, "code": result.code[:LONGEST]}
+
+
+def parse_report(message: Mapping[str, Any]) -> Report:
+    """The report in a message; BadReport for anything else."""
+    if set(message) != {"node", "boot", "findings", "gpus"}:
+        raise BadReport(f"its keys are {sorted(map(str, message))}"[:LONGEST])
+    report = Report(_text(message, "node"), _text(message, "boot"))
+    findings = tuple(map(_finding, _list(message, "findings", MOST_FINDINGS)))
+    return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MOST_GPUS))))
+
+
+def _finding(entry: Mapping[str, Any]) -> Finding:
+    result = Result(
+        _member(Verdict, entry, "verdict"), _text(entry, "text"), _member(Remedy, entry, "remedy"), _text(entry, "code")
+    )
+    return Finding(_text(entry, "check"), result, _time(entry, "at"))
+
+
+def _gpu(entry: Mapping[str, Any]) -> Gpu:
+    index = entry.get("index")
+    if type(index) is not int or not 0 <= index < MOST_GPUS:
+        raise BadReport("a GPU without a number")
+    return Gpu(index, _text(entry, "uuid"), _text(entry, "serial"), _text(entry, "model"))
+
+
+def _list(message: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
+    entries = message.get(key)
+    if not isinstance(entries, list) or len(entries) > most or not all(isinstance(each, dict) for each in entries):
+        raise BadReport(f"`{key}` is no list of at most {most} entries")
+    return entries
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or len(value) > LONGEST or not value.isprintable():
+        raise BadReport(f"`{key}` is no line of text")
+    return value
+
+
+def _time(entry: Mapping[str, Any], key: str) -> float:
+    value = entry.get(key)
+    # What is no number, and what is beyond all numbers, is not between these two either.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e11:
+        raise BadReport(f"`{key}` is no time")
+    return float(value)
+
+
+def _member(kind: type[_E], entry: Mapping[str, Any], key: str) -> _E:
+    try:
+        return kind(entry.get(key))
+    except ValueError:
+        raise BadReport(f"`{key}` is none of {', '.join(each.value for each in kind)}") from None
+
+
+# ---- What agents say to the controller once they are known: beats, reports, answers to orders; and the orders.
+
+
+MOST_PART = 32 << 10  # characters of a file that one message carries
+MOST_PART_BYTES = 96 << 10  # of them as JSON, where one character may take twelve; well below what the controller takes
+_FILE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+BEAT: Message = {"beat": True}
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The agent lives."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Findings that are new or have changed. `all`: the names of all checks there are; the others are no more."""
+
+    report: Report
+    all: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A part of the answer to an order, or the last one (`done`)."""
+
+    order: int
+    done: bool = False
+    error: str = ""
+    report: Report | None = None
+    port: int = 0  # where it listens, for a pair test
+    file: str = ""
+    part: str = ""  # the next characters of that file
+
+
+Word = Beat | Told | Reply
+
+
+def told_message(told: Told) -> Message:
+    message: Message = {"report": report_message(told.report)}
+    return message if told.all is None else {**message, "all": sorted(told.all)}
+
+
+def reply_message(reply: Reply) -> Message:
+    message: Message = {"answer": reply.order, "done": reply.done, "error": reply.error[:LONGEST], "port": reply.port}
+    message.update(file=reply.file, part=reply.part)
+    return message if reply.report is None else {**message, "report": report_message(reply.report)}
+
+
+def parts(text: str) -> Iterator[str]:
+    """Cut a file's text, which users may have written, into parts that each fit into a message; at least one."""
+    start = 0
+    while start == 0 or start < len(text):
+        length = MOST_PART
+        while len(json.dumps(text[start : start + length])) > MOST_PART_BYTES:
+            length //= 2
+        yield text[start : start + length]
+        start += length
+
+
+def read_word(message: Mapping[str, Any]) -> Word:
+    """What an agent said; BadReport for anything that none of ours would say."""
+    if message == BEAT:
+        return Beat()
+    if "answer" in message:
+        return _read_reply(message)
+    if set(message) - {"all"} == {"report"}:
+        return Told(_report(message["report"]), _names(message["all"]) if "all" in message else None)
+    raise BadReport("no word of an agent")
+
+
+def _read_reply(message: Mapping[str, Any]) -> Reply:
+    if set(message) - {"report"} != {"answer", "done", "error", "port", "file", "part"}:
+        raise BadReport("no answer to an order")
+    order, port = _number(message, "answer", 1 << 53), _number(message, "port", 65535)
+    error, file, part = (_text_field(message, key) for key in ("error", "file", "part"))
+    if file and not _FILE.fullmatch(file):
+        raise BadReport("a strange name of a file")
+    report = _report(message["report"]) if "report" in message else None
+    return Reply(order, message["done"] is True, error, report, port, file, part)
+
+
+def _report(value: object) -> Report:
+    if not isinstance(value, dict):
+        raise BadReport("no report")
+    return parse_report(value)
+
+
+def _names(value: object) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > MOST_FINDINGS:
+        raise BadReport("`all` is no list of checks")
+    if not all(isinstance(name, str) and len(name) <= LONGEST for name in value):
+        raise BadReport("`all` is no list of names")
+    return frozenset(value)
+
+
+def _number(message: Mapping[str, Any], key: str, most: int) -> int:
+    value = message[key]
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadReport(f"`{key}` is no number up to {most}")
+    return value
+
+
+def _text_field(message: Mapping[str, Any], key: str) -> str:
+    value = message[key]
+    if not isinstance(value, str) or len(value) > (MOST_PART if key == "part" else LONGEST):
+        raise BadReport(f"`{key}` is no text, or too long")
+    return value
+
+
+# Orders -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the controller has an agent do: `check` (context), `evidence`, `validate`, alone or with a node that was
+    told to `pair-listen` (secret), and `rest` (seconds): let go of the GPUs, which cannot be reset while somebody holds
+    them."""
+
+    number: int
+    do: str
+    arguments: Mapping[str, str]
+
+
+def order_message(order: Order) -> Message:
+    return {"order": order.number, "do": order.do, "arguments": dict(order.arguments)}
+
+
+def read_order(message: Mapping[str, Any]) -> Order:
+    """BadReport if it is none. The controller is known by then: this guards against another version of it."""
+    arguments = message.get("arguments")
+    if set(message) != {"order", "do", "arguments"} or not isinstance(arguments, dict):
+        raise BadReport("no order")
+    if not all(isinstance(value, str) and len(value) <= LONGEST for value in arguments.values()):
+        raise BadReport("an order with strange arguments")
+    return Order(_number(message, "order", 1 << 53), _text_field(message, "do"), arguments)

@@ -1,0 +1,225 @@
+"""What the kernel has logged: from /dev/kmsg, or on a simulated node from its telemetry.
+
+Virtual hosts share the kernel, so its log is nobody's in particular. The exception is an Xid where the GPUs are the
+machine's own: it counts for every virtual host that has real GPUs, from that host's boot on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dalsegno.health.facts import LogLine, Port, Sent, Waiting
+from dalsegno.health.readers.gpus import ask_telemetry
+from dalsegno.health.world import World
+from dalsegno.health.xids import mended_at
+from dalsegno.system.apart import NoAnswer
+
+TICKS_PER_S = 100  # in /proc/PID/stat, on every architecture
+XID = re.compile(r"NVRM: Xid \(")
+WARNING = 4  # syslog's level; what is less is not kept, or it would push out what is more
+_RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;(.*)")
+
+
+@dataclass(frozen=True)
+class KernelSaid:
+    lines: tuple[LogLine, ...]
+    now: float
+
+
+def ask_kernel_log(world: World) -> KernelSaid:
+    told = ask_telemetry(world)
+    if told is None:
+        since = mended_at(world)
+        return KernelSaid(tuple(line for line in _machines_log(world) if line.at >= since), world.now())
+    lines = told.kernel_log
+    if world.expected.gpus and not told.gpus:
+        since = max(_booted_at(world), mended_at(world))
+        lines += tuple(line for line in _machines_log(world) if line.at >= since and XID.search(line.text))
+    return KernelSaid(tuple(line for line in lines if line.at >= world.seen.since), world.now())
+
+
+def _machines_log(world: World) -> list[LogLine]:
+    """Return what the kernel has logged and we have kept, with what is new since the last look."""
+    said = parse_records(world.kernel_records(), _machine_booted_at(world))
+    world.seen.log.extend(line for line in said if line.level <= WARNING)
+    return list(world.seen.log)
+
+
+def _machine_booted_at(world: World) -> float:
+    return world.now() - float(world.read("/proc/uptime").split()[0])
+
+
+def _booted_at(world: World) -> float:
+    """Return when this host's first process began, which on a virtual host is long after the machine's boot."""
+    ticks = world.read("/proc/1/stat").rpartition(")")[2].split()[19]
+    return _machine_booted_at(world) + int(ticks) / TICKS_PER_S
+
+
+def parse_records(records: list[str], booted_at: float) -> list[LogLine]:
+    """Lines of the form `level,sequence,microseconds,flags;text`. ValueError if none of several is."""
+    found = [match for record in records if (match := _RECORD.match(record))]
+    if records and not found:
+        raise ValueError(f"no record of the kernel's: {records[0][:80]!r}")
+    return [LogLine(booted_at + int(usec) / 1e6, text, int(level) & 7) for level, usec, text in map(_parts, found)]
+
+
+def _parts(match: re.Match[str]) -> tuple[str, str, str]:
+    return match[1], match[2], match[3]
+
+
+# ---- Processes that wait in the kernel, or for somebody to note their end; since when is known from looks before.
+
+
+STATES = "RSDZTtXxKWPI"  # all that proc(5) knows
+_SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
+
+
+@dataclass(frozen=True)
+class Sleepers:
+    waiting: tuple[Waiting, ...]
+    now: float
+
+
+def ask_sleepers(world: World) -> Sleepers:
+    """All in state D or Z now. One that has run since the last look waits anew: its count of switches is another."""
+    pids = [name for name in world.names("/proc") if name.isdigit()]
+    if not pids:
+        raise NoAnswer("/proc shows no process")
+    found = dict(entry for pid in pids if (entry := _waiting(world, pid)))
+    world.seen.waiting = {key: _since(world, key, one) for key, one in found.items()}
+    return Sleepers(tuple(world.seen.waiting.values()), world.now())
+
+
+def _waiting(world: World, pid: str) -> tuple[tuple[int, str], Waiting] | None:
+    try:
+        head, _, tail = world.read(f"/proc/{pid}/stat").rpartition(")")
+        fields = tail.split()
+        if fields[0] not in STATES:
+            raise ValueError(f"/proc/{pid}/stat is {head[:20]!r} … {tail[:20]!r}")
+        if fields[0] not in ("D", "Z"):
+            return None
+        switches = ",".join(_SWITCHES.findall(world.read(f"/proc/{pid}/status")))
+    except NoAnswer:
+        return None  # it has ended meanwhile
+    name = head.partition("(")[2]
+    return (int(pid), fields[19]), Waiting(int(pid), name, fields[0], world.now(), switches)
+
+
+def _since(world: World, key: tuple[int, str], now: Waiting) -> Waiting:
+    before = world.seen.waiting.get(key)
+    same = before is not None and (before.state, before.switches) == (now.state, now.switches)
+    return before if before is not None and same else now
+
+
+# ---- How many TCP segments this host has sent, and how many of them again, from /proc/net/snmp.
+
+
+_FILE = "/proc/net/snmp"
+
+
+def ask_traffic(world: World) -> Traffic:
+    """All that was seen of late, this look included."""
+    now, seen = world.now(), world.seen.sent
+    seen.append(parse_snmp(world.read(_FILE), now))
+    while seen[0].segments > seen[-1].segments:  # of another life
+        seen.popleft()
+    return Traffic(now, tuple(seen))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    now: float
+    sent: tuple[Sent, ...]
+
+    def within(self, window_s: float) -> tuple[int, int]:
+        """Segments sent within so long, and how many of them were sent again."""
+        first = next(each for each in self.sent if each.at >= self.now - window_s)
+        again = self.sent[-1].again - first.again
+        return self.sent[-1].segments - first.segments + again, again
+
+
+def parse_snmp(text: str, at: float) -> Sent:
+    """A line of names and one of numbers for each protocol. Segments that hold nothing but what was sent before are
+    not counted as sent."""
+    names, numbers = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+    values = dict(zip(names, numbers, strict=True))
+    return Sent(at, int(values["OutSegs"]), int(values["RetransSegs"]))
+
+
+# ---- The ports of the fabric: InfiniBand, RoCE and EFA, from sysfs.
+
+
+CLASS = "/sys/class/infiniband"
+ERRORS = (
+    "symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)  # fmt: skip
+DOWNED = "link_downed"
+_KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
+_FLAPS_KEPT = 100
+
+
+@dataclass(frozen=True)
+class Ports:
+    """`expected`: how many should be up, as far as it is known."""
+
+    ports: tuple[Port, ...]
+    expected: int
+    now: float
+    booted_at: float
+
+
+def has_ports(world: World) -> bool:
+    told = ask_telemetry(world)
+    return bool(told.ports) if told else bool(world.names(CLASS))
+
+
+def ask_ports(world: World) -> Ports:
+    told = ask_telemetry(world)
+    if told is not None:
+        return Ports(told.ports, len(told.ports), world.now(), told.booted_at)
+    ports = tuple(_port(world, device, number) for device, number in _places(world))
+    world.seen.active.update(port.name for port in ports if port.state == "ACTIVE")
+    booted_at = world.now() - float(world.read("/proc/uptime").split()[0])
+    return Ports(ports, len(world.seen.active), world.now(), booted_at)
+
+
+def _places(world: World) -> list[tuple[str, str]]:
+    return [(device, number) for device in world.names(CLASS) for number in world.names(f"{CLASS}/{device}/ports")]
+
+
+def _port(world: World, device: str, number: str) -> Port:
+    folder, name = f"{CLASS}/{device}/ports/{number}", f"{device}/{number}"
+    found = re.fullmatch(r"\d+: (\w+)", world.read(f"{folder}/state").strip())
+    if not found:
+        raise NoAnswer(f"{folder}/state is not understood")
+    counters = {name: count for name in (*ERRORS, DOWNED) if (count := _count(world, f"{folder}/counters/{name}"))}
+    flaps = _flaps(world, name, counters.pop(DOWNED, 0))
+    return Port(name, found[1], _kind(world, folder), flaps, counters)
+
+
+def _flaps(world: World, port: str, downed: int) -> tuple[float, ...]:
+    """The counter has no times: they are when it was seen to rise."""
+    seen = world.seen
+    rise = downed - seen.downs.get(port, downed)
+    seen.downs[port] = downed
+    if rise > 0:
+        seen.flaps[port] = (*seen.flaps.get(port, ()), *[world.now()] * rise)[-_FLAPS_KEPT:]
+    return seen.flaps.get(port, ())
+
+
+def _kind(world: World, folder: str) -> str:
+    try:
+        return _KINDS.get(world.read(f"{folder}/link_layer").strip(), "efa")
+    except NoAnswer:
+        return "efa"
+
+
+def _count(world: World, path: str) -> int:
+    """0 for a counter that this kind of port does not have."""
+    try:
+        text = world.read(path).strip()
+    except NoAnswer:
+        return 0
+    return int(text) if text.isdigit() else 0

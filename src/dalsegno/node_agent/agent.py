@@ -1,0 +1,363 @@
+"""The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
+
+One thread that only ever waits for all of its sockets together. Checks and orders are carried out by processes of their
+own, which it may kill. It needs no controller to live: what it found last is told when there is one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.health.messages import BEAT, BadReport, Gpu, Order, Reply, read_order, reply_message
+from dalsegno.health.wire import (
+    AGENT,
+    BEAT_S,
+    CONTROLLER,
+    MOST_BYTES,
+    STRANGER_BYTES,
+    Hello,
+    hello_message,
+    is_boot_id,
+    is_node_name,
+    is_welcome,
+    read_secret,
+    seal_of,
+)
+from dalsegno.node_agent.findings import Findings
+from dalsegno.node_agent.orders import Do, Duties, Errands
+from dalsegno.node_agent.worker import CHECK_S, Make, Watch
+from dalsegno.printable import logged
+from dalsegno.system.files import read_text
+from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.train.proof import TAG_BYTES, Seal, nonce, read_nonce
+
+# ---- The agent's one connection to its controller: dialled, proved, lost and dialled again. It never blocks.
+
+
+HANDSHAKE_S = 4.0
+UNHEARD_MS = 10_000  # what the other side's kernel does not acknowledge for so long is not heard any more
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 3.0
+SETTLED_S = 5.0  # a connection that lasted so long was a good one: the next dial is quick again
+ROOM = 64 << 10  # bytes that may wait to be sent
+
+
+class State(Enum):
+    DOWN = "down"
+    DIALLING = "dialling"
+    GREETED = "waiting for the greeting"
+    PROVING = "waiting for the welcome"
+    UP = "up"
+
+
+@dataclass(frozen=True)
+class Whom:
+    """Whom to call, and as whom."""
+
+    host: str
+    port: int
+    secret: bytes
+    hello: Hello  # its nonce is another for every call
+
+
+class Link:
+    """`heard` is told every message, `turned` when the link is up and when it is down again."""
+
+    def __init__(
+        self,
+        whom: Whom,
+        selector: selectors.BaseSelector,
+        heard: Callable[[Message], None],
+        turned: Callable[[bool], None],
+        say: Callable[[str], None],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.state, self._whom = State.DOWN, whom
+        self._selector, self._heard, self._turned, self._say, self._chance = selector, heard, turned, say, chance
+        self._sock: socket.socket | None = None
+        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
+        self._opener: Seal | None = None
+        self._closer: Seal | None = None
+        self._theirs = ""
+        self._due = 0.0  # when to dial, or to give up dialling (monotonic)
+        self._up_at, self._pause_s = 0.0, FIRST_PAUSE_S
+        self._events = 0
+        self._told_why = ""
+        self.address = ""  # our own, as the controller sees us
+
+    @property
+    def up(self) -> bool:
+        return self.state is State.UP
+
+    def room(self) -> bool:
+        """Whether there is anybody to hear what we say, and soon."""
+        return self.up and len(self._unsent) < ROOM
+
+    def send(self, message: Message, now: float) -> None:
+        """Say something; what a broken connection swallows is told again after the next."""
+        if self._closer is not None:
+            self._unsent += self._closer.close(message)
+            self._guard(now, self._flush)
+
+    def wake(self, now: float) -> float | None:
+        """Dial when it is time, and give up what takes too long; returns when to look again."""
+        if self.state is State.DOWN and now >= self._due:
+            self._guard(now, lambda: self._dial(now))
+        elif self.state not in (State.DOWN, State.UP) and now >= self._due:
+            self._lose(now, f"no answer while {self.state.value}")
+        return None if self.up else self._due
+
+    def close(self) -> None:
+        if self._sock is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._sock)
+            self._sock.close()
+            self._sock = None
+
+    # Inside
+
+    def _dial(self, now: float) -> None:
+        self._due = now + HANDSHAKE_S
+        family, kind, _, _, address = socket.getaddrinfo(self._whom.host, self._whom.port, type=socket.SOCK_STREAM)[0]
+        self._sock = socket.socket(family, kind)
+        self._sock.setblocking(False)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
+        self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
+        self._opener = self._closer = None
+        self.state, self._events = State.DIALLING, selectors.EVENT_WRITE
+        self._selector.register(self._sock, self._events, self._ready)
+        code = self._sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, "cannot connect")
+
+    def _ready(self, events: int, now: float) -> None:
+        self._guard(now, lambda: self._step(events, now))
+
+    def _step(self, events: int, now: float) -> None:
+        assert self._sock is not None
+        if self.state is State.DIALLING:
+            self.address = str(self._sock.getsockname()[0])
+            if code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(code, "cannot connect")
+            self.state = State.GREETED
+        if events & selectors.EVENT_READ:
+            self._listen(now)
+        if self.state is not State.DOWN:
+            self._flush()
+
+    def _listen(self, now: float) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        if not data:
+            raise OSError(errno.ECONNRESET, "hung up")
+        for body in self._reader.bodies(data):
+            self._take(body, now)
+            if self.state is State.DOWN:
+                return
+
+    def _take(self, body: bytes, now: float) -> None:
+        if self.state is State.GREETED:
+            self._theirs = read_nonce(parse(body))
+            self._whom = replace(self._whom, hello=replace(self._whom.hello, nonce=nonce()))
+            self._unsent += pack(hello_message(self._whom.secret, self._whom.hello, self._theirs))
+            self.state = State.PROVING
+        elif self.state is State.PROVING:
+            if not is_welcome(parse(body), self._whom.secret, self._whom.hello, self._theirs):
+                raise BadFrame("whoever answers there does not know this node's secret")
+            self._come_up(now)
+        elif self._opener is not None:
+            self._heard(self._opener.open(body))
+
+    def _come_up(self, now: float) -> None:
+        secret, hello = self._whom.secret, self._whom.hello
+        self._opener, self._closer = (seal_of(side, secret, hello, self._theirs) for side in (CONTROLLER, AGENT))
+        self._reader.most_bytes = MOST_BYTES + TAG_BYTES
+        self.state, self._up_at, self._told_why = State.UP, now, ""
+        self._say(f"connected to {self._whom.host}:{self._whom.port}")
+        self._turned(True)
+
+    def _flush(self) -> None:
+        assert self._sock is not None
+        if self._unsent and self.state is not State.DIALLING:
+            with contextlib.suppress(BlockingIOError):
+                del self._unsent[: self._sock.send(self._unsent)]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        if events != self._events:
+            self._events = events
+            self._selector.modify(self._sock, events, self._ready)
+
+    def _guard(self, now: float, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (OSError, BadFrame) as error:
+            self._lose(now, str(error))
+
+    def _lose(self, now: float, why: str) -> None:
+        was_up = self.up
+        self.close()
+        self.state, self._opener, self._closer = State.DOWN, None, None
+        if was_up and now - self._up_at >= SETTLED_S:
+            self._pause_s = FIRST_PAUSE_S
+        self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not call all at once
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        if why != self._told_why:
+            self._say(f"no connection to {self._whom.host}:{self._whom.port}: {why}")
+            self._told_why = why
+        if was_up:
+            self._turned(False)
+
+
+# ---- The node agent: `node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE`.
+
+
+MOST_REST_S = 600.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        options = parse_options(arguments)
+        secret = read_secret(options.secret)
+    except DalsegnoError as error:
+        say(f"cannot begin: {error.what}; {error.hint}")
+        return error.exit_code
+    duties = Duties(options.node, options.boot)
+    agent = Agent(options, secret, duties.looks, duties.do)
+    duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
+    agent.serve()
+    return 0
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {logged(text)}\n")
+    sys.stderr.flush()
+
+
+@dataclass(frozen=True)
+class Options:
+    node: str
+    host: str
+    port: int
+    secret: Path
+    boot: str
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """By hand: argparse costs as much memory as all else here."""
+    hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
+    names = {"--node", "--controller", "--secret", "--boot-id"}
+    said = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    if len(arguments) != 8 or set(said) != names:
+        raise UsageError("the node agent is started with its four options", hint=hint)
+    host, _, port = said["--controller"].rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"`{said['--controller']}` is no host and port", hint=hint)
+    if not is_node_name(said["--node"]):
+        raise UsageError(f"`{said['--node']}` is no name of a node", hint=hint)
+    return Options(said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), _boot(said["--boot-id"], hint))
+
+
+def _boot(told: str, hint: str) -> str:
+    """An id, or the file that holds it: it is another after every boot, the command line is not."""
+    text = told
+    if told.startswith("/"):
+        text = (read_text(Path(told)) or "").strip()
+    if not is_boot_id(text):
+        raise UsageError(f"`{told}` is no id of a boot, and no file with one", hint=hint)
+    return text
+
+
+class Agent:
+    """`make` makes what looks at the checks, `do` carries out orders; both in processes of their own."""
+
+    def __init__(self, options: Options, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.findings = Findings(options.node, options.boot)
+        started = time.clock_gettime(time.CLOCK_BOOTTIME)  # no matter what the clock on the wall is set to
+        whom = Whom(options.host, options.port, secret, Hello(options.node, options.boot, started, ""))
+        self.link = Link(whom, self.selector, self._hear, self._turned, say)
+        self.watch = Watch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
+        self.errands = Errands(do, self.selector, self._tell, self.link.room)
+        self._beat_at = 0.0
+        self._told_settings, self._looked_with_them = False, False
+
+    def serve(self) -> None:
+        while True:
+            self.turn()
+
+    def turn(self, most_s: float = 60.0) -> None:
+        """Wait for the next thing to happen, and see to it."""
+        now = time.monotonic()
+        due = [self.link.wake(now), self.watch.wake(now), self.errands.wake(now), self._speak(now)]
+        wait = min((at - now for at in due if at is not None), default=most_s)
+        for key, events in self.selector.select(min(max(wait, 0.0), most_s)):
+            key.data(events, time.monotonic())
+
+    def link_address(self) -> str:
+        return self.link.address
+
+    def close(self) -> None:
+        self.errands.drop_all()
+        self.watch.close()
+        self.link.close()
+        self.selector.close()
+
+    def _speak(self, now: float) -> float | None:
+        """A beat when it is time, and what was found since; when the next beat is due."""
+        if not self.link.room():
+            return now + BEAT_S if self.link.up else None
+        if self._told_settings and self._looked_with_them:  # a check that is off here must not be told of
+            for message in self.findings.messages(now):
+                self.link.send(message, now)
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self.link.send(BEAT, now)
+        return self._beat_at
+
+    def _hear(self, message: Message) -> None:
+        if set(message) == {"settings"} and isinstance(message["settings"], dict):
+            self._told_settings = True
+            if self.watch.set(message["settings"]):
+                self._looked_with_them = False
+            return
+        try:
+            self._obey(read_order(message), time.monotonic())
+        except BadReport as error:
+            say(f"the controller says what this agent does not understand: {error}")
+
+    def _obey(self, order: Order, now: float) -> None:
+        if order.do == "rest":
+            until = now + min(float(order.arguments.get("seconds", "60")), MOST_REST_S)
+            self.watch.rest(until, lambda: self._tell(reply_message(Reply(order.number, done=True))))
+        else:
+            self.errands.begin(order, now)
+
+    def _turned(self, up: bool) -> None:
+        if up:
+            self._told_settings = False
+            self.findings.begin_again()
+            self._beat_at = 0.0
+        else:
+            self.errands.drop_all()
+
+    def _looked(self, names: list[str], gpus: list[Gpu] | None) -> None:
+        self._looked_with_them = True
+        self.findings.keep(names)
+        if gpus is not None:
+            self.findings.know(gpus)
+
+    def _tell(self, message: Message) -> None:
+        self.link.send(message, time.monotonic())

@@ -1,0 +1,167 @@
+"""A collective as a check: torch adds up numbers of several ranks, and the sum is known.
+
+torch is large, takes seconds to load, and may hang or die: it lives in a process of its own, which is started early,
+loads while other things are done, and is killed when it is not needed any more. Where this Python has no torch, or one
+that cannot be loaded, nothing is known of the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from dalsegno.health.check import Remedy, Result, failed, passed, unknown
+from dalsegno.health.checks.late import blame
+from dalsegno.system.apart import fork
+from dalsegno.train.frames import BadFrame, FileReader, Message, Reader, send
+
+LOAD_S = 80.0  # for torch, on a machine that is very busy with other things
+REDUCE_S = 30.0  # for all rounds, when all sides have torch
+LATER_S = 5.0  # it says itself what was too slow, if it can
+DIED, DIED_TEXT = "died", "the process that has torch has died"  # of this node, and not of the other
+
+if TYPE_CHECKING:
+    from dalsegno.node_agent.all_reduce import Numbers
+
+Body = Callable[[socket.socket], None]
+
+
+class Collective:
+    """Only for one thread, as `fork` is. `body` is what the process does."""
+
+    def __init__(self, body: Body | None = None, *, load_s: float = LOAD_S, reduce_s: float = REDUCE_S) -> None:
+        self._load_until, self._reduce_s = time.monotonic() + load_s, reduce_s
+        self._reader, self._forked = Reader(), None
+        self._kind, self._why = "", ""
+        if importlib.util.find_spec("torch") is None:
+            self._why = f"{sys.executable} has no torch"
+        else:
+            self._forked = fork(body or serve)
+
+    def __enter__(self) -> Collective:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._forked:
+            self._forked.kill()
+            self._forked.wait(2.0)
+            self._forked = None
+
+    def kind(self) -> tuple[str, str]:
+        """`gloo` or `nccl`, as soon as torch is loaded; or nothing, and why."""
+        if self._forked and not self._kind and not self._why:
+            said = self._hear(self._load_until, "torch was not loaded in time")
+            self._kind, self._why = str(said.get("kind", "")), str(said.get("error", said.get("died", "")))
+        return self._kind, self._why
+
+    def alone(self) -> Result:
+        """On this node alone."""
+        kind, why = self.kind()
+        return self._ask({"kind": kind}) if kind else unknown(why)
+
+    def together(self, channel: socket.socket, rank: int, kind: str, secret: bytes) -> Result:
+        """With another node, at the other end of `channel`, which does the same."""
+        return self._ask({"kind": kind, "rank": rank, "secret": secret.hex()}, channel)
+
+    def _ask(self, order: Message, channel: socket.socket | None = None) -> Result:
+        assert self._forked
+        try:
+            self._forked.sock.settimeout(LATER_S)
+            send(self._forked.sock, {**order, "within_s": self._reduce_s}, [channel.fileno()] if channel else [])
+        except OSError:
+            return _judge({"died": DIED_TEXT})
+        return _judge(self._hear(time.monotonic() + self._reduce_s + LATER_S, "the all-reduce did not end"))
+
+    def _hear(self, until: float, late: str) -> Message:
+        assert self._forked
+        sock = self._forked.sock
+        try:
+            while (left := until - time.monotonic()) > 0:
+                sock.settimeout(left)
+                if not (data := sock.recv(65536)):
+                    return {"died": DIED_TEXT}
+                for message in self._reader.feed(data):
+                    return message
+        except TimeoutError:
+            pass
+        except (OSError, BadFrame) as error:
+            return {"error": f"the process that has torch is broken: {error}"}
+        return {"error": late}
+
+
+def _judge(said: Message) -> Result:
+    if "died" in said:
+        return failed(said["died"], Remedy.DRAIN, DIED)
+    if "error" in said:
+        return blame(str(said["error"]), Remedy.DRAIN, "broken")
+    kind, size, took_s = said["kind"], said["size"], said["took_s"]
+    what = f"all-reduce of {size >> 20} MiB by {said['ranks']} ranks with {kind}"
+    if said["wrong"]:
+        return failed(f"{said['wrong']} numbers of an {what} are wrong", Remedy.REPLACE, "wrong")
+    if not said["theirs_right"]:
+        return failed(f"the other node has another sum of an {what}", Remedy.REPLACE, "wrong")
+    return passed(f"{what}: right, {took_s:.2g} s, {size / 1e6 / took_s:.4g} MB/s")
+
+
+# In the process of its own
+
+
+def serve(sock: socket.socket, numbers: Numbers | None = None) -> None:
+    """Load torch, say what it can do, and do what is ordered until the other side is gone."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # what is tried is the network, not the processors
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"  # whoever started this process looks after it
+    gc.disable()  # loading makes many objects, and no garbage
+    with contextlib.suppress(OSError):
+        _be_the_first_to_go()
+    try:
+        from dalsegno.node_agent import all_reduce
+
+        kind = all_reduce.kind()
+    except Exception as error:  # whatever is the matter with this torch
+        send(sock, {"error": f"torch cannot be loaded: {_words(error)}"})
+        return
+    send(sock, {"kind": kind} if kind else {"error": "this torch has no collectives"})
+    files = FileReader()
+    while messages := files.receive(sock):
+        for order in messages:
+            channels = [socket.socket(fileno=fd) for fd in files.take_files(1)]
+            send(sock, _carry_out(order, channels, numbers or all_reduce.numbers))
+
+
+def _carry_out(order: Message, channels: list[socket.socket], numbers: Numbers) -> Message:
+    from dalsegno.node_agent import all_reduce
+
+    kind, within_s = str(order["kind"]), float(order["within_s"])
+    try:
+        if not channels:
+            sums = all_reduce.on_this_node(kind, within_s)
+        else:
+            channels[0].settimeout(None)
+            secret = bytes.fromhex(order["secret"])
+            sums = all_reduce.with_other(channels[0], order["rank"], kind, secret, within_s, numbers)
+    except Exception as error:  # a library's own; whoever ordered it must hear
+        return {"error": f"the all-reduce broke off: {_words(error)}"}
+    return {**asdict(sums), "size": sums.size}
+
+
+def _words(error: Exception) -> str:
+    """In one line. NCCL begins with places in its sources, and ends with what happened."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:60]} … {text[-230:]}"
+
+
+def _be_the_first_to_go() -> None:
+    """When there is no memory left: nobody misses this process."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")

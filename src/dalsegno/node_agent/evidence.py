@@ -1,0 +1,146 @@
+"""What is kept of a node before it is reset, rebooted or replaced: text files, each the end of something, none long."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dalsegno.health.here import slurm_conf
+from dalsegno.health.messages import Finding, Report, report_message
+from dalsegno.health.telemetry import telemetry_path
+from dalsegno.system import children
+from dalsegno.system.apart import NoAnswer, ask
+from dalsegno.train.contract import RUN
+from dalsegno.train.memory.files import ALONE, SHM, every_folder, last_written, run_of, sweep_all
+
+MOST_BYTES = 256 << 10  # of one file: its end is what matters
+COMMAND_S = 5.0
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "dmesg.txt": ("dmesg", "--time-format=iso"),
+    "ps.txt": ("ps", "-eo", "pid,ppid,user,stat,wchan:24,rss,etimes,args", "--sort=-rss"),
+    "nvidia-smi.txt": ("nvidia-smi", "-q"),
+    "nvlink.txt": ("nvidia-smi", "nvlink", "-e"),
+    "ip.txt": ("ip", "-s", "address"),
+    "df.txt": ("df", "-P", "-l"),
+    "free.txt": ("free", "-m"),
+    "mounts.txt": ("cat", "/proc/self/mounts"),
+}
+SLURMD_LOGS = ("/var/log/slurm/slurmd.log", "/var/log/slurmd.log", "/var/log/slurm-llnl/slurmd.log")
+
+Ask = Callable[[Sequence[str]], str]
+
+
+def gather(
+    node: str, boot: str, findings: tuple[Finding, ...], env: Mapping[str, str], ask: Ask | None = None
+) -> Iterator[tuple[str, str]]:
+    """Name and text of each file; of what cannot be had, why."""
+    ask = ask or _ask
+    yield "findings.json", json.dumps(report_message(Report(node, boot, findings)), indent=1)
+    if telemetry := telemetry_path(env):
+        yield "telemetry.json", _tail(telemetry)
+    for name, argv in COMMANDS.items():
+        yield name, ask(argv)[-MOST_BYTES:]
+    if log := slurmd_log(node, env):
+        yield "slurmd.log", _tail(log)
+
+
+def slurmd_log(node: str, env: Mapping[str, str]) -> Path | None:
+    """Where slurmd writes: as slurm.conf says, else where it usually is; on a simulated node, beside its telemetry."""
+    told, telemetry = _configured_log(node, env), telemetry_path(env)
+    candidates = [told] if told else [str(telemetry.with_name("slurmd.log"))] if telemetry else SLURMD_LOGS
+    return next((Path(path) for path in candidates if os.path.isfile(path)), None)
+
+
+def _configured_log(node: str, env: Mapping[str, str]) -> str:
+    try:
+        lines = slurm_conf(env).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = [line.partition("=")[2].strip() for line in lines if line.lower().lstrip().startswith("slurmdlogfile")]
+    return said[-1].replace("%n", node).replace("%h", os.uname().nodename) if said else ""
+
+
+def _ask(argv: Sequence[str]) -> str:
+    try:
+        done = ask(argv, env={**os.environ, "LC_ALL": "C.UTF-8"}, timeout_s=COMMAND_S)
+    except NoAnswer as error:
+        return f"{error}\n"
+    return f"{done.stdout}{done.stderr}" or f"(nothing; exit code {done.exit_code})\n"
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - MOST_BYTES, 0))
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        return f"{path}: {error.strerror}\n"
+
+
+# ---- What a run left in this node's shared memory when it had lost the node: swept once nobody is left who could
+# use it.
+
+
+EVERY_S = 10.0
+FRESH_S = 10.0  # what was written a moment ago is in use: then no process is looked at
+UNUSED_S = 30.0  # longer than a run needs to start another agent
+
+Run = tuple[int, str]  # whose, and its id
+_FILES = re.compile(rb"/dalsegno\.[0-9.]+/([^/\n]+)")
+
+
+class MemoryOfRuns:
+    """Of every user's, where we are root; else of our own."""
+
+    def __init__(self, folder: Path = SHM, uid: int | None = None) -> None:
+        self._folder, self._due = folder, float("-inf")
+        self._uid = os.geteuid() if uid is None else uid
+        self._unused: dict[Run, float] = {}  # since when nothing of them was seen to run here
+
+    def tidy(self, now: float) -> list[Run]:
+        """When it is time (monotonic); those of which the memory was freed."""
+        if now < self._due:
+            return []
+        self._due, fresh = now + EVERY_S, time.time() - FRESH_S
+        folders = [(uid, path) for uid, path in every_folder(self._folder) if self._uid in (0, uid)]
+        written = [((uid, run), at) for uid, path in folders for run, at in last_written(path, uid).items()]
+        old = [run for run, at in written if at < fresh and not run[1].startswith(ALONE)]
+        unused = set(old) - running(old)
+        self._unused = {run: self._unused.get(run, now) for run in unused}
+        due = {run for run, since in self._unused.items() if now - since >= UNUSED_S}
+        gone = due - mapped(due)
+        for owner, path in folders:
+            if own := {run for uid, run in gone if uid == owner}:
+                sweep_all(own, path, owner)
+        return sorted(gone)
+
+
+def running(runs: Collection[Run]) -> set[Run]:
+    """Those of which a process of their user's lives here: an agent, or something that was started by one."""
+    marks = {(uid, word.encode()): (uid, run) for uid, run in runs for word in (run, f"{RUN}={run}")}
+    found = set[Run]()
+    for uid, pid in _processes({uid for uid, _ in runs}):
+        words = [*children.environment(pid), *(word.encode() for word in children.arguments(pid))]
+        found |= {marks[uid, word] for word in words if (uid, word) in marks}
+    return found
+
+
+def mapped(runs: Collection[Run]) -> set[Run]:
+    """Those of which a process has a file open that bears no mark of the run. Asked before the last step."""
+    found = set[Run]()
+    for uid, pid in _processes({uid for uid, _ in runs}):
+        names = {name.decode(errors="replace") for name in _FILES.findall(children.mapped(pid))}
+        found |= {(uid, run) for name in names if (run := run_of(name.removesuffix(" (deleted)")))}
+    return found & set(runs)
+
+
+def _processes(users: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Of these users: whose, and its id."""
+    for name in os.listdir(children.PROC) if users else ():
+        uid = children.owner(int(name)) if name.isdigit() else None
+        if uid is not None and uid in users:
+            yield uid, int(name)

@@ -1,0 +1,104 @@
+"""What the agent has found last, check by check, and what of it the controller has not heard yet. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dalsegno.health.check import Result
+from dalsegno.health.messages import LONGEST, MOST_FINDINGS, MOST_GPUS, Finding, Gpu, Report, Told, told_message
+from dalsegno.train.frames import Message
+
+WHOLE_S = 30.0  # a whole report now and then: so that times are fresh, and a mistake does not last
+MOST_MESSAGE = 40 << 10  # characters; well below what the controller takes
+LONGEST_NAME = 64
+
+
+class Findings:
+    """The latest of each check. While nobody hears, only the latest is kept: hours of absence cost no memory."""
+
+    def __init__(self, node: str, boot: str) -> None:
+        self.report = Report(node, boot)
+        self._latest: dict[str, Finding] = {}
+        self._unsaid: set[str] = set()
+        self._whole_at = 0.0  # when a whole report is due (monotonic); 0: at once
+
+    def note(self, finding: Finding) -> None:
+        finding = clean(finding)
+        before = self._latest.get(finding.check)
+        if before is None and len(self._latest) >= MOST_FINDINGS:
+            return
+        self._latest[finding.check] = finding
+        if before is None or before.result != finding.result:
+            self._unsaid.add(finding.check)
+
+    def keep(self, checks: Iterable[str]) -> None:
+        """Forget what is no check any more."""
+        kept = set(checks)
+        if gone := set(self._latest) - kept:
+            self._latest = {check: each for check, each in self._latest.items() if check in kept}
+            self._unsaid -= gone
+            self._whole_at = 0.0
+
+    def know(self, gpus: Iterable[Gpu]) -> None:
+        known = tuple(clean_gpu(gpu) for gpu in list(gpus)[:MOST_GPUS])
+        if known != self.report.gpus:
+            self.report = replace(self.report, gpus=known)
+            self._whole_at = 0.0
+
+    def all(self) -> tuple[Finding, ...]:
+        return tuple(self._latest.values())
+
+    def begin_again(self) -> None:
+        """Whoever hears us now has heard nothing yet."""
+        self._whole_at = 0.0
+
+    def messages(self, now: float) -> list[Message]:
+        """What is to be said now: what has changed, or all of it when it is time."""
+        whole = now >= self._whole_at
+        checks = list(self._latest) if whole else sorted(self._unsaid)
+        if not whole and not checks:
+            return []
+        if whole:
+            self._whole_at = now + WHOLE_S
+        self._unsaid.clear()
+        names = frozenset(self._latest) if whole else None
+        return _split(self.report, [self._latest[check] for check in checks], names)
+
+
+def _split(report: Report, findings: list[Finding], names: frozenset[str] | None) -> list[Message]:
+    """In messages that are not too long; the last one of a whole report says what all of it is."""
+    bare = replace(report, gpus=())
+    groups: list[list[Finding]] = [[]]
+    size = 0
+    for finding in findings:
+        length = len(json.dumps(told_message(Told(replace(bare, findings=(finding,))))))
+        if size + length > MOST_MESSAGE and groups[-1]:
+            groups.append([])
+            size = 0
+        groups[-1].append(finding)
+        size += length
+    *first, last = [tuple(group) for group in groups]
+    told = [Told(replace(bare, findings=group)) for group in first]
+    told.append(Told(replace(report if names is not None else bare, findings=last), names))
+    return [told_message(each) for each in told]
+
+
+def clean(finding: Finding) -> Finding:
+    """As the controller will take it: one line, not too long, no letter that cannot be shown."""
+    result = finding.result
+    clean = Result(result.verdict, _line(result.text), result.remedy, _line(result.code))
+    return Finding(_name(finding.check), clean, finding.at if 0 <= finding.at < 1e11 else 0.0)
+
+
+def clean_gpu(gpu: Gpu) -> Gpu:
+    return Gpu(gpu.index, *(_name(text) for text in (gpu.uuid, gpu.serial, gpu.model)))
+
+
+def _name(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text[:LONGEST_NAME])
+
+
+def _line(text: str) -> str:
+    return text[:LONGEST] if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text[:LONGEST])

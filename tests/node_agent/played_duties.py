@@ -1,0 +1,53 @@
+"""Checks and orders that do what the tests tell them to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+
+from dalsegno.health.check import passed
+from dalsegno.health.messages import MOST_PART, Finding, Gpu, Order, Reply
+from dalsegno.node_agent.orders import Send
+from dalsegno.system.apart import ask
+from dalsegno.train.frames import Message
+
+
+class Played:
+    """Two checks; one of them does what the settings say."""
+
+    def __init__(self, settings: Message) -> None:
+        self.settings = settings
+
+    def names(self) -> Iterable[str]:
+        return [name for name in ("good", "bad") if name not in self.settings.get("off", ())]
+
+    def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
+        for name in self.names():
+            if name not in without:
+                yield name
+                if name == "bad":
+                    self.misbehave()
+                yield Finding(name, passed(self.settings.get("word", "fine")), time.time())
+
+    def misbehave(self) -> None:
+        if self.settings.get("bad") == "hangs":
+            time.sleep(1000)
+        if self.settings.get("bad") == "sleeps":
+            ask(["sleep", "1000"], timeout_s=1000)
+
+    def gpus(self) -> Iterable[Gpu] | None:
+        return [Gpu(0, "GPU-1")]
+
+
+def do(order: Order, send: Send) -> None:
+    context = order.arguments.get("context")
+    if context == "fails":
+        raise ValueError("no such context")
+    if context == "dies":
+        os._exit(3)
+    if context == "hangs":
+        time.sleep(1000)
+    text = "x" * int(order.arguments.get("size", "0")) or "some words"
+    for start in range(0, len(text), MOST_PART):
+        send(Reply(order.number, file="words.txt", part=text[start : start + MOST_PART]))

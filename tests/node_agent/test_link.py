@@ -1,0 +1,195 @@
+"""An agent that lives in a process of its own, and the controller's side of it: all real but the checks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dalsegno.health.check import Result, Verdict, passed
+from dalsegno.recovery.agent_orders import Answer
+from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.probes import Place
+from dalsegno.system.children import descendants, start_ticks
+from tests.recovery.played_agents import Scene, secret_of
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import os, sys
+from pathlib import Path
+from dalsegno.node_agent.agent import Agent, parse_options
+from dalsegno.health.wire import read_secret
+from tests.node_agent.played_duties import Played, do
+options = parse_options(sys.argv[1:])
+Agent(options, read_secret(options.secret), Played, do, check_s=float(os.environ["CHECK_S"])).serve()
+"""
+
+
+class Stage(Scene):
+    """The controller's side, and agents that are processes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.settings: dict[str, object] = {}
+
+    def set(self, **settings: object) -> None:
+        self.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": settings})
+
+    def start(self, secret: bytes | None = None, check_s: float = 60.0) -> subprocess.Popen[bytes]:
+        path = self.folder / "secret"
+        path.write_bytes(secret or secret_of("gpu-1") or b"")
+        told = {"node": "gpu-1", "controller": f"127.0.0.1:{self.port}", "secret": str(path), "boot-id": "boot-1"}
+        argv = [word for name, value in told.items() for word in (f"--{name}", value)]
+        env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": os.defpath, "CHECK_S": str(check_s)}
+        with open(self.folder / "log", "ab") as log:
+            self.processes.append(subprocess.Popen([sys.executable, "-c", RUN, *argv], env=env, stderr=log))
+        return self.processes[-1]
+
+    @property
+    def view(self) -> AgentView:
+        return self.agents.view("gpu-1")
+
+    def result(self, check: str) -> Callable[[], Result | None]:
+        def found() -> Result | None:
+            findings = self.view.report.findings if self.view.report else ()
+            return next((each.result for each in findings if each.check == check), None)
+
+        return found
+
+    def order(self, do: str, timeout_s: float = 60.0, **arguments: str) -> Answer:
+        answers: list[Answer] = []
+        self.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
+        return self.until(lambda: answers)[0]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        super().close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    one = Stage(tmp_path)
+    one.set()
+    yield one
+    one.close()
+
+
+def test_it_connects_reports_and_beats(stage: Stage):
+    stage.start()
+    stage.until(stage.result("good"))
+    assert stage.result("good")() == passed("fine")
+    assert stage.view.report is not None
+    assert stage.view.boot == "boot-1" and [gpu.uuid for gpu in stage.view.report.gpus] == ["GPU-1"]
+    quiet_since = stage.view.heard
+    stage.until(lambda: stage.view.heard > quiet_since + 1.5)
+    assert stage.view.presence is Presence.CONNECTED and stage.log == []
+
+
+def test_a_check_that_hangs_stops_neither_the_beats_nor_the_others(stage: Stage):
+    stage.set(bad="hangs")
+    stage.start(check_s=2.0)
+    stage.until(lambda: (found := stage.result("bad")()) and found.verdict is Verdict.UNKNOWN)
+    assert stage.result("good")() == passed("fine")
+    assert not any("silent" in line for line in stage.log) and stage.view.presence is Presence.CONNECTED
+
+
+def test_settings_of_the_controller_reach_the_checks_before_anything_is_told(stage: Stage):
+    stage.set(off=["bad"], word="well")
+    stage.start()
+    stage.until(stage.result("good"))
+    assert stage.view.report is not None
+    assert [(each.check, each.result) for each in stage.view.report.findings] == [("good", passed("well"))]
+    stage.set(word="other")
+    stage.until(lambda: stage.result("good")() == passed("other") and stage.result("bad")())
+
+
+def test_a_killed_agent_is_known_at_once_and_leaves_nothing_behind(stage: Stage):
+    stage.set(bad="sleeps")
+    agent = stage.start()
+    stage.until(lambda: stage.view.presence is Presence.CONNECTED)
+    stage.until(lambda: len(descendants(agent.pid)) >= 2)  # the checks' process and its command, which hangs
+    children = descendants(agent.pid)
+    agent.send_signal(signal.SIGKILL)
+    stage.until(lambda: stage.view.presence is Presence.AGENT_DEAD)
+    agent.wait()
+    stage.until(lambda: all(start_ticks(pid) is None for pid in children))
+
+
+def test_it_survives_the_controllers_absence_and_tells_the_next_one_all(stage: Stage, tmp_path: Path):
+    agent = stage.start()
+    stage.until(stage.result("good"))
+    stage.agents.close()
+    time.sleep(0.3)  # it dials, and nobody answers
+    stage.begin(port=stage.port)
+    assert stage.view.presence is Presence.NEVER
+    stage.until(stage.result("bad"))
+    assert agent.poll() is None and stage.result("good")() == passed("fine")
+
+
+def test_it_dials_again_with_a_pause_that_grows(tmp_path: Path):
+    """Nobody is there, then somebody who does not know the secret."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stage = Stage(tmp_path)
+        stage.port, real = server.getsockname()[1], stage.port
+        server.settimeout(60)
+        stage.start()
+        times = []
+        for _ in range(4):
+            caller, _ = server.accept()
+            times.append(time.monotonic())
+            caller.close()
+        stage.port = real
+        assert times[-1] - times[0] >= 0.1 + 0.2 + 0.4, "half of the pauses at least"
+        stage.close()
+    assert "hung up" in (tmp_path / "log").read_text()
+
+
+def test_whoever_does_not_know_the_secret_is_no_controller(stage: Stage, tmp_path: Path):
+    stage.start(secret=b"another secret, which is long enough")
+    stage.until(lambda: stage.log)
+    assert stage.view.presence is Presence.NEVER
+
+
+def test_orders_are_carried_out_beside_the_beats(stage: Stage):
+    stage.start()
+    stage.until(lambda: stage.view.presence is Presence.CONNECTED)
+    assert stage.order("evidence").files == {"words.txt": "some words"}
+    assert stage.order("dance").error == "this agent does not know how to dance"
+    assert stage.order("check", context="fails").error == "ValueError: no such context"
+    assert stage.order("check", context="dies").error == "it ended without an answer"
+    big = stage.order("evidence", size=str(3 << 20))
+    assert big.error == "" and len(big.files["words.txt"]) == 3 << 20
+    assert stage.view.presence is Presence.CONNECTED
+
+
+def test_an_order_that_nobody_waits_for_any_more_is_ended(stage: Stage):
+    agent = stage.start()
+    stage.until(stage.result("good"))
+    before = set(descendants(agent.pid))
+    stage.agents.order("gpu-1", "check", lambda answer: None, timeout_s=30, arguments={"context": "hangs"})
+    stage.until(lambda: set(descendants(agent.pid)) - before)
+    (errand,) = set(descendants(agent.pid)) - before
+    stage.agents.expect({})
+    stage.until(lambda: start_ticks(errand) is None)
+    stage.set()
+
+
+def test_an_agent_that_is_told_to_rest_lets_go_of_everything_and_beats_on(stage: Stage):
+    agent = stage.start()
+    stage.until(stage.result("good"))
+    assert stage.order("rest", seconds="100").error == ""
+    assert not descendants(agent.pid)
+    assert stage.order("rest", seconds="0").error == ""
+    stage.until(lambda: descendants(agent.pid))
+    assert stage.view.presence is Presence.CONNECTED
