@@ -26,7 +26,7 @@ NOT_RUN = {
     "./test": "this is it",
     "./test tests/test_architecture.py -x": "this is it",
     "./test --long": "takes hours",
-    "./test --long systemd": "takes hours",
+    "./test --long container": "takes hours",
     "UPDATE_GOLDEN=1 ./test tests/slurm && git diff tests/golden": "writes into the repository",
     "rm -rf .venv": "removes what runs this test",
     "sudo apt-get remove slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server"

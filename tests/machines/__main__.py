@@ -2,6 +2,11 @@
 
 `python -m tests.machines [MACHINE...]` runs all of them or those that are named. It needs root, debootstrap and qemu,
 fetches packages, and takes hours: the virtual machine is emulated. Every check writes a log; the table names it.
+
+systemd is met twice. `container` runs it at full speed on the cgroups of this machine, with everything: all cluster
+tests, the demo, and ends of sessions. `systemd` and `no-systemd` are the virtual machine, with cgroup v2 wherever they
+run. Emulated, all cluster tests would take days there: it has the set-up for each kind of user, the tests of control
+groups, the demo and a handful of cluster tests, about an hour on an idle machine.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.machines.chroot import CLONE_THERE, TRAINING_THERE, Chroot, folder, training_python
+from tests.machines.container import Container
 from tests.machines.vm import PLAIN, SUDOER, Machine, build
 
 PYTEST = ".venv/bin/python -m pytest -q -p no:cacheprovider"
@@ -23,32 +29,64 @@ CLUSTER = "tests/cluster/test_up_down.py tests/cluster/test_rootless.py tests/cl
 RUNS = "tests/cluster/test_run_starts.py tests/cluster/test_run_faults.py tests/cluster/test_containers.py"
 KINDS = "tests/cluster/test_cgroups.py tests/cluster/test_sudo.py"
 
-# In the home of whoever runs it: a cluster is made, used and taken away, and nothing is left.
-FROM_NOTHING = """set -e; cd
+# One each: made and taken down, a node mended, a run that goes on, a container.
+HANDFUL = (
+    "tests/cluster/test_up_down.py::test_up_makes_all_nodes_idle_and_up_again_does_nothing",
+    "tests/cluster/test_up_down.py::test_a_dead_host_is_told_of_and_brought_back_by_up",
+    "tests/cluster/test_recovery.py::test_a_host_without_power_is_set_down_replaced_validated_and_returned",
+    "tests/cluster/test_run_faults.py::test_ddp_trains_across_four_hosts",
+    "tests/cluster/test_run_faults.py::test_a_killed_worker_costs_one_restart_and_ranks_stay_where_they_were",
+    "tests/cluster/test_containers.py::test_tasks_run_in_the_image_with_their_ranks_gpus_and_environment",
+)
+
+# In the home of whoever runs it.
+FILE = """set -e; cd
 cat >cluster.yaml <<END
 name: of-$(id -un)
 target: local
 partitions: [{name: train, nodes: 2}]
 END
 dalsegno() { CLONE/dalsegno "$@"; }
-dalsegno up
-dalsegno shell -- srun -N2 hostname
+""".replace("CLONE", CLONE_THERE)
+MADE = f"{FILE}dalsegno up\n"
+USED = """dalsegno shell -- srun -N2 hostname
 dalsegno status
 dalsegno down --yes
 test -z "$(find /sys/fs/cgroup -name '*dalsegno*')"
-""".replace("CLONE", CLONE_THERE)
+test ! -d /run/systemd/system || test -z "$(systemctl list-units --all --plain --no-legend 'dalsegno-*')"
+"""
+FROM_NOTHING = MADE + USED
 
-# Check -> the user and the command.
-IN_VM = {
-    "up as root": ("root", FROM_NOTHING),
-    "up with sudo": (SUDOER, FROM_NOTHING),
-    "up as a plain user": (PLAIN, FROM_NOTHING),
-    "cgroups, sudo": ("root", f"cd {CLONE_THERE} && {PYTEST} {KINDS}"),
-    "demo": ("root", f"cd {CLONE_THERE} && ./dalsegno demo --report /root/demo.html"),
-    "demo with sudo": (SUDOER, f"cd && {CLONE_THERE}/dalsegno demo --scene researchers"),
-    "cluster tests": ("root", f"cd {CLONE_THERE} && {PYTEST} {CLUSTER}"),
+# Check -> for each session the user and the command.
+Sessions = tuple[tuple[str, str], ...]
+UP: dict[str, Sessions] = {
+    "up as root": (("root", FROM_NOTHING),),
+    "up with sudo": ((SUDOER, FROM_NOTHING),),
+    "up as a plain user": ((PLAIN, FROM_NOTHING),),
 }
-WITHOUT_SYSTEMD = ("up as root", "up with sudo", "up as a plain user", "cgroups, sudo")
+OUTLIVED: dict[str, Sessions] = {
+    "session ends, root": (("root", MADE), ("root", FILE + USED)),
+    "session ends, sudo": ((SUDOER, MADE), (SUDOER, FILE + USED)),
+    "session ends, plain user": ((PLAIN, MADE), (PLAIN, FILE + USED)),
+}
+CGROUPS: dict[str, Sessions] = {"cgroups, sudo": (("root", f"cd {CLONE_THERE} && {PYTEST} {KINDS}"),)}
+DEMO: dict[str, Sessions] = {"demo": (("root", f"cd {CLONE_THERE} && ./dalsegno demo --report /root/demo.html"),)}
+IN_VM = {
+    **UP,
+    **CGROUPS,
+    **DEMO,
+    "cluster tests": (("root", f"cd {CLONE_THERE} && {PYTEST} {' '.join(HANDFUL)}"),),
+}
+WITHOUT_SYSTEMD = {**UP, **CGROUPS}
+LANES = ".venv/bin/python -m tests.lanes 'cluster and not alone' --lanes 3 --beside waits -q -p no:cacheprovider"
+IN_CONTAINER = {
+    **UP,
+    **OUTLIVED,
+    **CGROUPS,
+    **DEMO,
+    "demo with sudo": ((SUDOER, f"cd && {CLONE_THERE}/dalsegno demo --scene researchers"),),
+    "cluster tests": (("root", f"cd {CLONE_THERE} && {LANES}"),),
+}
 IN_CHROOT = {
     "set-up": "./dalsegno setup --dev",
     "demo": RESEARCHERS,
@@ -125,11 +163,34 @@ def chroot(release: str, checks: Iterable[str] = IN_CHROOT, *, training: bool = 
         )
 
 
-def vm(name: str, checks: tuple[str, ...], *, systemd: bool) -> Iterator[Result]:
+def vm(name: str, checks: dict[str, Sessions], *, systemd: bool) -> Iterator[Result]:
     with booted(systemd=systemd) as machine:
-        for check in checks:
-            user, command = IN_VM[check]
-            yield checked(name, check, lambda log, u=user, c=command: in_vm(machine, u, c, log))
+
+        def run(command: str, user: str, output: int) -> int:
+            return machine.ssh(command, user, output=output).returncode
+
+        yield from in_sessions(name, checks, run)
+
+
+def container() -> Iterator[Result]:
+    machine = Container()
+    machine.build(fresh=True)
+    machine.push()
+    yield checked("container", "set-up", machine.set_up)
+    with machine.booted() as running:
+        yield from in_sessions("container", IN_CONTAINER, running.run)
+
+
+def in_sessions(name: str, checks: dict[str, Sessions], run: Callable[[str, str, int], int]) -> Iterator[Result]:
+    """Run each check in login sessions, one after the other; the first that fails ends it."""
+
+    def all_of(sessions: Sessions, log: Path) -> int:
+        with log.open("w") as out:
+            codes = (run(command, user, out.fileno()) for user, command in sessions)
+            return next((code for code in codes if code), 0)
+
+    for check, sessions in checks.items():
+        yield checked(name, check, lambda log, s=sessions: all_of(s, log))
 
 
 @contextmanager
@@ -144,19 +205,15 @@ def booted(*, systemd: bool) -> Iterator[Machine]:
         machine.stop()
 
 
-def in_vm(machine: Machine, user: str, command: str, log: Path) -> int:
-    with log.open("w") as out:
-        return machine.ssh(command, user, output=out.fileno()).returncode
-
-
 MACHINES: dict[str, Callable[[], Iterator[Result]]] = {
     "bookworm": lambda: chroot("bookworm", FROM_BARE, training=False),
     "trixie": lambda: chroot("trixie"),
     "sid": lambda: chroot("sid"),
-    "systemd": lambda: vm("systemd", tuple(IN_VM), systemd=True),
+    "container": container,
+    "systemd": lambda: vm("systemd", IN_VM, systemd=True),
     "no-systemd": lambda: vm("no-systemd", WITHOUT_SYSTEMD, systemd=False),
 }
-CHROOTS = {"bookworm", "trixie", "sid"}
+CHROOTS = {"bookworm", "trixie", "sid", "container"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -28,8 +28,9 @@ PACKAGES = (
 DISK_GIB = 14
 BOOT_TIMEOUT_S = 600.0
 
-# The sudo user and the plain user of the machine; root is the third kind of person that calls `up`.
-SUDOER, PLAIN = "ada", "bob"
+# The sudo user and the plain user of the machine; root is the third kind of person that calls `up`. Clusters in tests
+# have people with other names, whose accounts must not be on the machine.
+SUDOER, PLAIN = "olga", "paul"
 
 # The init for a machine without systemd: what a container's or a small distribution's init does, and nothing else.
 PLAIN_INIT = """#!/bin/sh
@@ -54,9 +55,12 @@ NETWORK = "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n
 
 
 def build() -> None:
-    """Make the disk, unless it is there. An interrupted build goes on after its last whole step."""
+    """Make the disk, unless it is there for what the clone needs now: the machine has no network to install more.
+
+    An interrupted build goes on after its last whole step."""
     vm = folder() / "vm"
-    if (vm / "disk.img").exists():
+    needed, installed = (CLONE / "pyproject.toml").read_text(), vm / "installed"
+    if (vm / "disk.img").exists() and installed.exists() and installed.read_text() == needed:
         return
     root, bare = vm / "root", vm / "bare"
     if not bare.exists():
@@ -76,6 +80,7 @@ def build() -> None:
         file.truncate(DISK_GIB << 30)
     run(["mke2fs", "-q", "-F", "-t", "ext4", "-d", str(root), str(disk)])
     disk.rename(vm / "disk.img")
+    installed.write_text(needed)
     shutil.rmtree(root)
     bare.unlink()
 
@@ -100,7 +105,7 @@ def configure(root: Path, vm: Path) -> None:
     for user in (SUDOER, PLAIN):
         in_chroot(root, f"id {user} 2>/dev/null || useradd -m -s /bin/bash {user}")
     in_chroot(root, "systemctl enable systemd-networkd ssh")
-    put(root / "etc/sudoers.d/ada", f"{SUDOER} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
+    put(root / f"etc/sudoers.d/{SUDOER}", f"{SUDOER} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
     for home in ("root", f"home/{SUDOER}", f"home/{PLAIN}"):
         put(root / home / ".ssh/authorized_keys", key.with_suffix(".pub").read_text())
         in_chroot(root, f"chown -R --reference=/{home} /{home}/.ssh && chmod 700 /{home}/.ssh")

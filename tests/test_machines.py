@@ -1,0 +1,10 @@
+"""The machines of `./test --long`: what they are asked to run is there."""
+
+from tests.machines.__main__ import HANDFUL
+from tests.machines.chroot import CLONE
+
+
+def test_the_cluster_tests_chosen_for_the_emulated_machine_exist():
+    for name in HANDFUL:
+        file, _, test = name.partition("::")
+        assert f"\ndef {test}(" in (CLONE / file).read_text(), name
