@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from dalsegno.system.apart import MOST_PATIENT
 from dalsegno.system.children import MARK, Process, descendants, end, marked, send, start_ticks
 from dalsegno.system.guest.host import rotate
-from dalsegno.system.hosts import HostPlan, Service, ServiceFact, boot, host_process, reload, service_facts, write_plan
+from dalsegno.system.guest.kernel import LINK_WAIT_S
+from dalsegno.system.hosts import (
+    HostPlan,
+    Service,
+    ServiceFact,
+    boot,
+    boot_limit_s,
+    host_process,
+    reload,
+    service_facts,
+    write_plan,
+)
 from dalsegno.system.processes import LocalRunner
 
 
@@ -159,3 +171,7 @@ def test_a_link_in_the_place_of_an_old_log_is_replaced_and_not_followed(tmp_path
     rotate(str(tmp_path / "a.log"), most_bytes=10, old=1)
     assert foreign.read_text() == "precious" and not (tmp_path / "a.log.1").is_symlink()
     assert (tmp_path / "a.log").stat().st_size == 0
+
+
+def test_a_host_waits_for_its_cable_while_the_others_boot_also_on_the_slowest_machine():
+    assert boot_limit_s(128, MOST_PATIENT) < LINK_WAIT_S

@@ -110,7 +110,7 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
     elif os.geteuid() != 0 and (scope := user_scope_command(user_of(os.geteuid()))):
         argv = [*scope, *argv]
         env["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # where the user's own systemd is asked
-    done = runner.run(argv, env=env, timeout_s=(60 + len(plans)) * slowness())
+    done = runner.run(argv, env=env, timeout_s=boot_limit_s(len(plans), slowness()))
     booted = {}
     for plan, line in zip(plans, done.stdout.splitlines(), strict=False):
         answer = line.rpartition("\t")[2]
@@ -123,6 +123,11 @@ def boot(runner: Runner, plans: Sequence[HostPlan], mark: str) -> dict[str, Proc
         booted[plan.name] = host_process(Path(plan.dir)) or Process(int(answer), -1)
     done.checked()
     return booted
+
+
+def boot_limit_s(hosts: int, times_slower: float) -> float:
+    """Return how long hosts that boot together may take. The first of them wait for their cables all the while."""
+    return (60 + hosts) * times_slower
 
 
 def host_process(folder: Path) -> Process | None:

@@ -65,7 +65,7 @@ def _check(result: int, what: str) -> None:
 
 
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8913, 0x8914, 1
-LINK_WAIT_S = 30.0
+LINK_WAIT_S = 7200.0  # cables come when all hosts have booted; those of an `up` that was killed are ended by the next
 
 
 def link_exists(name: str) -> bool:
