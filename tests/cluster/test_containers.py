@@ -223,7 +223,7 @@ def test_an_image_that_is_no_good_is_told_in_one_line_and_harms_no_node(someone:
         assert re.match("dalsegno: train-[12]: container: image /", ours[0]) and why in ours[0]
     someone.lines(f"cd {home}/tmp; sbatch -o bad.out --container-image=./missing.sqsh --wrap true")
     eventually(lambda: "missing.sqsh: No such file or directory" in text_of(home / "tmp/bad.out"))
-    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 def test_what_is_cancelled_leaves_nothing(cluster: Contained, ada: Contained, rootless: Contained):
@@ -250,7 +250,7 @@ def test_what_detaches_goes_with_its_step(someone: Contained):
         until test -s $1; do sleep 0.02; done; scancel --name=detached; wait $!; echo $?"""
     assert someone.sh(cancelled, str(began)).out in CANCELLED
     eventually(lambda: processes("sleep", mark) == [])
-    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 def test_files_of_the_image_gain_nobody_rights(someone: Contained):
@@ -447,6 +447,8 @@ def test_a_step_whose_container_cannot_be_saved_fails(someone: Contained):
 
 def test_a_step_that_is_saved_has_its_terminal(someone: Contained):
     """Who reads from a terminal must be in its foreground; ^C there (\\003) reaches the program, and once."""
+    if "BusyBox v1.38." in subprocess.run(["busybox"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("the shell of BusyBox 1.38 reads nothing after a signal that it has trapped, with or without Slurm")
     folder = Path(someone.lines(f"mktemp -d -p {someone.cli.home}/tmp")[0])
     first, second = "read line\necho got-$line\n", "until read line; do :; done\necho then-$line\nexit 3\n"
     (folder / "typed").write_text(f"trap 'echo interrupted' INT\necho ready\n{first}{second}")
@@ -458,7 +460,7 @@ def test_a_step_that_is_saved_has_its_terminal(someone: Contained):
         f"until grep -q ready {folder}/seen; do sleep 0.1; done; printf 'one\\n'; until grep -q got {folder}/seen; do"
     )
     typed += f" sleep 0.1; done; printf '\\003'; until grep -q inter {folder}/seen; do sleep 0.1; done; printf 'two\\n'"
-    done = someone.sh(f": >{folder}/seen; ({typed}) | script -qefc '{line} sh /x/typed' {folder}/seen")
+    done = someone.sh(f": >{folder}/seen; ({typed}) | SHELL=/bin/sh script -qefc '{line} sh /x/typed' {folder}/seen")
     assert done.code == 3 and (folder / "s.sqsh").exists(), done
     assert [done.out.count(word) for word in ("got-one", "interrupted", "then-two")] == [1, 1, 1], done
 
@@ -520,7 +522,7 @@ def test_a_cancelled_step_ends_its_import_and_its_wait_for_anothers(someone: Con
             codes = ended.result().out.splitlines(True)
             assert len(codes) == 2 and set(codes) <= set(CANCELLED)
     eventually(lambda: processes("--", image) == [])
-    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+    eventually(lambda: someone.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 def test_an_import_that_was_cancelled_is_gone_on_with(rootless: Contained, tmp_path: Path):
@@ -684,7 +686,7 @@ def test_a_run_whose_image_is_not_there_says_so(cluster: Contained):
     assert "its container is not to be had: image /nowhere.sqsh: No such file or directory" in plain.err, plain
     own = cluster.sh(f"dalsegno run --framework=plain --container-image={cluster.image} sh -c 'exit {NO_CONTAINER}'")
     assert own.code == NO_CONTAINER and "the program ended with exit code 125" in own.err, own
-    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"])
+    eventually(lambda: cluster.lines("sinfo -h -o '%D %T'") == ["2 idle"], PINGED_S)
 
 
 def test_a_run_in_a_container_survives_its_node(cluster: Contained):
