@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dalsegno.health.world import World
+if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
+    from dalsegno.health.world import World
 
 # ---- What a check finds. Unknown is neither passed nor failed: nothing is done for it, and it is shown.
 
