@@ -144,7 +144,8 @@ static int hand_on_signals(pid_t program, const sigset_t *all) {
 
 static _Noreturn void wait_for_program(pid_t program, const sigset_t *all) {
     char text[8] = "";
-    prctl(PR_SET_DUMPABLE, 0); /* it never becomes another program, and has slurmstepd's memory */
+    prctl(PR_SET_DUMPABLE, 0);        /* it never becomes another program, and has slurmstepd's memory */
+    prctl(PR_SET_NAME, "slurmstepd"); /* a task that awaited its image is called otherwise, and would be signalled too */
     dup2(saving.talk[0], 0);
     syscall(SYS_close_range, 1, ~0u, 0); /* who reads from the program shall see its end, and we slurmstepd's */
     int status = hand_on_signals(program, all);
