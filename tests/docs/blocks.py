@@ -27,6 +27,9 @@ NOT_RUN = {
     "./test tests/test_architecture.py -x": "this is it",
     "./test --long": "takes hours",
     "./test --long container": "takes hours",
+    "./test --long bookworm": "takes minutes, and builds a machine",
+    "./test --long trixie": "takes an hour",
+    "./test --long sid": "takes an hour",
     "UPDATE_GOLDEN=1 ./test tests/slurm && git diff tests/golden": "writes into the repository",
     "rm -rf .venv": "removes what runs this test",
     "sudo apt-get remove slurmctld slurmd slurmdbd slurmrestd slurm-client munge mariadb-server"
