@@ -26,8 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from dalsegno.health.check import passed
 from dalsegno.health.messages import BEAT, Finding
+from dalsegno.health.result import passed
 from dalsegno.health.wire import BEAT_S, Hello
 from dalsegno.node_agent.agent import Link, Whom
 from dalsegno.node_agent.findings import Findings

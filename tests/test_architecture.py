@@ -25,7 +25,7 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
-UP_TO_4 = (*UP_TO_3, "node_agent", "users", "launch", "jobs")
+UP_TO_4 = (*UP_TO_3, "node_agent", "users", "runs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = (
@@ -52,9 +52,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "health": (*UP_TO_2, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
     "node_agent": (*UP_TO_3, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
     "users": UP_TO_3,
-    "launch": (*UP_TO_3, *TRAIN_TALK, "wire"),
-    "jobs": (*UP_TO_4, *TRAIN_TALK),
-    "bench": ("errors", "hardware", "spec", "jobs"),
+    "runs": (*UP_TO_3, *TRAIN_TALK, "wire"),
+    "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "targets": UP_TO_5,
     "observe": UP_TO_5,
@@ -87,12 +86,12 @@ STARTING_A_PROCESS = re.compile(
 MAY_START_PROCESSES = {
     "system/": "the one door to the world",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",
-    "launch/agent/warm.py": "the warm parent forks workers: that is what it is for",
-    "launch/agent/agent.py": "an agent that nobody leads any more ends as the command that queues its job again",
-    "launch/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
-    "launch/agent/script.py": "a worker that is not Python becomes its program",
+    "runs/agent/warm.py": "the warm parent forks workers: that is what it is for",
+    "runs/agent/agent.py": "an agent that nobody leads any more ends as the command that queues its job again",
+    "runs/agent/parent.py": "starts the warm parent, in the user's own Python, where `system/` may not be",
+    "runs/agent/script.py": "a worker that is not Python becomes its program",
     "train/saver_client.py": "starts the saver where no warm parent can fork it; `system/` may not be there",
-    "launch/agent/stacks.py": "py-spy is asked on the node where the worker hangs",
+    "runs/agent/evidence.py": "py-spy is asked on the node where the worker hangs",
 }
 
 PRINTING = re.compile(
@@ -102,8 +101,8 @@ PRINTING = re.compile(
 MAY_PRINT = {
     "cli/": "the one printer",
     "system/guest/": "the first process of a host: what it prints is the host's log",
-    "launch/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
-    "launch/again/program.py": "stands in srun's place, and speaks on stderr as srun does",
+    "runs/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
+    "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
     "targets/real/on_node.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
@@ -117,10 +116,10 @@ MAY_PRINT = {
 MAY_READ_SENTENCES = {
     "slurm/parse/": "what Slurm's commands answer, and the container plugin through srun",
     "slurm/client.py": "what Slurm's commands answer when something is gone, or so already",
-    "launch/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
-    "launch/follow.py": "Python's tracebacks",
-    "launch/agent/evidence.py": "Python's tracebacks",
-    "launch/status.py": "messages of status files that were written before they named their cause",
+    "runs/coordinator/causes.py": "Python's tracebacks, and what torch and NCCL say of a lost peer",
+    "runs/logs.py": "Python's tracebacks",
+    "runs/agent/evidence.py": "Python's tracebacks",
+    "runs/status.py": "messages of status files that were written before they named their cause",
     "health/checks/": "the kernel, munge, chrony",
     "health/readers/": "nvidia-smi and the kernel's log",
     "health/xids.py": "the driver's lines in the kernel's log",
@@ -131,8 +130,8 @@ MAY_READ_SENTENCES = {
     "containers/plugstack/": "ssh, srun and install on other hosts",
     "containers/squash.py": "mksquashfs",
     "demo/researchers.py": "sbatch",
-    "jobs/mpi.py": "`srun --mpi=list`",
-    "jobs/torchrun/flags.py": "argparse",
+    "runs/submit/container.py": "`srun --mpi=list`",
+    "runs/torchrun/args.py": "argparse",
     "spec/document.py": "PyYAML",
     "targets/local/breaking/network.py": "ip",
     "targets/local/sweep.py": "the command lines of processes",
@@ -146,8 +145,8 @@ STATES_OF_OTHERS = {
     "health/": "words of the kernel, the driver and the fabric",
     "node_agent/all_reduce.py:Sums.kind": "torch's name of a backend",
     "slurm/": "Slurm's words, parsed where something depends on them",
-    "jobs/torchrun/args.py": "torchrun's --role is a name",
-    "jobs/frameworks.py": "torchrun's --role is a name",
+    "runs/torchrun/args.py": "torchrun's --role is a name",
+    "runs/submit/frameworks.py": "torchrun's --role is a name",
     "targets/base.py:NodeStatus.state": "sinfo's word, shown to people",
 }
 
@@ -371,11 +370,11 @@ def test_an_import_that_points_up_is_found_wherever_it_stands():
 
 
 def test_a_door_into_one_module_does_not_open_its_room():
-    contract = source("launch/agent/env.py", "from dalsegno.train.contract import RUN_ID")
-    the_same = source("launch/agent/env.py", "from dalsegno.train import contract")
-    snapshot = source("launch/agent/env.py", "from dalsegno.train import snapshot")
+    contract = source("runs/agent/env.py", "from dalsegno.train.contract import RUN_ID")
+    the_same = source("runs/agent/env.py", "from dalsegno.train import contract")
+    snapshot = source("runs/agent/env.py", "from dalsegno.train import snapshot")
     assert wrong_imports([contract, the_same]) == []
-    assert wrong_imports([snapshot]) == ["launch/agent/env.py:1: `launch` may not import dalsegno.train.snapshot"]
+    assert wrong_imports([snapshot]) == ["runs/agent/env.py:1: `runs` may not import dalsegno.train.snapshot"]
 
 
 def test_a_room_that_is_not_in_the_table_is_found():
@@ -459,10 +458,10 @@ def test_a_state_that_is_a_plain_string_is_found():
         "class Run:\n    phase: str\n    kind: str | None = None\n    role: 'str'\n"
         "    state: RunPhase\n    states: tuple[str, ...]\n    why: str\n"
     )
-    assert plain_states([module("launch/x.py", text)]) == [
-        "launch/x.py:2: Run.phase",
-        "launch/x.py:3: Run.kind",
-        "launch/x.py:4: Run.role",
+    assert plain_states([module("runs/x.py", text)]) == [
+        "runs/x.py:2: Run.phase",
+        "runs/x.py:3: Run.kind",
+        "runs/x.py:4: Run.role",
     ]
     other = module("targets/base.py", "class NodeStatus:\n    state: str\nclass JobStatus:\n    state: str")
     assert plain_states([other]) == ["targets/base.py:4: JobStatus.state"]

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 PROGRAMS = {  # name -> the module whose `main(arguments)` it is
-    "run-agent": "dalsegno.launch.agent.agent",
-    "run-coordinator": "dalsegno.jobs.coordinate",
-    "step-again": "dalsegno.launch.again.program",
+    "run-agent": "dalsegno.runs.agent.agent",
+    "run-coordinator": "dalsegno.runs.coordinator.program",
+    "step-again": "dalsegno.runs.auto_resume.program",
     "controller": "dalsegno.controller",
     "gpu-facts": "dalsegno.health.readers.nvml_apart",
     "machine-room": "dalsegno.targets.local.room",

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dalsegno.jobs import first_status, plan_run, prepare_run
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status, write_status
-from tests.jobs.runs import FOREIGN, HEAD, asked
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, write_status
+from dalsegno.runs.submit.plan import plan_run
+from dalsegno.runs.submit.prepare import first_status, prepare_run
+from tests.submit.runs import FOREIGN, HEAD, asked
 
 BASE = Status("train-k3f9x", "train", "ada", RunPhase.RUNNING, 100.0, 100.0)
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.cli.drill_traces import clear_leftovers, drill_folder
-from dalsegno.jobs import first_status, plan_run, prepare_run
-from dalsegno.launch.folder import RunFolder
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.submit.plan import plan_run
+from dalsegno.runs.submit.prepare import first_status, prepare_run
 from tests.cli.runs import end
-from tests.jobs.runs import FOREIGN, asked
+from tests.submit.runs import FOREIGN, asked
 from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"

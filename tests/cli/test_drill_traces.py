@@ -13,7 +13,7 @@ import pytest
 from dalsegno.cli.drill_traces import Traces
 from dalsegno.drill.schedule import Kind
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.status import RunPhase, read_status
+from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.targets.base import Wound
 from dalsegno.targets.faults import Fault, Options
 from tests.cli.runs import make_run, tell

@@ -9,7 +9,7 @@ import pytest
 
 from dalsegno.cli.drill import View, now
 from dalsegno.drill.story import Step
-from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status
+from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status
 
 NODES = (NodeStatus("n1", NodeRole.MEMBER), NodeStatus("n2", NodeRole.MEMBER), NodeStatus("n3", NodeRole.SPARE))
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.screen import prefixed
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.follow import Line
+from dalsegno.runs import journal
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.logs import Line
 from tests.cli.runs import end, make_run, members, say, tell
 from tests.waiting import PATIENCE_S, eventually
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from dalsegno.cli.follow import follower_of
 from dalsegno.cli.main import main
 from dalsegno.cluster import SlurmHere
-from dalsegno.launch.folder import RunFolder
+from dalsegno.runs.folder import RunFolder
 sys.exit(follower_of(RunFolder(Path(sys.argv[1])), SlurmHere({})).follow())
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.refusals import end_hint
-from dalsegno.launch.status import RunCause
+from dalsegno.runs.status import RunCause
 from tests.cli.runs import make_run, status
 
 MEMORY = """salloc: error: Memory specification can not be satisfied

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from dalsegno.cli.run import command as run
 from dalsegno.cli.run_options import RUN_SETTINGS, fields_given, misplaced, run_options
 from dalsegno.errors import UsageError
-from dalsegno.jobs import OPTIONS, Gpus, Nodes, RunRequest, make_request
+from dalsegno.runs.submit.options import OPTIONS, make_request
+from dalsegno.runs.submit.request import RunRequest
+from dalsegno.runs.submit.values import Gpus, Nodes
 
 
 def read(*words: str) -> RunRequest:

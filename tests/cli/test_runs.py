@@ -17,11 +17,10 @@ from dalsegno.cli.run_facts import age
 from dalsegno.cli.runs import command as runs
 from dalsegno.cli.runs import row
 from dalsegno.errors import NotThere
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.goodput import Goodput, TimeKind
-from dalsegno.launch.progress import Progress
-from dalsegno.launch.status import RunPhase, read_status
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.goodput import Goodput, Progress, TimeKind
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.spec.facts import facts_to_json
 from tests.cli.runs import end, make_run, members, say, status, tell
 

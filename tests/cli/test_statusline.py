@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.cli.statusline import Cause, clock, farewell, last_cause, live_text, sentences
-from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase
+from dalsegno.runs.status import NodeRole, NodeStatus, RunCause, RunPhase
 from tests.cli.runs import members, status
 
 WAITS = status(phase=RunPhase.WAITING, message="Priority", wanted_nodes=4)

@@ -13,8 +13,8 @@ import pytest
 
 from dalsegno.cli.watch import RunLost, Watch, coordinator_is_dead, is_over, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch import journal
-from dalsegno.launch.status import RunPhase
+from dalsegno.runs import journal
+from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import JobInfo, JobState
 from tests.cli.runs import end, make_run, status, tell
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.journal import Entry, read
-from dalsegno.launch.status import NodeRole, Status, read_status
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import Entry, read
+from dalsegno.runs.status import NodeRole, Status, read_status
 from dalsegno.system.cgroups import cluster_folders
 from dalsegno.system.children import Process, arguments, environment, find
 from dalsegno.system.hosts import host_process

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.conftest import SOURCE, Cli
 from tests.examples.programs import EXAMPLES, TINY_GPT
-from tests.jobs.torchrun.launcher import python_with_torch
+from tests.submit.torchrun.launcher import python_with_torch
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)

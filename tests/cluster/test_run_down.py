@@ -11,7 +11,7 @@ from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
 
-from dalsegno.launch.status import RunPhase
+from dalsegno.runs.status import RunPhase
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import Run
 from tests.waiting import eventually

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RunPhase
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunPhase
 from dalsegno.system.children import arguments, find
 from tests.cluster.conftest import Answer, Cli, at_home, taken_down
 from tests.cluster.runs import LONG_S, Run, footprint

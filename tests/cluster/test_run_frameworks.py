@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.folder import RunFolder
+from dalsegno.runs.folder import RunFolder
 from tests.cluster.conftest import Answer, Cli
 from tests.cluster.runs import Run, footprint
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RunPhase, read_status, write_status
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunPhase, read_status, write_status
 from dalsegno.system.children import arguments, environment, find, owner
 from tests.cluster.conftest import SOURCE, Cli, make_home, taken_down
 from tests.cluster.programs import programs

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.health.check import Verdict
 from dalsegno.health.checks.services import ask_munge, judge_munge
 from dalsegno.health.here import machine_here
+from dalsegno.health.result import Verdict
 from dalsegno.health.world import Machine
 from dalsegno.recovery.client import ask
 from dalsegno.system.apart import Late

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import SOURCE, Cli
-from tests.jobs.torchrun.launcher import python_with_torch
+from tests.submit.torchrun.launcher import python_with_torch
 from tests.waiting import eventually
 
 BATCH = """#!/bin/bash

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dalsegno.errors import SpecError
-from dalsegno.jobs import parse_job
+from dalsegno.runs.submit.job_file import parse_job
 from dalsegno.spec.load import parse_spec
 from dalsegno.spec.resolve import resolve
 from tests.docs.blocks import (

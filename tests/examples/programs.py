@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.torchrun.launcher import Launcher, python_with_torch
+from tests.submit.torchrun.launcher import Launcher, python_with_torch
 
 # What another test shows as well, at another place or step: too slow for every run of the suite.
 in_long_form = pytest.mark.skipif(not os.environ.get("DALSEGNO_LONG"), reason="only in the long form, DALSEGNO_LONG=1")

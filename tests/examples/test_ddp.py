@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.examples.programs import ALONE, EXAMPLES, FRAIL, PAIR, TORCHRUN, assert_well, in_long_form, launcher, losses
-from tests.jobs.torchrun.launcher import Launcher
+from tests.submit.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
 

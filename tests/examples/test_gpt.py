@@ -18,7 +18,7 @@ from tests.examples.programs import (
     launcher,
     losses,
 )
-from tests.jobs.torchrun.launcher import Launcher
+from tests.submit.torchrun.launcher import Launcher
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # several processes, each with torch
 

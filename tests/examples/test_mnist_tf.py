@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from dalsegno.jobs.frameworks import World, tensorflow_env
+from dalsegno.runs.submit.frameworks import World, tensorflow_env
 from tests.examples.programs import ALONE, EXAMPLES
-from tests.jobs.torchrun.launcher import Launcher
+from tests.submit.torchrun.launcher import Launcher
 
 SCRIPT = EXAMPLES / "mnist_tf.py"
 

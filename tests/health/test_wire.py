@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Remedy, failed
 from dalsegno.health.messages import (
     BEAT,
     BadReport,
@@ -30,6 +29,7 @@ from dalsegno.health.messages import (
     report_message,
     told_message,
 )
+from dalsegno.health.result import Remedy, failed
 from dalsegno.health.wire import (
     AGENT,
     CONTROLLER,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dalsegno.errors import CommandFailed
-from dalsegno.health.check import Remedy
 from dalsegno.health.facts import GpuFacts
+from dalsegno.health.result import Remedy
 from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.system.children import start_ticks
 from dalsegno.system.processes import Completed

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from dalsegno.health.check import passed
 from dalsegno.health.messages import MOST_PART, Finding, Gpu, Order, Reply
+from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
 from dalsegno.system.apart import ask
 from dalsegno.train.frames import Message

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.health.check import Remedy, failed, passed
 from dalsegno.health.messages import LONGEST, MOST_FINDINGS, Finding, Gpu, Report, Told, read_word
+from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, MOST_BYTES, Hello, seal_of
 from dalsegno.node_agent.findings import WHOLE_S, Findings
 from dalsegno.recovery.agents import merge

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.health.check import Result, Verdict, passed
+from dalsegno.health.result import Result, Verdict, passed
 from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.probes import Place

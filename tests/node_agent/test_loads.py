@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dalsegno.health.check import Verdict
+from dalsegno.health.result import Verdict
 from dalsegno.node_agent import loads
 from dalsegno.node_agent.loads import (
     available_bytes,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.health.check import Remedy, Verdict
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.messages import Finding
+from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.node_agent.agent import Options, main, parse_options
 from dalsegno.programs import launcher

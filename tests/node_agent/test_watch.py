@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from dalsegno.health.check import Verdict, passed
 from dalsegno.health.messages import Finding, Gpu
+from dalsegno.health.result import Verdict, passed
 from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, Watch
 from dalsegno.train.frames import Message
 

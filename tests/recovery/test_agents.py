@@ -14,7 +14,6 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Remedy, failed, passed
 from dalsegno.health.messages import (
     MOST_FINDINGS,
     MOST_PART,
@@ -28,6 +27,7 @@ from dalsegno.health.messages import (
     report_message,
     told_message,
 )
+from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import Hello, hello_message
 from dalsegno.recovery.agent_door import STRANGERS
 from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer, OrderEnd

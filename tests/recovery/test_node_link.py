@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.health.check import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.checks.late import SLOW
 from dalsegno.health.messages import Finding, Reply, Report, reply_message
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
 from dalsegno.node_agent import orders
 from dalsegno.node_agent.collective import DIED

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.jobs.keeping import MOST_SHORT_LIVES
 from dalsegno.recovery.keeper import MOST_GIVEN_UP, Keeper
 from dalsegno.recovery.person import MOST_RUNS, MOST_RUNS_OF_A_USER, check_room
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.restarts import after_end
+from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
 from dalsegno.system.children import end, marked
 
 OWN, ADA, NOBODY = os.geteuid(), 4711, 65534

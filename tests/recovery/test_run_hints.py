@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import NodeRole, NodeStatus, RunPhase, Status, write_status
 from dalsegno.recovery.records import Record
 from dalsegno.recovery.run_hints import with_hint
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, write_status
 from dalsegno.slurm.facts import JobInfo, JobState
 
 ME = pwd.getpwuid(os.geteuid()).pw_name

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.launch.status import RunPhase
 from dalsegno.recovery.client import ask
+from dalsegno.runs.status import RunPhase
 from dalsegno.slurm.facts import JobInfo
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli, at_home, taken_down

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import UsageError
-from dalsegno.jobs.request import RunRequest
-from dalsegno.launch.agent.crew import fitting
-from dalsegno.launch.agent.evidence import MAX_CHARS
-from dalsegno.launch.group import Shape
-from dalsegno.launch.site import Seats
+from dalsegno.runs.agent.evidence import MAX_CHARS
+from dalsegno.runs.agent.worker_processes import fitting
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.submit.request import RunRequest
 from dalsegno.train.frames import MAX_BYTES, Message, pack
-from tests.jobs.torchrun.launcher import Launcher
-from tests.launch.played import Played, played
-from tests.launch.small_site import SmallSite
+from tests.runs.played import Played, played
+from tests.runs.small_site import SmallSite
+from tests.submit.torchrun.launcher import Launcher
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 LONG = "x" * (MAX_BYTES + 1)

@@ -25,9 +25,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.jobs.torchrun.keys import Keys
 from dalsegno.node_agent.evidence import UNUSED_S, MemoryOfRuns
 from dalsegno.node_agent.worker import CHECK_S
+from dalsegno.runs.torchrun.meeting import Keys
 from dalsegno.system.children import descendants
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
@@ -52,9 +52,9 @@ from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.ranks import OwnBoard
 from dalsegno.train.resume import from_memory
 from dalsegno.train.state import Objects, State, take
-from tests.jobs.torchrun.launcher import Launcher
 from tests.security.other_user import as_user
 from tests.security.poison import Poison
+from tests.submit.torchrun.launcher import Launcher
 from tests.train.keeper.nodes import Node
 from tests.train.memory.states import filled
 

@@ -16,11 +16,11 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, passed
 from dalsegno.health.cache import keep, read_kept
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.follow import RunLogs
-from dalsegno.launch.run_files import open_log
-from dalsegno.launch.status import read_status
+from dalsegno.runs import journal
+from dalsegno.runs.files import open_log
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.logs import RunLogs
+from dalsegno.runs.status import read_status
 from tests.cli.runs import end, make_run, say
 from tests.security.other_user import as_user
 

@@ -25,17 +25,26 @@ import pytest
 
 from dalsegno.health.messages import MOST_PART, Reply, parts, reply_message
 from dalsegno.health.wire import MOST_BYTES
-from dalsegno.launch.agent.agent import Agent
-from dalsegno.launch.agent.beats import Beat, Heart, beat_key, pack_beat, peek_beat, read_beat
-from dalsegno.launch.agent.link import AGENT, COORDINATOR, TALK_S, Link
-from dalsegno.launch.agent.snapshots import Snapshots
-from dalsegno.launch.agents import Agents
-from dalsegno.launch.group import Shape
-from dalsegno.launch.liveness import Timing
-from dalsegno.launch.peers import LIMITS, Peer
-from dalsegno.launch.words import Noted, Word
 from dalsegno.node_agent.loads import _accept_from
 from dalsegno.recovery.client import ask
+from dalsegno.runs.agent.agent import Agent
+from dalsegno.runs.agent.link import (
+    AGENT,
+    COORDINATOR,
+    TALK_S,
+    Beat,
+    Heart,
+    Link,
+    beat_key,
+    pack_beat,
+    peek_beat,
+    read_beat,
+)
+from dalsegno.runs.agent.snapshots import Snapshots
+from dalsegno.runs.coordinator.agents import LIMITS, Agents, Peer
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.messages import Noted, Word
 from dalsegno.system.children import arguments, find
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import TAG_BYTES, Seal, nonce, prove
@@ -43,8 +52,8 @@ from tests.cli.runs import make_run, tell
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import kill
 from tests.cluster.test_run_kinds import WAITS, Person, end_with
-from tests.launch.played import Played
-from tests.launch.small_site import SmallSite
+from tests.runs.played import Played
+from tests.runs.small_site import SmallSite
 from tests.waiting import PATIENCE_S, eventually
 
 SECRET = b"s" * 32

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.launch.agent.link import AGENT, Link
-from dalsegno.launch.peers import Door, Peer
+from dalsegno.runs.agent.link import AGENT, Link
+from dalsegno.runs.coordinator.agents import Door, Peer
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import Seal, holds, nonce, prove
 from tests.waiting import eventually

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.launch.status import RunCause, RunPhase, Status
 from dalsegno.recovery.forecast import Forecast
 from dalsegno.recovery.held import Held
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.topic import Topic
+from dalsegno.runs.status import RunCause, RunPhase, Status
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.slurm.parse.pending import PendingReason

@@ -17,8 +17,8 @@ from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.launch.folder import RunFolder
-    from dalsegno.launch.status import Status
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import Status
     from dalsegno.slurm.client import SlurmClient
     from dalsegno.targets.base import Say
 
@@ -38,7 +38,7 @@ def command(runs: tuple[str, ...]) -> None:
     dalsegno cancel train-k3f9x
     """
     from dalsegno.cluster import runs_home
-    from dalsegno.jobs import find_run
+    from dalsegno.runs.submit.prepare import find_run
 
     for run in [find_run(runs_home(), name, prefer=lambda run: not is_over(_status(run))) for name in runs]:
         cancel_run(run)
@@ -63,7 +63,7 @@ def end_run(run: RunFolder, say: Say) -> None:
 
 def _mark(run: RunFolder) -> None:
     """What the run's coordinator looks for, and what keeps another from starting."""
-    from dalsegno.jobs import check_own
+    from dalsegno.runs.submit.prepare import check_own
     from dalsegno.system.files import explain
 
     check_own(run)
@@ -75,7 +75,7 @@ def _mark(run: RunFolder) -> None:
 
 def _end(run: RunFolder, status: Status, say: Say) -> None:
     from dalsegno.cluster import silence
-    from dalsegno.jobs import read_plan
+    from dalsegno.runs.submit.prepare import read_plan
 
     here = _here(run)
     silent = here is not None and silence(here) is not None
@@ -108,7 +108,7 @@ def _end_jobs(run: RunFolder, slurm: SlurmClient | None, say: Say) -> None:
 def _here(run: RunFolder) -> SlurmHere | None:
     """None if its cluster has been taken down, and all its jobs with it; another of that name is not its own."""
     from dalsegno.cluster import slurm_of
-    from dalsegno.jobs import read_environment
+    from dalsegno.runs.submit.prepare import read_environment
 
     here = slurm_of(read_environment(run))
     settings = here.env.get("SLURM_CONF")
@@ -130,7 +130,7 @@ def _ends_by_itself(run: RunFolder) -> bool:
 
 def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
     """Whether its coordinator has told of the end. Not waited for where there can be none: in no job, on no head."""
-    from dalsegno.jobs import read_plan
+    from dalsegno.runs.submit.prepare import read_plan
 
     on_head = read_plan(run).on_head and slurm is not None
     start, alone_since = time.monotonic(), None
@@ -147,8 +147,8 @@ def _wait(run: RunFolder, slurm: SlurmClient | None) -> bool:
 
 def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
     """Nobody else will. But not while a job of it lives: its coordinator may still speak."""
-    from dalsegno.jobs import given_up
-    from dalsegno.launch.status import RunCause, write_status
+    from dalsegno.runs.status import RunCause, write_status
+    from dalsegno.runs.submit.prepare import given_up
 
     left = _jobs_left(run, slurm)
     if left:
@@ -159,7 +159,7 @@ def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
 
 
 def _status(run: RunFolder) -> Status:
-    from dalsegno.launch.status import read_status
+    from dalsegno.runs.status import read_status
 
     status = read_status(run.status)
     if status is None:

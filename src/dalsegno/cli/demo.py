@@ -15,7 +15,7 @@ from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
@@ -132,7 +132,7 @@ def _take_down(target: LocalTarget, place: Place) -> None:
 
 def _discard(runs: list[RunFolder]) -> None:
     from dalsegno.cluster import runs_home
-    from dalsegno.jobs import discard_run
+    from dalsegno.runs.submit.prepare import discard_run
 
     for run in runs:
         discard_run(run, runs_home())

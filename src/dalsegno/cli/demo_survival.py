@@ -13,7 +13,7 @@ from dalsegno.errors import NotThere
 if TYPE_CHECKING:
     from dalsegno.cluster import Place
     from dalsegno.drill.story import Drill
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
 
 NODES, SPARES = 4, 1
 PAGE = "dalsegno-demo.html"
@@ -23,7 +23,7 @@ SAY_EVERY_S = 2.0
 def check(report: str | None) -> None:
     """Before anything is made."""
     from dalsegno.cli.drill import check_page
-    from dalsegno.jobs import find_python
+    from dalsegno.runs.submit.program import find_python
 
     check_page(_page(report))
 

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dalsegno.launch.status import NodeRole, RunPhase, Status
+from dalsegno.runs.status import NodeRole, RunPhase, Status
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training

@@ -26,11 +26,11 @@ from dalsegno.drill.schedule import (
 )
 from dalsegno.drill.story import Blow, Drill, Mark, Notes, Step, troubles_of
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.journal import RunEvent
-from dalsegno.launch.progress import read_progress
-from dalsegno.launch.status import NodeRole, RunPhase, Status, read_status
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.goodput import read_progress
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import NodeRole, RunPhase, Status, read_status
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place, SlurmHere
@@ -200,7 +200,8 @@ class Theatre:
     ) -> Training:
         from dalsegno.cli.handing_over import make_plan, start
         from dalsegno.cluster import runs_home
-        from dalsegno.jobs import Nodes, RunRequest
+        from dalsegno.runs.submit.request import RunRequest
+        from dalsegno.runs.submit.values import Nodes
 
         folder.mkdir()
         request = RunRequest(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dalsegno.drill.schedule import Kind
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.base import CanBreak
 
 import tempfile
@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 from dalsegno.system.files import locked, remove_tree
 
 if TYPE_CHECKING:
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dalsegno.drill.story import RETURNED, Mark, marks_of_controller, marks_of_run
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.held import Held
+from dalsegno.runs import journal
+from dalsegno.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Traces:
 
     def discard(self, home: Path) -> None:
         """Its runs, when all of them that anybody will ask for stands in the report."""
-        from dalsegno.jobs import discard_run
+        from dalsegno.runs.submit.prepare import discard_run
 
         for run in self.runs:
             with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def clear_leftovers(home: Path, end: Callable[[RunFolder], None] | None = None) 
 def _training_in(folder: Path, home: Path) -> list[RunFolder]:
     from dalsegno.cli.last_runs import is_under_way
     from dalsegno.cli.watch import cluster_is_gone
-    from dalsegno.jobs import list_runs, read_plan
+    from dalsegno.runs.submit.prepare import list_runs, read_plan
 
     under_way = [run for run in list_runs(home) if is_under_way(run) and not cluster_is_gone(run)]
     return [run for run in under_way if folder in Path(read_plan(run).request.chdir).parents]

@@ -21,14 +21,14 @@ from dalsegno.cli.screen import Screen
 from dalsegno.cli.signals import Inbox, noted
 from dalsegno.cli.statusline import farewell
 from dalsegno.cli.watch import Watch, is_over
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.follow import Repeats, RunLogs
-from dalsegno.launch.status import Status
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.logs import Repeats, RunLogs
+from dalsegno.runs.status import Status
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.jobs import RunPlan
+    from dalsegno.runs.submit.plan import RunPlan
 
 POLL_S = 0.1
 FILES_PER_S = 1000  # each look opens every log once, and others use the file system too
@@ -149,7 +149,7 @@ def _wait_for_a_line() -> None:
 def follower_of(run: RunFolder, slurm: SlurmHere) -> Follower:
     """One who shows all of a run from its beginning."""
     from dalsegno.cli.cancel import cancel_run
-    from dalsegno.jobs import read_plan
+    from dalsegno.runs.submit.prepare import read_plan
 
     plan = read_plan(run)
     watch, screen = watch_of(run, slurm, plan), Screen(ranks_of(plan), story=run.journal)

@@ -12,18 +12,19 @@ from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.silence import is_silence, meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError
-from dalsegno.launch.journal import RunEvent
+from dalsegno.runs.journal import RunEvent
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.jobs import ClusterFacts, RunPlan, RunRequest
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.submit.plan import ClusterFacts, RunPlan
+    from dalsegno.runs.submit.request import RunRequest
 
 
 def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
     """Do with a request what `run` and `submit` do; gives the exit code."""
     from dalsegno.cluster import find_slurm, runs_home
-    from dalsegno.jobs import check_program, check_torch
+    from dalsegno.runs.submit.program import check_program, check_torch
 
     request = replace(request, chdir=os.path.abspath(request.chdir or "."))
     slurm = find_slurm(cluster)
@@ -42,7 +43,8 @@ def hand_over(request: RunRequest, cluster: str | None, dry_run: bool) -> int:
 
 
 def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
-    from dalsegno.jobs import new_run_id, plan_run
+    from dalsegno.runs.submit.plan import plan_run
+    from dalsegno.runs.submit.prepare import new_run_id
 
     places = (home, Path(request.chdir, request.output or home))
     run = new_run_id(request.label, lambda name: any(os.path.lexists(place / name) for place in places))
@@ -52,8 +54,9 @@ def make_plan(request: RunRequest, slurm: SlurmHere, home: Path) -> RunPlan:
 def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterFacts:
     """What Slurm tells of the cluster, and what is ours on it."""
     from dalsegno.cluster import cluster_id, no_answer, silence
-    from dalsegno.jobs import ClusterFacts, find_python, partitions_seen
     from dalsegno.programs import launcher
+    from dalsegno.runs.submit.plan import ClusterFacts, partitions_seen
+    from dalsegno.runs.submit.program import find_python
 
     if (silent := silence(slurm)) is not None:
         raise silent
@@ -75,7 +78,7 @@ def cluster_facts(request: RunRequest, slurm: SlurmHere, home: Path) -> ClusterF
 
 
 def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:
-    from dalsegno.jobs import MPI_LIST_ARGV, parse_mpi_types
+    from dalsegno.runs.submit.container import MPI_LIST_ARGV, parse_mpi_types
     from dalsegno.system.processes import LocalRunner
 
     done = LocalRunner().run(MPI_LIST_ARGV, env=slurm.env, timeout_s=30)
@@ -83,7 +86,7 @@ def _mpi_types(slurm: SlurmHere) -> tuple[str, ...]:
 
 
 def _takes_containers(slurm: SlurmHere) -> bool:
-    from dalsegno.jobs.container import OPTIONS_ARGV, takes_containers
+    from dalsegno.runs.submit.container import OPTIONS_ARGV, takes_containers
     from dalsegno.system.processes import LocalRunner
 
     return takes_containers(LocalRunner().run(OPTIONS_ARGV, env=slurm.env, timeout_s=30).stdout)
@@ -96,7 +99,7 @@ def _answers(controller: Path) -> bool:
 
 
 def _show(plan: RunPlan) -> None:
-    from dalsegno.jobs import render_commands
+    from dalsegno.runs.submit.slurm_args import render_commands
 
     out.data(render_commands(plan).rstrip("\n"))
     for note in plan.notes:
@@ -105,7 +108,8 @@ def _show(plan: RunPlan) -> None:
 
 def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
     """Make the run's folder, then tell of it: whoever takes the run over finds all of it."""
-    from dalsegno.jobs import first_status, prepare_run, run_environment
+    from dalsegno.runs.submit.prepare import first_status, prepare_run
+    from dalsegno.runs.submit.program import run_environment
     from dalsegno.system.machine import user_name
 
     environment = run_environment(plan.request, slurm.env)
@@ -118,9 +122,9 @@ def start(plan: RunPlan, slurm: SlurmHere, home: Path) -> RunFolder:
 
 
 def _give_to_controller(run: RunFolder, controller: Path) -> None:
-    from dalsegno.jobs import given_up
-    from dalsegno.launch.status import read_status, write_status
     from dalsegno.recovery.client import start_run
+    from dalsegno.runs.status import read_status, write_status
+    from dalsegno.runs.submit.prepare import given_up
 
     try:
         start_run(controller, run.root)
@@ -133,8 +137,9 @@ def _give_to_controller(run: RunFolder, controller: Path) -> None:
 
 
 def _give_to_slurm(run: RunFolder, plan: RunPlan, slurm: SlurmHere, home: Path) -> None:
-    from dalsegno.jobs import discard_run, render_sbatch
-    from dalsegno.launch import journal
+    from dalsegno.runs import journal
+    from dalsegno.runs.submit.prepare import discard_run
+    from dalsegno.runs.submit.slurm_args import render_sbatch
 
     try:
         job = slurm.client.submit(render_sbatch(plan))

@@ -97,8 +97,8 @@ def _mend() -> None:
 
 
 def _here(context: str, form: str) -> None:
-    from dalsegno.health.check import Verdict
     from dalsegno.health.here import env_here
+    from dalsegno.health.result import Verdict
     from dalsegno.health.runner import drain_reason, result_line
 
     env = env_here()
@@ -169,7 +169,7 @@ def _show(node: str, findings: list[Finding]) -> None:
 
 
 def _remedy(finding: Finding) -> str:
-    from dalsegno.health.check import Remedy
+    from dalsegno.health.result import Remedy
 
     return "-" if finding.result.remedy is Remedy.NONE else finding.result.remedy.value
 

@@ -60,7 +60,7 @@ def command(
     dalsegno inject worker-kill gpu-1 --rank 3
     dalsegno inject --clear gpu-2
     """
-    from dalsegno.health.check import Remedy
+    from dalsegno.health.result import Remedy
     from dalsegno.targets.faults import Options
 
     if list_:

@@ -16,8 +16,8 @@ from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
     from dalsegno.cluster import Place
-    from dalsegno.launch.folder import RunFolder
-    from dalsegno.launch.status import Status
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import Status
 
 ORDERLY_S = 5.0
 TAKEN_DOWN = "cancelled: its cluster was taken down"
@@ -55,8 +55,8 @@ def runs_on(place: Place) -> list[RunOnCluster]:
 
 
 def _kept(place: Place) -> Iterator[RunOnCluster]:
-    from dalsegno.launch.folder import RunFolder
     from dalsegno.recovery.records import Records
+    from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.local.folder import Folder
 
     records = Records(Folder(place.folder).runs)
@@ -68,7 +68,7 @@ def _kept(place: Place) -> Iterator[RunOnCluster]:
 def _own(place: Place) -> Iterator[RunFolder]:
     """Also those in a batch step, which no controller knows."""
     from dalsegno.cluster import cluster_id, runs_home
-    from dalsegno.jobs import list_runs, read_plan
+    from dalsegno.runs.submit.prepare import list_runs, read_plan
     from dalsegno.targets.local.folder import Folder
 
     cluster = cluster_id({"SLURM_CONF": str(Folder(place.folder).slurm_conf)})
@@ -92,8 +92,8 @@ def end_in_order(runs: Sequence[RunOnCluster]) -> None:
 
 def write_ends(runs: Sequence[RunOnCluster]) -> None:
     """When all of the cluster is gone: nobody else can tell any more how these ended."""
-    from dalsegno.jobs import given_up
-    from dalsegno.launch.status import RunCause, write_status
+    from dalsegno.runs.status import RunCause, write_status
+    from dalsegno.runs.submit.prepare import given_up
 
     for run in runs:
         status = _status(run.folder) if run.ours else None
@@ -109,7 +109,7 @@ def is_under_way(run: RunFolder) -> bool:
 
 
 def _status(run: RunFolder) -> Status | None:
-    from dalsegno.launch.status import read_status
+    from dalsegno.runs.status import read_status
 
     with contextlib.suppress(DalsegnoError, OSError):
         return read_status(run.status)

@@ -15,9 +15,9 @@ from dalsegno.cli.screen import Screen
 from dalsegno.cli.watch import is_over
 
 if TYPE_CHECKING:
-    from dalsegno.jobs import RunPlan
-    from dalsegno.launch.folder import RunFolder
-    from dalsegno.launch.follow import RunLogs, Wanted
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.logs import RunLogs, Wanted
+    from dalsegno.runs.submit.plan import RunPlan
 
 
 @click.command()
@@ -41,8 +41,8 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, generati
     dalsegno logs train-k3f9x --rank 0 --generation 2
     """
     from dalsegno.cluster import runs_home
-    from dalsegno.jobs import find_run, read_plan
-    from dalsegno.launch.follow import RunLogs
+    from dalsegno.runs.logs import RunLogs
+    from dalsegno.runs.submit.prepare import find_run, read_plan
 
     found = find_run(runs_home(), run)
     plan = read_plan(found)
@@ -65,7 +65,7 @@ def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: in
     """An empty answer to a slip of the hand would look like a run that said nothing. What may still come may be
     waited for."""
     from dalsegno.errors import NotThere
-    from dalsegno.launch.status import read_status
+    from dalsegno.runs.status import read_status
 
     ranks = ranks_of(plan)
     if rank is not None and rank >= ranks and not _has_said(run, rank):
@@ -80,14 +80,14 @@ def _check_there(run: RunFolder, plan: RunPlan, rank: int | None, generation: in
 
 
 def _has_said(run: RunFolder, rank: int) -> bool:
-    from dalsegno.launch.run_files import names_in
+    from dalsegno.runs.files import names_in
 
     return any(f"rank{rank}.log" in names_in(run, run.logs / name) for name in names_in(run, run.logs))
 
 
 def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int | None) -> Wanted:
     from dalsegno.errors import NotThere
-    from dalsegno.launch.follow import everything, on_node, ranks_on
+    from dalsegno.runs.logs import everything, on_node, ranks_on
 
     there = on_node(run, node) if node else everything
     if node and not any(ranks_on(run, node).values()):
@@ -98,7 +98,7 @@ def _wanted(run: RunFolder, rank: int | None, node: str | None, generation: int 
 def _follow(run: RunFolder, plan: RunPlan, logs: RunLogs, screen: Screen) -> None:
     """As `tail -f` does: Ctrl-C ends the reading and nothing else."""
     from dalsegno.cluster import slurm_of
-    from dalsegno.jobs import read_environment
+    from dalsegno.runs.submit.prepare import read_environment
 
     watch = watch_of(run, slurm_of(read_environment(run)), plan)
     while not is_over(status := watch.look(time.time())):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.status import RunCause, Status
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunCause, Status
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.system.files import read_text
 

@@ -30,7 +30,7 @@ def command(script: str, args: tuple[str, ...], cluster: str | None, dry_run: bo
     """
     import os
 
-    from dalsegno.jobs import make_request, options_from_env
+    from dalsegno.runs.submit.options import make_request, options_from_env
 
     if late := misplaced(args):
         words = " and ".join(f"`{word}`" for word in late)

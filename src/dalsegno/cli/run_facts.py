@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.cli import out
 
 if TYPE_CHECKING:
-    from dalsegno.launch.folder import RunFolder
-    from dalsegno.launch.status import Status
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import Status
 
 
 def state_of(status: Status, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
     from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
-    from dalsegno.launch.status import RunCause
+    from dalsegno.runs.status import RunCause
 
     if is_over(status):
         if status.exit_code == 0:
@@ -50,7 +50,7 @@ def status_of(run: RunFolder) -> Status | None:
     """One that cannot be read must not hide the others; one whose cluster is gone does not go on."""
     from dalsegno.cli.watch import cluster_is_gone, lost
     from dalsegno.errors import DalsegnoError
-    from dalsegno.launch.status import read_status
+    from dalsegno.runs.status import read_status
 
     try:
         status = read_status(run.status)

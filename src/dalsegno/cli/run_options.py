@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from dalsegno.errors import UsageError
-from dalsegno.jobs.options import OPTIONS, Kind, Option, parse_option
-from dalsegno.jobs.sbatch_args import check_sbatch_args
-from dalsegno.jobs.values import parse_env_pairs
+from dalsegno.runs.submit.options import OPTIONS, Kind, Option, parse_option
+from dalsegno.runs.submit.request import check_sbatch_args
+from dalsegno.runs.submit.values import parse_env_pairs
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 _ONE_WORD = "sbatch_arg"  # beside `sbatch_args`, whose value is split as a shell would

@@ -13,8 +13,8 @@ from dalsegno.cli.run_facts import age, facts_of, state_of, status_of
 from dalsegno.cli.runs_show import command as show
 
 if TYPE_CHECKING:
-    from dalsegno.launch.folder import RunFolder
-    from dalsegno.launch.status import Status
+    from dalsegno.runs.folder import RunFolder
+    from dalsegno.runs.status import Status
 
 SHOWN = 20
 _HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBIDS", "EXIT", "MESSAGE"]
@@ -36,7 +36,7 @@ def command(context: click.Context, json_: bool, everything: bool) -> None:
     if context.invoked_subcommand:
         return
     from dalsegno.cluster import runs_home
-    from dalsegno.jobs import list_runs
+    from dalsegno.runs.submit.prepare import list_runs
 
     known = [(run, status) for run in list_runs(runs_home()) if (status := status_of(run))]
     ordered = sorted(known, key=lambda each: (each[1].over, -each[1].created))

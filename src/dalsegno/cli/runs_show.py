@@ -13,8 +13,7 @@ from dalsegno.cli.options import json_option
 from dalsegno.cli.run_facts import facts_of, state_of, status_of
 
 if TYPE_CHECKING:
-    from dalsegno.launch.goodput import Goodput
-    from dalsegno.launch.progress import Progress
+    from dalsegno.runs.coordinator.goodput import Goodput, Progress
 
 _OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s")
 
@@ -30,8 +29,8 @@ def command(run: str, json_: bool) -> None:
     from dalsegno.cli.statusline import live_text
     from dalsegno.cluster import runs_home
     from dalsegno.errors import NotThere
-    from dalsegno.jobs import find_run
-    from dalsegno.launch.progress import read_progress
+    from dalsegno.runs.coordinator.goodput import read_progress
+    from dalsegno.runs.submit.prepare import find_run
     from dalsegno.spec.facts import facts_to_json
 
     found = find_run(runs_home(), run)
@@ -71,7 +70,7 @@ def lines_of(progress: Progress) -> Iterator[str]:
 
 def _times(account: Goodput) -> str:
     from dalsegno.cli.statusline import clock
-    from dalsegno.launch.goodput import TimeKind
+    from dalsegno.runs.coordinator.goodput import TimeKind
 
     total = sum(account.spent.values()) or 1.0
     shares = [f"{100 * account.spent.get(kind, 0.0) / total:.1f} % {kind.value}" for kind in TimeKind]

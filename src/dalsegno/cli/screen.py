@@ -10,11 +10,11 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.statusline import NOTHING, Cause, last_cause, live_text, new_generations, sentences, told_cause
-from dalsegno.launch import journal
-from dalsegno.launch.follow import Line
-from dalsegno.launch.journal import RunEvent
-from dalsegno.launch.status import RunPhase, Status
 from dalsegno.printable import lines
+from dalsegno.runs import journal
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.logs import Line
+from dalsegno.runs.status import RunPhase, Status
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 _REDRAW_S = 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dalsegno.launch.journal import Entry, RunEvent
-from dalsegno.launch.status import NodeRole, NodeStatus, RunCause, RunPhase, Status
+from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.status import NodeRole, NodeStatus, RunCause, RunPhase, Status
 
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
 

@@ -39,7 +39,8 @@ def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool,
 
 def _submit_job(file: str, args: tuple[str, ...], cluster: str | None, detach: bool, dry_run: bool) -> int:
     from dalsegno.cli.handing_over import hand_over
-    from dalsegno.jobs import load_job, options_from_env
+    from dalsegno.runs.submit.job_file import load_job
+    from dalsegno.runs.submit.options import options_from_env
 
     if args:
         raise UsageError("a job file takes no arguments", hint="write them in the file: `args: --lr 0.1`")

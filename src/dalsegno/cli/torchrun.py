@@ -20,14 +20,14 @@ def command(words: tuple[str, ...]) -> None:
     """Run a script as torchrun does: same flags, same variables for its workers, same exit codes."""
     import os
 
-    from dalsegno.jobs.torchrun.flags import parse_torchrun, torchrun_parser
+    from dalsegno.runs.torchrun.args import parse_torchrun, torchrun_parser
 
     args = parse_torchrun(words, os.environ)
     if args is None:
         out.data(torchrun_parser({}).format_help().rstrip("\n"))
         return
-    from dalsegno.jobs.torchrun.launch import World, launch
-    from dalsegno.jobs.torchrun.tee import write_all
+    from dalsegno.runs.torchrun.launch import World, launch
+    from dalsegno.runs.torchrun.logs import write_all
 
     raise SystemExit(launch(args, World(os.environ, _talk, write_all)))
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch import journal
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.journal import RunEvent
-from dalsegno.launch.status import RunCause, RunPhase, Status, read_status
+from dalsegno.runs import journal
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunCause, RunPhase, Status, read_status
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def is_over(status: Status) -> bool:
 
 def lost(status: Status) -> Status:
     """The end of a run that nobody wrote down: its cluster is gone, and with it whoever could have."""
-    from dalsegno.jobs import given_up
+    from dalsegno.runs.submit.prepare import given_up
 
     return status if is_over(status) else given_up(status, status.updated, TERMINATED, GONE, RunCause.CLUSTER_GONE)
 
@@ -141,7 +141,7 @@ def lost(status: Status) -> Status:
 def cluster_is_gone(run: RunFolder) -> bool:
     """Whether a run's cluster has been taken down. Somebody else's run tells us nothing."""
     from dalsegno.cluster import is_gone
-    from dalsegno.jobs import read_environment, read_plan
+    from dalsegno.runs.submit.prepare import read_environment, read_plan
 
     with contextlib.suppress(DalsegnoError, OSError):
         return is_gone(read_environment(run), read_plan(run).cluster)

@@ -19,7 +19,7 @@ from dalsegno.hostlist import closest
 
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
-    from dalsegno.launch.folder import RunFolder
+    from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
     from dalsegno.why import Answer, Care, Moment
@@ -64,7 +64,7 @@ def _to_type(answer: Answer, before: str) -> Answer:
 
 def _answer(subject: str, slurm: SlurmHere) -> Answer:
     from dalsegno.cluster import runs_home, silence
-    from dalsegno.jobs import find_run, list_runs
+    from dalsegno.runs.submit.prepare import find_run, list_runs
 
     runs = {run.run: run for run in list_runs(runs_home())}
     if subject in runs:
@@ -93,7 +93,7 @@ def _names(slurm: SlurmHere) -> list[str]:
 
 def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
     from dalsegno.cli.run_facts import status_of
-    from dalsegno.launch import journal
+    from dalsegno.runs import journal
     from dalsegno.why import Answer, explain_run, in_order, moments_of_run, nodes_of_run
     from dalsegno.why.run import aftermath_s
 
@@ -107,8 +107,8 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
 
 
 def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answer:
-    from dalsegno.launch import journal
-    from dalsegno.launch.run_comment import read_comment
+    from dalsegno.runs import journal
+    from dalsegno.runs.comment import read_comment
     from dalsegno.why import Answer, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
     from dalsegno.why.job import aftermath_s
 

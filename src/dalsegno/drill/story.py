@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dalsegno.launch.journal import Entry, RunEvent
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
+from dalsegno.runs.journal import Entry, RunEvent
 
 UNDER_WAY_S = 0.5  # a step that was, when the blow fell, may be noted so much later
 LEAVES_S = 10.0  # from when a node is drained until the run has left it

@@ -1,7 +1,7 @@
 """Is this node well? Checks as data, one runner, and what a node says of itself to the controller."""
 
-from dalsegno.health.check import Remedy, Result, Verdict, failed, passed, unknown, warned
 from dalsegno.health.messages import BadReport, Finding, Gpu, Report, parse_report, report_message
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown, warned
 
 __all__ = [
     "BadReport",

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dalsegno.health.check import Verdict
 from dalsegno.health.messages import BadReport, Finding, Report, parse_report, report_message
+from dalsegno.health.result import Verdict
 from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system.plain_files import trusted_folder
 

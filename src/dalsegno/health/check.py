@@ -9,58 +9,12 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dalsegno.health.result import Result
+
 if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
     from dalsegno.health.world import World
 
 # ---- What a check finds. Unknown is neither passed nor failed: nothing is done for it, and it is shown.
-
-
-class Verdict(Enum):
-    PASSED = "passed"
-    WARNED = "warned"  # worth a look; a node is never taken from a job for it
-    FAILED = "failed"
-    UNKNOWN = "unknown"  # the check itself is broken: its tool is missing, hangs, or answers with garbage
-
-
-class Remedy(Enum):
-    """What helps, from the lightest to the heaviest; each one begins where the one before did not help."""
-
-    NONE = "none"
-    WATCH = "watch"
-    DRAIN = "drain"
-    RESET = "reset"  # the GPUs
-    REBOOT = "reboot"
-    REPLACE = "replace"
-
-    def __lt__(self, other: Remedy) -> bool:
-        order = list(Remedy)
-        return order.index(self) < order.index(other)
-
-
-@dataclass(frozen=True)
-class Result:
-    """`code` tells faults of one check apart: the number of an Xid, say."""
-
-    verdict: Verdict
-    text: str
-    remedy: Remedy = Remedy.NONE
-    code: str = ""
-
-
-def passed(text: str) -> Result:
-    return Result(Verdict.PASSED, text)
-
-
-def warned(text: str, code: str = "") -> Result:
-    return Result(Verdict.WARNED, text, Remedy.WATCH, code)
-
-
-def failed(text: str, remedy: Remedy, code: str = "") -> Result:
-    return Result(Verdict.FAILED, text, remedy, code)
-
-
-def unknown(text: str) -> Result:
-    return Result(Verdict.UNKNOWN, text)
 
 
 # ---- A check: a name, a question, a judge, and when it is asked.

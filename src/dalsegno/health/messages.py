@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from dalsegno.health.check import Remedy, Result, Verdict
+from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.train.frames import Message
 
 # ---- What a node says of itself to the controller, and how it is read: from a node that may be broken, or not

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dalsegno.health.check import Check, Context, Remedy, Result, Verdict, unknown
+from dalsegno.health.check import Check, Context
 from dalsegno.health.messages import LONGEST, Finding
+from dalsegno.health.result import Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, capped, enabled, every_s, thresholds
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer

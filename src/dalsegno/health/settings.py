@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Check, Remedy, Result, Verdict
+from dalsegno.health.check import Check
+from dalsegno.health.result import Remedy, Result, Verdict
 from dalsegno.spec.facts import CheckSetting, Health, facts_from_json, facts_to_json
 from dalsegno.system.files import damaged, read_text
 

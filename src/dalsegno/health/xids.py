@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from dalsegno.errors import UsageError
-from dalsegno.health.check import Remedy
 from dalsegno.health.facts import LogLine
+from dalsegno.health.result import Remedy
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 from dalsegno.system.files import make_folder, write_atomic

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from dalsegno.health.check import Remedy, Result, failed, passed, unknown
 from dalsegno.health.checks.late import blame
+from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.apart import fork
 from dalsegno.train.frames import BadFrame, FileReader, Message, Reader, send
 

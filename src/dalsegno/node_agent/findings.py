@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dalsegno.health.check import Result
 from dalsegno.health.messages import LONGEST, MOST_FINDINGS, MOST_GPUS, Finding, Gpu, Report, Told, told_message
+from dalsegno.health.result import Result
 from dalsegno.train.frames import Message
 
 WHOLE_S = 30.0  # a whole report now and then: so that times are fresh, and a mistake does not last

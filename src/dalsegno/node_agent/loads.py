@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dalsegno.health.check import Remedy, Result, failed, passed, unknown
+from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 
 PRODUCT_S, MEMORY_S = 1.0, 1.5
 MEMORY_SHARE, MOST_MEMORY = 0.1, 256 << 20

@@ -12,11 +12,12 @@ from pathlib import Path
 from socket import socket
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Context, Result, Verdict
+from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.here import machine_here, passport, settings_here
 from dalsegno.health.messages import Finding, Gpu, Order, Reply, Report, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
+from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
 from dalsegno.health.settings import LISTEN_S, VALIDATE_S, Settings
 from dalsegno.node_agent import loads

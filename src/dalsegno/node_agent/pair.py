@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from dalsegno.health.check import Remedy, Result, Verdict, failed, passed, unknown
 from dalsegno.health.checks.late import blame
+from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown
 from dalsegno.health.settings import ANSWER_S
 from dalsegno.node_agent.collective import LOAD_S, Collective
 from dalsegno.node_agent.loads import receive_pattern, send_pattern

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dalsegno.health.check import unknown
 from dalsegno.health.messages import BadReport, Finding, Gpu, Report, parse_report, report_message
+from dalsegno.health.result import unknown
 from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.apart import Forked, fork
 from dalsegno.train.frames import BadFrame, Message, Reader, pack

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dalsegno.health.check import Verdict
 from dalsegno.health.messages import Report
+from dalsegno.health.result import Verdict
 from dalsegno.train.frames import Message
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.health import Finding, Verdict
-from dalsegno.launch.run_comment import JobRole, nodes_left, read_comment
 from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.runs.comment import JobRole, nodes_left, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
 
 _WAITING = (

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.jobs.keeping import SHORT_LIFE_S
 from dalsegno.recovery.person import check_room, look_up
 from dalsegno.recovery.records import Record, Records
 from dalsegno.recovery.restarts import Do, Step, after_end, at_start, when_asked
+from dalsegno.runs.coordinator.program import SHORT_LIFE_S
 from dalsegno.system.children import Child, Process, arguments, find, owner, start
 
 Say = Callable[[str], None]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Result, unknown
 from dalsegno.health.messages import Finding
+from dalsegno.health.result import Result, unknown
 from dalsegno.recovery.agent_orders import Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.agents import Agents, Say

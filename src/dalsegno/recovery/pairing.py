@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dalsegno.health.check import Verdict, unknown
 from dalsegno.health.checks.late import SLOW
 from dalsegno.health.messages import Finding
+from dalsegno.health.result import Verdict, unknown
 from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.node_agent.collective import DIED
 from dalsegno.recovery.agent_orders import Answer

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.folder import RunFolder
 from dalsegno.recovery.records import RUN_ID
+from dalsegno.runs.folder import RunFolder
 from dalsegno.system.children import Identity
 
 MOST_RUNS = 500  # each costs a process and an open file; the usual limit of those is 1024

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dalsegno.health import Remedy, Report, Verdict
-from dalsegno.launch.run_comment import nodes_left
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
@@ -17,6 +16,7 @@ from dalsegno.recovery.ladder import next_step
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.presence import NEW_S
+from dalsegno.runs.comment import nodes_left
 
 AGAIN_S = 60.0  # from a validation that failed for what only a person can mend to the next, at the least
 MOST_ASKS = 3  # an order that got lost, with its agent or with us, is given again

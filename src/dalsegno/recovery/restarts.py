@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dalsegno.jobs.keeping import MOST_SHORT_LIVES, SHORT_LIFE_S
 from dalsegno.recovery.records import Record
+from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES, SHORT_LIFE_S
 
 OVER = 0  # by this code alone a coordinator says that its run is over: Python's own failures end with 1
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # after the first short life, the second …

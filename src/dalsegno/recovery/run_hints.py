@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.folder import RunFolder
-from dalsegno.launch.run_comment import left_comment, read_comment
-from dalsegno.launch.status import RunPhase, Status, status_from_json
 from dalsegno.recovery.facts import is_active
 from dalsegno.recovery.records import Record
+from dalsegno.runs.comment import left_comment, read_comment
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunPhase, Status, status_from_json
 from dalsegno.slurm.facts import JobInfo
 
 MOST_BYTES = 1 << 20

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.launch.vacating import to_be_mended
 from dalsegno.recovery.act import Hands
 from dalsegno.recovery.book import Book
 from dalsegno.recovery.facts import NOTHING, Facts, gather
@@ -23,6 +22,7 @@ from dalsegno.recovery.run_hints import with_hint
 from dalsegno.recovery.site import Site
 from dalsegno.recovery.spares import is_owed
 from dalsegno.recovery.store import Store
+from dalsegno.runs.coordinator.node_loss import to_be_mended
 
 JOURNAL, EVIDENCE = "controller/recovery.sqlite", "controller/evidence"  # below the cluster's state folder
 LARGE = 64  # nodes: asking Slurm for all of them costs a tenth of a second and more from here on

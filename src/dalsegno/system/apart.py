@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import os
-import resource
 import select
 import shlex
 import signal
@@ -109,6 +108,8 @@ def die_with_parent(parent: int) -> None:
 
 
 def _close_all_but(kept: int) -> None:
+    import resource  # not on Windows, where this module is imported too
+
     most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 16)
     os.closerange(3, kept)
     os.closerange(kept + 1, most)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import select
 import signal
 import sys
@@ -251,6 +250,8 @@ def as_caller(body: Callable[[], None], env: Mapping[str, str] = os.environ) -> 
 
 def _with_rights_of(uid: int, body: Callable[[], None], writer: int) -> int:
     try:
+        import pwd  # not on Windows, where this module is imported too
+
         person = pwd.getpwuid(uid)
         os.initgroups(person.pw_name, person.pw_gid)
         os.setresgid(person.pw_gid, person.pw_gid, person.pw_gid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import pwd
 import re
 import shutil
 import socket
@@ -49,6 +48,8 @@ def missing_packages(programs: tuple[str, ...]) -> list[str]:
 
 def user_name() -> str:
     """By our uid and not by $USER, which `sudo` and `su` may leave as it was."""
+    import pwd  # not on Windows, where this module is imported too
+
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

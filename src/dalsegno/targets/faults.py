@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.health.check import Remedy
+from dalsegno.health.result import Remedy
 
 
 @dataclass(frozen=True)

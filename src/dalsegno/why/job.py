@@ -6,7 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 
-from dalsegno.launch.run_comment import JobRole, read_comment
+from dalsegno.runs.comment import JobRole, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
 from dalsegno.why.reasons import why_it_waits

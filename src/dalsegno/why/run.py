@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dalsegno.launch.journal import Entry, RunEvent
-from dalsegno.launch.status import RunPhase, Status
+from dalsegno.runs.journal import Entry, RunEvent
+from dalsegno.runs.status import RunPhase, Status
 from dalsegno.train.contract import SAVED, TERMINATED
 from dalsegno.why.answer import AFTER_S, Moment, Verdict
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dalsegno.health.check import NO_JOB, QUIET, WATCHING, Check, Remedy, Result, failed, passed, warned
+from dalsegno.health.check import NO_JOB, QUIET, WATCHING, Check
 from dalsegno.health.facts import (
     HW_POWER_BRAKE,
     HW_SLOWDOWN,
@@ -31,6 +31,7 @@ from dalsegno.health.readers.gpus import (
     may_have_gpus,
 )
 from dalsegno.health.readers.host import KernelSaid, ask_kernel_log
+from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
 from dalsegno.health.xids import SAYS_ITSELF, Event, events, meaning, named_action, remedy_for
 from dalsegno.system.apart import NoAnswer

@@ -7,19 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dalsegno.health.check import (
-    ALWAYS,
-    QUIET,
-    WATCHING,
-    Check,
-    Context,
-    Remedy,
-    Result,
-    failed,
-    passed,
-    unknown,
-    warned,
-)
+from dalsegno.health.check import ALWAYS, QUIET, WATCHING, Check, Context
 from dalsegno.health.readers.gpus import ask_telemetry
 from dalsegno.health.readers.host import (
     KernelSaid,
@@ -32,6 +20,7 @@ from dalsegno.health.readers.host import (
     ask_traffic,
     has_ports,
 )
+from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
 from dalsegno.health.world import World
 from dalsegno.system.apart import NoAnswer
 

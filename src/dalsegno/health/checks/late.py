@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from dalsegno.health.check import Remedy, Result, Verdict, failed
+from dalsegno.health.result import Remedy, Result, Verdict, failed
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer, pace_s
 

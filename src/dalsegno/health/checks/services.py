@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from dalsegno.health.check import ALWAYS, Check, Context, Remedy, Result, failed, passed, warned
+from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.checks.late import PATIENCE_S, ask_twice
+from dalsegno.health.result import Remedy, Result, failed, passed, warned
 from dalsegno.health.world import World
 from dalsegno.system.apart import Late, NoAnswer
 

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import join
 
-from dalsegno.launch.again.notes import NOTES
 from dalsegno.programs import launcher
+from dalsegno.runs.auto_resume.decide import NOTES
 
 # By paths and not by `-m dalsegno`: neither the working folder nor a user's PYTHONPATH reaches into what is imported.
 START = "import sys; sys.path[:0] = {own!r}; sys.path += {others!r}; from dalsegno.cli.main import main; main()"

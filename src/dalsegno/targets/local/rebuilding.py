@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from dalsegno.errors import TargetError
-from dalsegno.health.check import Remedy
+from dalsegno.health.result import Remedy
 from dalsegno.system.files import make_folder, remove_tree, write_atomic
 from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, note

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dalsegno.errors import TargetError, UsageError
-from dalsegno.launch.liveness import NODE_TIMEOUT
+from dalsegno.runs.coordinator.liveness import NODE_TIMEOUT
 from dalsegno.system.children import Process
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import NotThere, TargetError, UsageError
-from dalsegno.launch.run_comment import OURS
 from dalsegno.programs import launcher
+from dalsegno.runs.comment import OURS
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list

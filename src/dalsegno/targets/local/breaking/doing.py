@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dalsegno.errors import TargetError, UsageError
-from dalsegno.health.check import Remedy
+from dalsegno.health.result import Remedy
 from dalsegno.programs import launcher
 from dalsegno.system.children import start
 from dalsegno.targets.faults import XID_DEPTH, Fault, Options

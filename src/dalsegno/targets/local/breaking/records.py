@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health.check import Remedy
+from dalsegno.health.result import Remedy
 from dalsegno.system.children import Process
 from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
 from dalsegno.targets.local.folder import Folder

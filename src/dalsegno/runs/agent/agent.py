@@ -1,0 +1,393 @@
+"""The run agent: one on every node of a run, as the user, started by srun. Forks workers when its coordinator says so.
+
+It imports no torch: that is its warm parent's part. It knows nothing of the run but its place in it, and outlives the
+coordinator's absence for a while, so that a coordinator which was killed finds its workers running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dalsegno.runs.agent.evidence import environment, own_processes
+from dalsegno.runs.agent.link import Heart, Link, beat_key
+from dalsegno.runs.agent.log_stream import LogStream, left_folders
+from dalsegno.runs.agent.orders import read_keeper, read_setup, read_start
+from dalsegno.runs.agent.snapshots import Snapshots
+from dalsegno.runs.agent.warm import adopt_orphans
+from dalsegno.runs.agent.worker_processes import fitting
+from dalsegno.runs.agent.worker_socket import Door
+from dalsegno.runs.agent.workers import Workers
+from dalsegno.train.contract import RUN, TERMINATED
+from dalsegno.train.frames import Message
+from dalsegno.train.memory import files
+from dalsegno.train.memory.files import sweep_abandoned
+from dalsegno.train.memory.safe import parse_word
+
+# ---- What agents that were killed left on this node: processes and logs of the same run, memory of runs long gone.
+
+
+LONG_GONE_S = 24 * 3600.0
+
+
+def sweep(run: str, node: str) -> list[int]:
+    """Processes are found by their environment, and ended.
+
+    Where Slurm tracks processes by cgroup there is nothing left; elsewhere orphans in sessions of their own are.
+    """
+    marks = {f"{RUN}={run}".encode(), f"SLURMD_NODENAME={node}".encode()}
+    left = [pid for pid in own_processes() if marks <= environment(pid)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for folder in left_folders(run, node):
+        shutil.rmtree(folder, ignore_errors=True)
+    return left
+
+
+def sweep_long_gone(now: float | None = None, folder: Path | None = None) -> list[str]:
+    """Snapshots of this user's runs of which nothing was written for a day, and nothing runs here; the runs' ids.
+
+    A run sweeps its nodes when it ends, but for those that it had lost by then: where there is a node agent it sees to
+    them within a minute.
+    """
+    sweep_abandoned(folder)
+    before = (time.time() if now is None else now) - LONG_GONE_S
+    old = [run for run in files.forgotten(before, folder) if not run.startswith(files.ALONE)]
+    alive = {entry.partition(b"=")[2] for pid in own_processes() for entry in environment(pid)} if old else set()
+    gone = [run for run in old if run.encode() not in alive]
+    for run in gone:
+        files.sweep(run, folder)
+    return gone
+
+
+# ---- Which hosts answer: a living kernel completes a TCP connect even while its processes are stopped or starved.
+
+
+Address = tuple[str, int]
+_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+
+
+def reached(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
+    """Those that accept or refuse within the time: a refusal, too, comes from a living host."""
+    answered: set[Address] = set()
+    until = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for address in set(addresses):
+            _dial(selector, address, answered)
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                _take_answer(selector, key, answered)
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+    return answered
+
+
+def _dial(selector: selectors.BaseSelector, address: Address, answered: set[Address]) -> None:
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    code = sock.connect_ex(address)
+    if code in _UNDER_WAY:
+        selector.register(sock, selectors.EVENT_WRITE, address)
+        return
+    sock.close()
+    if code in (0, errno.ECONNREFUSED):
+        answered.add(address)
+
+
+def _take_answer(selector: selectors.BaseSelector, key: selectors.SelectorKey, answered: set[Address]) -> None:
+    sock = key.fileobj
+    assert isinstance(sock, socket.socket)
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code in (0, errno.ECONNREFUSED):
+        answered.add(key.data)
+    selector.unregister(sock)
+    sock.close()
+
+
+# ---- The run agent: one on every node of a run, as the user, started by srun. Forks workers when its coordinator
+# says so.
+
+
+TICK_S = 0.2
+WORD_S = 5.0  # on the connection too, for networks that let no heartbeats through
+# Shares of the time after which the coordinator gives a silent host up: we have to know a little before it does.
+LOOK_AFTER, LOOK_FOR = 0.45, 0.2
+CAUGHT = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+FOUND_CHARS = 4096  # a longer one is no list of devices
+FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+
+
+class Agent:
+    """One node's part of one run."""
+
+    def __init__(self, connect: Message, node: str, unlock: Callable[[Message], bytes] | None = None) -> None:
+        self.run, self.node = str(connect["run"]), node
+        secret = bytes.fromhex(connect["secret"])
+        self.link = Link(secret, connect["addresses"], int(connect["port"]), node, unlock)
+        self.link.on_close = self._unwatch
+        self.heart = Heart(node)
+        self.selector = selectors.DefaultSelector()
+        # Not to be guessed: any user could bind the name before. Names of sockets are short.
+        name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
+        self.door = Door(name, self.selector, self._hear_worker)
+        self.probe = self._open_probe()
+        self.workers = Workers(node, self.door.name, self.selector, self._tell)
+        self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_beside, self._tell)
+        self.workers.held, self.workers.beside_ended = self.snapshots.held, self._beside_ended
+        self.workers.can_fork = self.snapshots.can_fork
+        self.peers: tuple[tuple[str, int], ...] = ()
+        self.watched: socket.socket | None = None
+        self.lost_at = time.monotonic()
+        self.looked_at = 0.0
+        self.spoke_at = time.monotonic()
+        self.stream: LogStream | None = None
+        self.grants: dict[int, Callable[[Message], None]] = {}
+        self.exit_code: int | None = None
+        self.signals: list[int] = []
+        self.terminated = False
+        self.replaced = False
+        self.cut_off = False  # from most of the others: then it is not for us to decide anything
+        self.last_word: Sequence[str] = ()  # a command, where there is nobody left to give it
+        self.caught = set(CAUGHT)
+        self.orders: dict[str, Callable[..., None]] = {
+            "setup": self._set_up,
+            "reset": lambda _: self.workers.reset(),
+            "open_store": self.workers.open_store,
+            "start": self._start,
+            "stop": self.workers.stop,
+            "stacks": self.workers.capture_stacks,
+            "work": self.workers.tell_work,
+            "granted": self._granted,
+            "buddy": lambda told: self.snapshots.pair(read_keeper(told.get("address"))),
+            "safe": lambda told: self.snapshots.note_safe(parse_word(told)),
+            "replaced": self._give_way,
+            "finish": self._finish,
+        }
+
+    def serve(self) -> int:
+        """Until the run is over, or the coordinator has been gone for too long."""
+        adopt_orphans()
+        sweep(self.run, self.node)
+        sweep_long_gone()
+        self._catch_signals()
+        while self.exit_code is None:
+            if self.link.sock is None:
+                self._find_coordinator()
+            for key, _ in self.selector.select(self._tick_s()):
+                key.data()
+            self._handle_signals()
+            self.workers.tell_again()
+            self._watch_out()
+            self._speak()
+        self.workers.end_everything()
+        if not self.replaced:
+            self.snapshots.end()
+        if self.stream is not None:
+            self.stream.close(self.link.send)
+        return self.exit_code
+
+    # The coordinator
+
+    def _find_coordinator(self) -> None:
+        self._forget_coordinator()
+        if not self.link.connect(self._hello()) or self.link.sock is None:
+            time.sleep(TICK_S)
+            return
+        self.snapshots.take_secret(self.link.secret)
+        self.heart.aim(self.link.peer, self.link.port, beat_key(self.link.secret, *self.link.said))
+        self.watched, self.cut_off = self.link.sock, False
+        self.selector.register(self.link.sock, selectors.EVENT_READ, self._hear_coordinator)
+        for message in self.link.early():
+            self._obey(message)
+
+    def _forget_coordinator(self) -> None:
+        self.link.close()
+
+    def _unwatch(self) -> None:
+        """Before the socket is closed: the next one that is opened may bear its number."""
+        if self.watched is not None:
+            self.selector.unregister(self.watched)
+            self.watched, self.lost_at = None, time.monotonic()
+            grants, self.grants = self.grants, {}
+            for answer in grants.values():
+                answer({"granted": False, "why": "the coordinator is gone"})
+
+    def _tell(self, message: Message) -> None:
+        """Of the workers, to the coordinator."""
+        self.link.send(message)
+
+    def _hello(self) -> Message:
+        crew = self.workers.crew
+        return {
+            "run": self.run,
+            "pid": os.getpid(),
+            "job": int(os.environ.get("SLURM_JOB_ID") or 0),
+            "probe": self.probe,
+            "found": {name: value for name in FOUND if len(value := os.environ.get(name, "")) in range(1, FOUND_CHARS)},
+            "generation": crew.generation,
+            "stopped": self.workers.stopped,
+            "reports": fitting(list(crew.reports.values())),
+            **self.snapshots.hello(),
+        }
+
+    def _hear_coordinator(self) -> None:
+        if self.link.sock is not None:
+            for message in self.link.receive():
+                self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        for word, order in self.orders.items():
+            if word in message:
+                order(message[word])
+
+    def _set_up(self, told: Message) -> None:
+        """A node that does not see the run's folder writes elsewhere, and its coordinator writes for it."""
+        setup = read_setup(told)
+        if self.stream is None and not os.path.isdir(setup.folder):
+            self.stream = LogStream(self.run, self.node)
+        self.workers.set_up(replace(setup, folder=self.stream.folder) if self.stream else setup)
+
+    def _speak(self) -> None:
+        if self.stream is not None:
+            self.stream.pump(self.link.send)
+        if time.monotonic() - self.spoke_at > WORD_S:
+            self.spoke_at = time.monotonic()
+            self.link.send({"beat": True})
+
+    def _start(self, told: Message) -> None:
+        order = read_start(told)
+        self.peers = order.peers
+        self.snapshots.start(order.workers[0].env.get(RUN, self.run), order)
+        self.workers.start(order)
+
+    def _finish(self, code: int) -> None:
+        self.exit_code = 0
+
+    def _give_way(self, told: bool) -> None:
+        """To another agent on this node: what is in memory is its now."""
+        self.replaced = True
+
+    def _beside_ended(self, name: str) -> None:
+        if name == "keeper":
+            self.snapshots.keeper_gone()
+
+    # Workers' own words
+
+    def _hear_worker(self, message: Message, answer: Callable[[Message], None]) -> None:
+        """Whatever they say: it is their own code that says it, and must not end us or the coordinator."""
+        try:
+            told = {word: int(message[word]) for word in ("step", "grant", "generation") if word in message}
+            self.snapshots.hear(message, answer)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        if "step" in told:
+            rest = {word: message.get(word) for word in ("progress", "over")}
+            self.link.send({"step": told["step"], "generation": told.get("generation"), **rest})
+        if "grant" in told:
+            self._ask_grant(told["grant"], answer)
+
+    def _ask_grant(self, generation: int, answer: Callable[[Message], None]) -> None:
+        """Only the coordinator knows whether a generation is still the present one."""
+        if self.link.sock is None:
+            answer({"granted": False, "why": "the coordinator is not there"})
+            return
+        number = max(self.grants, default=0) + 1
+        self.grants[number] = answer
+        self.link.send({"grant": number, "generation": generation})
+
+    def _granted(self, told: Message) -> None:
+        answer = self.grants.pop(int(told["number"]), None)
+        if answer is not None:
+            answer({"granted": bool(told["ok"]), "why": str(told["why"])})
+
+    # Signals
+
+    def _catch_signals(self) -> None:
+        read, write = os.pipe()
+        for end in (read, write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in self.caught:
+            signal.signal(number, lambda caught, frame: self.signals.append(caught))
+        self.selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4096))
+
+    def _handle_signals(self) -> None:
+        """Slurm's signals reach us alone; the workers are told by us, and the coordinator decides what follows."""
+        while self.signals:
+            number = self.signals.pop(0)
+            if number in (signal.SIGTERM, signal.SIGUSR2):
+                self.link.send({"signal": signal.Signals(number).name})
+                self.workers.signal(number)
+            self.terminated = self.terminated or number == signal.SIGTERM
+        if self.terminated and self.link.sock is None:  # nobody is left who could decide
+            self.exit_code = TERMINATED
+
+    # Silence
+
+    def _watch_out(self) -> None:
+        now = time.monotonic()
+        setup = self.workers.setup
+        if self.watched is None and now - self.lost_at > setup.absence_s:
+            self.exit_code, self.last_word = 1, () if self.cut_off else setup.last_word
+            return
+        gone_s = setup.gone_s
+        silence = now - max(self.heart.heard, self.link.heard, self.looked_at)
+        if gone_s and silence > LOOK_AFTER * gone_s:
+            self._look_around(LOOK_FOR * gone_s)
+
+    def _tick_s(self) -> float:
+        """Short while nothing is heard: what is to be done about it is to be done in time."""
+        quiet = time.monotonic() - max(self.heart.heard, self.link.heard) > 2 * TICK_S
+        return TICK_S / 4 if quiet and self.workers.crew.running() else TICK_S
+
+    def _look_around(self, timeout_s: float) -> None:
+        """Is the coordinator's host gone, or are we? Cut off from most others, we stop before they go on without us."""
+        home = (self.link.peer, self.link.port)
+        everyone = {home, *self.peers}
+        answered = reached(everyone, timeout_s / 2)
+        answered |= reached(everyone - answered, timeout_s / 2)  # a first packet may get lost
+        self.looked_at = time.monotonic()
+        if home in answered:
+            return
+        self.cut_off = (len(answered) + 1) * 2 <= max(len(self.peers) + 1, 2)
+        if self.cut_off:
+            self.workers.end()
+        self._forget_coordinator()
+
+    def _open_probe(self) -> int:
+        """A port that only has to be there: whether our kernel answers on it is what is asked."""
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.bind(("", 0))
+        sock.listen(512)
+        sock.setblocking(False)
+        self.selector.register(sock, selectors.EVENT_READ, lambda: _take_and_close(sock))
+        return int(sock.getsockname()[1])
+
+
+def _take_and_close(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.accept()[0].close()
+
+
+def main(arguments: list[str]) -> int:
+    """`run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
+    connect = json.load(sys.stdin)
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    agent = Agent(connect, node)
+    code = agent.serve()
+    if agent.last_word:
+        os.execvp(agent.last_word[0], list(agent.last_word))
+    return code

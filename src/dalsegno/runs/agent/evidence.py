@@ -1,0 +1,258 @@
+"""What a dead worker left to tell why it died: torch's error file, the traceback in its log, the kernel's OOM count."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dalsegno.runs.agent.script import STACKS_SIGNAL
+
+_TAIL_BYTES = 65536
+# A script that does not parse has no traceback: it is not in any frame yet.
+_NOT_PARSED = re.compile(r'^  File ".+", line \d+\n(?:    .*\n)*(?:Syntax|Indentation|Tab)Error: .*$', re.MULTILINE)
+_COMPLAINT = re.compile(r"error|exception|fatal|cannot|can't|not found|no such|denied|invalid|usage:", re.IGNORECASE)
+_START = "Traceback (most recent call last):"
+MAX_CHARS = 8000
+_LINE_CHARS = 300
+
+
+def gather(log: str, error_file: str, since: int = 0) -> dict[str, Any]:
+    """`traceback` and, where torch's `record` wrote one, the `time` of the error. Empty if there is nothing to tell."""
+    told = _read_error_file(error_file)
+    tail = "" if told.get("traceback") else _tail(log, since)
+    traceback = told.get("traceback") or last_traceback(tail) or _not_parsed(tail)
+    found = {"traceback": traceback[-MAX_CHARS:]} if traceback else {}
+    return dict(found, at=told["at"]) if "at" in told else found
+
+
+def last_words(log: str, since: int = 0) -> dict[str, Any]:
+    """Of one that gave up without a traceback: the last line of its log, if that is a complaint."""
+    line = next((line.strip() for line in reversed(_tail(log, since).splitlines()) if line.strip()), "")
+    return {"traceback": line[:_LINE_CHARS]} if _COMPLAINT.search(line) else {}
+
+
+def _not_parsed(text: str) -> str:
+    found = _NOT_PARSED.findall(text)
+    return found[-1] if found else ""
+
+
+def last_traceback(text: str) -> str:
+    """The last traceback in a log, from its first line to the line of the exception; "" if there is none.
+
+    Chained exceptions are one traceback: the first of the chain is where it began.
+    """
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if _bare(line).startswith(_START)]
+    if not starts:
+        return ""
+    first = starts[-1]
+    for earlier in reversed(starts[:-1]):
+        between = " ".join(lines[earlier:first])
+        if "During handling of the above exception" not in between and "was the direct cause" not in between:
+            break
+        first = earlier
+    return "\n".join(lines[first : _end(lines, starts[-1])])
+
+
+def _bare(line: str) -> str:
+    """Without a prefix such as torch's `[rank2]: `."""
+    return line.partition("]: ")[2] if line.startswith("[rank") else line
+
+
+def _end(lines: list[str], start: int) -> int:
+    """One past the first line that is neither indented nor empty: `ValueError: …`."""
+    for number in range(start + 1, len(lines)):
+        line = _bare(lines[number])
+        if line and not line[0].isspace():
+            return number + 1
+    return len(lines)
+
+
+def _tail(path: str, since: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(since, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_error_file(path: str) -> dict[str, Any]:
+    """What `torch.distributed.elastic.multiprocessing.errors.record` writes; "" and nothing where it did not."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open(path) as file:
+        message = json.load(file)["message"]
+        if isinstance(message, str):
+            return {"traceback": message}
+        extra = message.get("extraInfo") or {}
+        return {"traceback": extra.get("py_callstack") or message["message"], "at": float(extra.get("timestamp") or 0)}
+    return {}
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed a process for memory since it booted."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+# ---- What /proc says of processes on an agent's node. The agent stands on its own, in the oldest Python that is
+# served.
+
+
+def own_processes() -> list[int]:
+    """All of the same user's but ourselves."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid() and int(name) != os.getpid():
+                found.append(int(name))
+    return found
+
+
+def environment(pid: int) -> set[bytes]:
+    """As it was given to it; empty where we may not look."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return set(file.read().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """All living descendants; a zombie is no process any more, only a note of one."""
+    found, ask = [], children(pid)
+    while ask:
+        child = ask.pop()
+        ask += children(child)
+        if not is_zombie(child):
+            found.append(child)
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    return _state(pid) in (b"", b"Z", b"X")
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, until another lets it go on."""
+    return _state(pid) == b"T"
+
+
+def _state(pid: int) -> bytes:
+    """As ps writes it; nothing of a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        return b""
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal: one that has none would only die of it."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            line = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def work_of(pid: int) -> tuple[float, int]:
+    """Seconds of processor time of a process and all below it, those that have ended too; bytes read and written."""
+    ticks, moved = 0, 0
+    for each in (pid, *below(pid)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{each}/stat", "rb") as file:
+                ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+            with open(f"/proc/{each}/io", "rb") as file:
+                moved += sum(int(line.split()[1]) for line in file if line.startswith((b"rchar", b"wchar")))
+    return ticks / os.sysconf("SC_CLK_TCK"), moved
+
+
+# ---- Where a hanging worker is: py-spy's word if it is installed, else what its own faulthandler writes on a
+# signal.
+
+
+WAIT_S = 1.0  # for the first line of it
+QUIET_S = 0.05  # after the last one: whoever is killed while it tells is cut off
+PYSPY_S = 5.0
+
+
+def capture_all(workers: Iterable[tuple[int, str]]) -> None:
+    """Of many processes at once, each in its own file: one that tells nothing does not delay the others."""
+    asked = [threading.Thread(target=capture, args=each) for each in workers]
+    for thread in asked:
+        thread.start()
+    for thread in asked:
+        thread.join()
+
+
+def capture(pid: int, path: str) -> None:
+    """Append the stacks of a process to a file; a process that tells nothing is said to."""
+    with contextlib.suppress(OSError):  # nowhere to write: the run is worth more than where it was
+        if not (_by_pyspy(pid, path) or _by_signal(pid, path)):
+            with open(path, "a") as file:
+                file.write(f"process {pid} {_why_silent(pid)}\n")
+
+
+def _why_silent(pid: int) -> str:
+    if is_stopped(pid):
+        return "was stopped from outside (SIGSTOP): it cannot tell where it is; install py-spy to see it"
+    return "tells nothing of where it is: install py-spy to see it"
+
+
+def _by_pyspy(pid: int, path: str) -> bool:
+    program = shutil.which("py-spy")
+    if program is None:
+        return False
+    with open(path, "ab") as file, contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid)], stdout=file, stderr=subprocess.DEVNULL, timeout=PYSPY_S, check=False
+        )
+        return done.returncode == 0
+    return False
+
+
+def _by_signal(pid: int, path: str) -> bool:
+    if not catches(pid, STACKS_SIGNAL):
+        return False
+    before = os.stat(path).st_size
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACKS_SIGNAL)
+    return _grows(path, before, WAIT_S) and _falls_quiet(path)
+
+
+def _grows(path: str, size: int, within_s: float) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if os.stat(path).st_size > size:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _falls_quiet(path: str) -> bool:
+    until = time.monotonic() + WAIT_S
+    while _grows(path, os.stat(path).st_size, QUIET_S) and time.monotonic() < until:
+        pass
+    return True

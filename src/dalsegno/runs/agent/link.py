@@ -1,0 +1,300 @@
+"""The agent's connection to its coordinator: found, proved, lost and found again.
+
+    coordinator  {"nonce": S, ...}
+    agent        {"run", "agent", "nonce": C, "proof"}, then its hello, sealed
+    coordinator  {"proof"}, then what it has to say, sealed
+
+Everything but these three messages is encrypted and authenticated (`train/proof.py`): the environment of a run, and
+what its workers say, are nobody else's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.train.proof import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
+
+AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of what they say to each other
+CONNECT_S = 1.0
+TALK_S = 5.0
+_UNPROVED_BYTES = 8 << 10  # a greeting may carry a munge credential
+_FALLBACKS = 4
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below the ports that Linux gives to outgoing connections
+
+
+def fallback_ports(secret: bytes) -> tuple[int, ...]:
+    """Return the ports on which a coordinator listens whose own port was taken while it was dead.
+
+    Coordinator and agents compute them from the run's secret: nobody has to be told, and nobody else knows them. A
+    stranger who listens there all the same has no proof.
+    """
+    digest = hmac.digest(secret, b"fallback ports", "sha256")
+    words = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FALLBACKS, 4))
+    return tuple(_FIRST_PORT + word % _PORTS for word in words)
+
+
+class Refused(Exception):
+    """Whoever answered there does not know the run's secret."""
+
+
+class Link:
+    """One connection at a time. `send` never raises: what a broken connection swallows is told again after the next.
+
+    Who has no secret yet finds it in the coordinator's greeting, if it may: that is what `unlock` does.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        addresses: Sequence[str],
+        port: int,
+        name: str,
+        unlock: Callable[[Message], bytes] | None = None,
+    ) -> None:
+        self._unlock = unlock
+        self.secret, self.addresses, self.port, self.name = secret, tuple(addresses), port, name
+        self.sock: socket.socket | None = None
+        self.peer = ""  # the address that answered
+        self._silent_host = False  # the last dial ended before there was a connection
+        self._stalled: list[tuple[str, int]] = []  # where somebody answered and said nothing, the longest ago first
+        self.heard = time.monotonic()
+        self._reader = Reader()
+        self.said: tuple[str, ...] = ()  # what both sides have proved
+        self._opener: Seal
+        self._closer: Seal
+        self.on_close: Callable[[], None] = lambda: None
+
+    def connect(self, hello: Message) -> bool:
+        """Try each address and port once; whether one of them was our coordinator.
+
+        Somebody else who has taken its port may let us wait for a greeting. That ends the round. In later rounds such
+        places come last and one at a time, so that our coordinator is found on another port meanwhile.
+        """
+        silent: set[str] = set()
+        for address, port in self._places():
+            if address in silent:
+                continue
+            try:
+                self._dial(address, port, hello)
+            except TimeoutError:
+                self.close()
+                if not self._silent_host:
+                    self._stalled.append((address, port))
+                    return False
+                silent.add(address)  # then none of its ports answers
+            except (OSError, BadFrame, Refused, KeyError):
+                self.close()
+            else:
+                self.port, self._stalled = port, []
+                return True
+        return False
+
+    def _places(self) -> list[tuple[str, int]]:
+        fallbacks = fallback_ports(self.secret) if self._unlock is None else ()
+        addresses = dict.fromkeys((self.peer or self.addresses[0], *self.addresses))
+        places = [(address, port) for address in addresses for port in dict.fromkeys((self.port, *fallbacks))]
+        fresh = [place for place in places if place not in self._stalled]
+        return [*fresh, *(self._stalled.pop(0) for _ in self._stalled[:1])]
+
+    def _dial(self, address: str, port: int, hello: Message) -> None:
+        self._silent_host = True
+        self.sock = socket.create_connection((address, port), CONNECT_S)
+        self._silent_host = False
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader, until = Reader(_UNPROVED_BYTES), time.monotonic() + TALK_S
+        greeting = self._next(until)
+        theirs, ours = read_nonce(greeting), nonce()
+        if self._unlock is not None:
+            self.secret = self._unlock(greeting)
+        said = (theirs, ours, str(hello["run"]), self.name)
+        opener, closer = Seal(self.secret, COORDINATOR, *said), Seal(self.secret, AGENT, *said)
+        proof = {"run": hello["run"], "agent": self.name, "nonce": ours, "proof": prove(self.secret, AGENT, *said)}
+        self.sock.sendall(pack(proof) + closer.close(hello))
+        if not holds(self._next(until).get("proof"), self.secret, COORDINATOR, *said):
+            raise Refused(address)
+        self.sock.settimeout(TALK_S)
+        self._reader.most_bytes, self._opener, self._closer = MOST_SEALED, opener, closer
+        self.said, self.peer, self.heard = said, address, time.monotonic()
+
+    def _next(self, until: float) -> Message:
+        """The next message of the handshake, in which the two sides take turns."""
+        assert self.sock is not None
+        while (body := self._reader.take()) is None:
+            self.sock.settimeout(max(until - time.monotonic(), 0.001))
+            data = self.sock.recv(65536)
+            if not data:
+                raise OSError("closed")
+            self._reader.add(data)
+        return parse(body)
+
+    def early(self) -> list[Message]:
+        """What came on the heels of the handshake; no selector will tell of it."""
+        return self._opened(b"") if self.sock is not None else []
+
+    def receive(self) -> list[Message]:
+        """What has come; a connection that is gone is closed."""
+        assert self.sock is not None
+        try:
+            data = self.sock.recv(262144)
+        except TimeoutError:
+            return []
+        except OSError:
+            data = b""
+        self.heard = time.monotonic()
+        messages = self._opened(data)
+        if not data:
+            self.close()
+        return messages
+
+    def _opened(self, data: bytes) -> list[Message]:
+        """The messages that these bytes complete. Who says what it cannot have said is not our coordinator."""
+        messages: list[Message] = []
+        try:
+            for body in self._reader.bodies(data):
+                messages.append(self._opener.open(body))
+        except BadFrame:
+            self.close()
+        return messages
+
+    def send(self, message: Message) -> bool:
+        """Whether it was sent, as far as can be known. In place of one that is too long the coordinator gets a note."""
+        if self.sock is None:
+            return False
+        try:
+            sealed = self._closer.close(message)
+        except BadFrame as error:
+            words = ", ".join(f"`{word}`" for word in message)
+            sealed = self._closer.close({"note": f"{self.name} left out what it has to say of {words}: {error}"[:1000]})
+        try:
+            self.sock.sendall(sealed)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.on_close()
+            with contextlib.suppress(OSError):
+                self.sock.close()
+            self.sock = None
+
+
+# ---- Heartbeats: small signed datagrams, sent by a thread of their own so that nothing else the agent does delays
+# them.
+
+
+INTERVAL_S = 0.1
+_HEAD = struct.Struct("!QB")
+_MAC_BYTES = 8
+MOST_BYTES = _HEAD.size + 255 + _MAC_BYTES
+
+
+class Beat(NamedTuple):
+    sender: str
+    number: int
+
+
+def beat_key(secret: bytes, *said: str) -> bytes:
+    """Return the key for the heartbeats of one connection; `said` is what both sides proved, their nonces included."""
+    return hmac.digest(secret, "\0".join(("heartbeats", *said)).encode(errors="surrogatepass"), "sha256")
+
+
+def pack_beat(key: bytes, beat: Beat) -> bytes:
+    name = beat.sender.encode()
+    body = _HEAD.pack(beat.number, len(name)) + name
+    return body + _mac(key, body)
+
+
+def read_beat(key: bytes, data: bytes) -> Beat | None:
+    """None for anything that was not signed with this key."""
+    beat = peek_beat(data)
+    return beat if beat is not None and is_signed(key, data) else None
+
+
+def peek_beat(data: bytes) -> Beat | None:
+    """What a datagram claims to be, at the cost of a look at its form; None for what cannot be a beat."""
+    if not _HEAD.size + _MAC_BYTES <= len(data) <= MOST_BYTES:
+        return None
+    number, length = _HEAD.unpack_from(data)
+    name = data[_HEAD.size : -_MAC_BYTES]
+    return Beat(name.decode(errors="replace"), number) if len(name) == length else None
+
+
+def is_signed(key: bytes, data: bytes) -> bool:
+    return hmac.compare_digest(data[-_MAC_BYTES:], _mac(key, data[:-_MAC_BYTES]))
+
+
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, b"beat\0" + body, "sha256")[:_MAC_BYTES]  # of no use as a proof or a seal
+
+
+class _Target(NamedTuple):
+    """A coordinator, and the key of the connection to it."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class Heart:
+    """Sends beats to the coordinator, and hears its answers: `heard` is when the last one came (monotonic)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard = time.monotonic()
+        self._target: _Target | None = None
+        self._number = time.time_ns()  # grows across restarts of the agent, so that old beats stay old
+        self._answered = self._number
+        self._socket: socket.socket | None = None
+        threading.Thread(target=self._live, name="heartbeat", daemon=True).start()
+
+    def aim(self, host: str, port: int, key: bytes) -> None:
+        """Send there from now on, signed with this key."""
+        self.heard = time.monotonic()
+        self._target = _Target(host, port, key)
+
+    def _live(self) -> None:
+        while True:
+            target = self._target
+            if target is None:
+                time.sleep(INTERVAL_S)
+                continue
+            with contextlib.suppress(OSError):  # no way out just now: the next one may find it
+                self._open(target)
+                self._send(target)
+                self._listen(target.key)
+
+    def _open(self, target: _Target) -> None:
+        if self._socket is None:
+            family = socket.AF_INET6 if ":" in target.host else socket.AF_INET
+            self._socket = socket.socket(family, socket.SOCK_DGRAM)
+
+    def _send(self, target: _Target) -> None:
+        assert self._socket is not None
+        self._number += 1
+        try:
+            data = pack_beat(target.key, Beat(self.name, self._number))
+            self._socket.sendto(data, (target.host, target.port))
+        except OSError:
+            time.sleep(INTERVAL_S)
+            raise
+
+    def _listen(self, key: bytes) -> None:
+        """Until the next beat is due."""
+        assert self._socket is not None
+        due = time.monotonic() + INTERVAL_S
+        while (left := due - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            with contextlib.suppress(socket.timeout, OSError):
+                beat = read_beat(key, self._socket.recv(512))
+                if beat is not None and not beat.sender and self._answered < beat.number <= self._number:
+                    self._answered, self.heard = beat.number, time.monotonic()

@@ -1,0 +1,206 @@
+"""The agent's part in snapshots: knows what this node holds, finds for each worker what it goes on from.
+
+The work itself is done by processes beside the workers: a saver for each rank that asks for one, and a keeper for the
+node, which makes checksums, sends copies to the buddy and fetches what is missing here. They outlive the workers.
+The keeper's port is opened here: other nodes know it before there is a keeper, and the next one has it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+
+from dalsegno.runs.agent.orders import ResumeOrder, StartOrder
+from dalsegno.train.errors import NoRoom
+from dalsegno.train.frames import Message
+from dalsegno.train.keeper.holdings import holdings
+from dalsegno.train.keeper.listening import listen
+from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
+from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
+
+Answer = Callable[[Message], None]
+Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; whether it can be forked
+
+
+class Snapshots:
+    """Of one run on one node. `tell` goes to the coordinator."""
+
+    def __init__(
+        self, run: str, node: str, secret: bytes, door: str, fork: Fork, tell: Callable[[Message], None]
+    ) -> None:
+        self.run, self._node, self._secret = run, node, secret
+        self._door, self._fork, self._tell = door, fork, tell
+        self._resume: ResumeOrder | None = None
+        self._buddy: KeeperAddress | None = None
+        self._generation = 0
+        self._keeper: Answer | None = None  # how to give it orders, once it is there
+        self._keeper_asked = False
+        self._listener = listen()
+        self._shares = True  # with the other nodes of the run
+        self._orders: list[Message] = []  # for a keeper that is still to come
+        self._fetching: dict[int, Answer] = {}
+        self._numbers = itertools.count(1)
+
+    def stay_here(self) -> None:
+        """Neither send snapshots to other nodes nor load theirs: strangers may know the run's secret."""
+        self._shares, self._secret = False, secrets.token_bytes(32)
+        self._listener.close()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def take_secret(self, secret: bytes) -> None:
+        """An agent may learn the run's secret only when it has found its coordinator."""
+        if self._shares and secret != self._secret:
+            self._secret = secret
+            if self._keeper is not None:
+                self._keep()
+
+    # What the coordinator orders
+
+    def start(self, run: str, order: StartOrder) -> None:
+        """Files are named after the run as its workers know it: a torchrun bears one name for agents, one for them."""
+        self.run, self._generation, self._resume, self._buddy = run, order.generation, order.resume, order.buddy
+        self.note_safe(order.safe)
+        if self._keeper is not None:
+            self._keep()
+        elif order.resume is not None:
+            self._start_keeper()  # others may send their copies at once
+
+    def pair(self, buddy: KeeperAddress | None) -> None:
+        """Another node keeps copies of what is ours."""
+        self._buddy = buddy
+        if self._keeper is not None:
+            self._keep()
+
+    def note_safe(self, safe: Safe | None) -> None:
+        """Workers read it before they overwrite an older snapshot. None: there is only what they have themselves."""
+        with contextlib.suppress(OSError, NoRoom):  # a full /dev/shm: then nothing newer counts as safe
+            if safe is not None:
+                write_safe(own_folder() / safe_name(self.run), safe)
+            elif (folder := find_folder()) is not None:
+                (folder / safe_name(self.run)).unlink(missing_ok=True)
+
+    def held(self) -> list[dict[str, object]]:
+        """For the coordinator."""
+        return [each.told() for each in holdings(self.run)]
+
+    def hello(self) -> Message:
+        """What a coordinator has to know of us from the start."""
+        folder = find_folder()
+        safe = read_safe(folder / safe_name(self.run)) if folder else None
+        port = int(self._listener.getsockname()[1]) if self._shares else 0
+        return {"held": self.held(), "keeper": port, "safe": render_word(safe) if safe else None}
+
+    def end(self) -> None:
+        """The run is over: nothing of it stays in memory."""
+        with contextlib.suppress(OSError):
+            sweep(self.run)
+
+    # What workers, savers and the keeper say
+
+    def hear(self, message: Message, answer: Answer) -> None:
+        if "saver" in message:
+            self._give_saver(int(message["saver"]), answer)
+        elif "resume" in message:
+            self._find(int(message["resume"]), answer)
+        elif "snapshot" in message:
+            self._order(message)
+        elif "keeper" in message:
+            self._keeper_came(answer)
+        elif "kept" in message:
+            self._tell({"kept": self.held()})
+        elif "fetched" in message:
+            self._fetched(message)
+        elif "trouble" in message:
+            self._tell({"note": f"copies of snapshots: {message['trouble']}"})
+
+    def _give_saver(self, rank: int, answer: Answer) -> None:
+        """It listens before the worker hears of it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            name = f"{self._door}.saver.{secrets.token_hex(8)}"  # nor to be guessed from the door's
+            sock.bind("\0" + name)
+            sock.listen(1)
+            task = {"kind": "saver", "name": f"ds:save{rank}", "door": self._door}
+            forked = self._fork(f"saver:{name}", task, [sock.fileno()])
+        answer({"saver": name} if forked else {"saver": ""})
+
+    def _find(self, asking: int, answer: Answer) -> None:
+        """What the worker goes on from: here, or fetched from where it is; else it looks on disk."""
+        resume = self._resume
+        if resume is None:
+            answer({"own": ""})
+            return
+        rank = resume.of.get(asking, asking)
+        folder = find_folder()
+        here = [each for each in holdings(self.run, folder) if each.place == (resume.generation, resume.step)]
+        own = next((each.name for each in here if each.own and each.rank == rank), None)
+        shared = next((each.name for each in here if each.shared), None)
+        if folder and own and shared:
+            answer({"step": resume.step, "own": str(folder / str(own)), "shared": str(folder / str(shared))})
+            return
+        if not self._shares:
+            answer({"own": ""})
+            return
+        number = next(self._numbers)
+        self._fetching[number] = answer
+        sources = {"own": [] if own else resume.own.get(asking, ()), "shared": [] if shared else resume.shared}
+        order = {"number": number, "rank": rank, "generation": resume.generation, "step": resume.step}
+        self._order({"fetch": {**order, **{part: [list(each) for each in found] for part, found in sources.items()}}})
+
+    def _fetched(self, told: Message) -> None:
+        answer = self._fetching.pop(int(told["fetched"]), None)
+        if answer is not None and self._resume is not None and told.get("ok"):
+            answer({"step": self._resume.step, "own": told["own"], "shared": told["shared"]})
+        elif answer is not None:
+            self._tell({"note": f"a snapshot could not be fetched: {told.get('why')}"})
+            answer({"own": ""})
+
+    # The keeper
+
+    def _order(self, order: Message) -> None:
+        if self._keeper is not None:
+            self._keeper(order)
+            return
+        self._orders.append(order)
+        self._start_keeper()
+        if not self._keeper_asked:
+            self._give_up_fetching()
+
+    def can_fork(self) -> None:
+        """What is here from before may be asked for by other nodes."""
+        if self.held():
+            self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        if not self._keeper_asked:
+            task: Message = {"kind": "keeper", "name": "ds:keeper", "door": self._door}
+            self._keeper_asked = self._fork("keeper", task, [self._listener.fileno()])
+
+    def _keeper_came(self, answer: Answer) -> None:
+        self._keeper = answer
+        self._keep()
+        orders, self._orders = self._orders, []
+        for order in orders:
+            answer(order)
+        self._tell({"kept": self.held()})
+
+    def keeper_gone(self) -> None:
+        """It was killed: the next snapshot starts another."""
+        self._keeper, self._keeper_asked = None, False
+        self._orders.clear()
+        self._give_up_fetching()
+
+    def _give_up_fetching(self) -> None:
+        fetching, self._fetching = self._fetching, {}
+        for answer in fetching.values():
+            answer({"own": ""})
+
+    def _keep(self) -> None:
+        assert self._keeper is not None
+        buddy = list(self._buddy) if self._buddy and self._shares else None
+        resumed = self._resume.step if self._resume else None
+        terms = {"run": self.run, "node": self._node, "secret": self._secret.hex(), "generation": self._generation}
+        self._keeper({"keep": {**terms, "buddy": buddy, "resumed": resumed}})

@@ -1,0 +1,266 @@
+"""The warm parent: a Python that has done the slow imports, and forks workers that start at once.
+
+The agent speaks to it over a Unix socket: `{"fork": …}` makes a worker, and every end of one is told as
+`{"ended": pid, "code": …}`. It never touches a GPU itself: a forked process cannot use a CUDA context of its parent.
+It ends, and takes its workers along, when the agent does; what a worker leaves behind becomes its own child, so that
+the agent finds all of it below this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from dalsegno.runs.agent.script import become_program, run_script
+from dalsegno.train.contract import AGENT
+from dalsegno.train.frames import FileReader, Message, send
+from dalsegno.train.peer import uid_of
+
+# ---- What is forked beside the workers and outlives them: a rank's saver, a node's keeper.
+
+
+CONNECT_S = 60.0
+
+
+def become_saver(task: Message) -> None:
+    """Serve the one worker that was told of our socket."""
+    os.environ[AGENT] = task["door"]
+    with socket.socket(fileno=task["files"][0]) as listener:
+        worker = _first_of_ours(listener)
+    if worker is not None:
+        from dalsegno.train.saver import serve
+
+        serve(worker)
+
+
+def become_keeper(task: Message) -> None:
+    from dalsegno.train.keeper import serve
+
+    serve(task["door"], socket.socket(fileno=task["files"][0]))
+
+
+def _first_of_ours(listener: socket.socket) -> socket.socket | None:
+    """Anyone on the machine can see the socket; only the same user is let in."""
+    listener.settimeout(CONNECT_S)
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except TimeoutError:
+            return None
+        sock.settimeout(None)
+        if uid_of(sock) == os.getuid():
+            return sock
+        sock.close()
+
+
+# ---- The store of one generation, where its ranks meet: a process of its own, on a socket that the agent has
+# opened.
+
+
+def serve_store(task: dict[str, Any]) -> None:
+    """Hold torch's TCPStore on the first file of the task until killed."""
+    hold(task["files"][0], task["port"])
+
+
+def hold(listening: int, port: int) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+    while store is not None:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    hold(int(sys.argv[1]), int(sys.argv[2]))
+
+
+# ---- The warm parent: a Python that has done the slow imports, and forks workers that start at once.
+
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+_WHY_CHARS = 2000  # of a user's exception
+WAKE_S = 0.5  # also looks without being woken: a signal that comes between two looks is not lost
+
+
+def main(channel: int, modules: list[str]) -> None:
+    """Import, say what came of it, then fork workers until the agent goes. A worker returns from here to run."""
+    die_with_parent()
+    adopt_orphans()
+    sock = socket.socket(fileno=channel)
+    send(sock, {"warm": preload(modules)})
+    worker = Parent(sock).serve()
+    if worker is not None:
+        KINDS[worker.get("kind", "script")](worker)
+
+
+KINDS = {
+    "script": run_script,
+    "program": become_program,
+    "store": serve_store,
+    "saver": become_saver,
+    "keeper": become_keeper,
+}
+
+
+def die_with_parent() -> None:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, at most 15 letters of it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def preload(modules: list[str]) -> Message:
+    """Import the modules; what went wrong or would go wrong after a fork is told, not raised."""
+    began = time.monotonic()
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a user's module may raise anything; then workers start without a warm parent
+            return {"ok": False, "why": f"import {name}: {type(error).__name__}: {error}"[:_WHY_CHARS]}
+    if _cuda_is_initialised():
+        return {"ok": False, "why": "a preloaded module has initialised CUDA, which a forked process cannot use"}
+    return {"ok": True, "seconds": time.monotonic() - began, "threads": other_threads()}
+
+
+def _cuda_is_initialised() -> bool:
+    """Not by asking whether CUDA is available: that question itself starts the driver, and no fork could use it."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_initialized())
+
+
+def other_threads() -> list[str]:
+    """Threads beside ours, by name: they do not live on in a forked worker, and a lock one holds stays locked there.
+
+    Not those of OpenMP: they bear the process's own name, and libgomp starts new ones after a fork.
+    """
+    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    own = str(threading.get_native_id())
+    tasks = [task for task in os.listdir("/proc/self/task") if task != own]
+    known = [named.get(int(task)) or _task_name(task) for task in tasks]
+    return [name for name in known if name != _task_name(own)]
+
+
+def _task_name(task: str) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return "ended"
+
+
+class Parent:
+    """Forks, reaps, tells."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = FileReader()
+        self.children: set[int] = set()
+
+    def serve(self) -> Message | None:
+        """Until the agent is gone (returns None), or as a freshly forked worker (returns what it shall run)."""
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            return self._serve(wake_read) or None
+        finally:
+            os.close(wake_read)
+            os.close(wake_write)
+
+    def _serve(self, wake: int) -> Message:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.sock, selectors.EVENT_READ)
+            selector.register(wake, selectors.EVENT_READ)
+            while True:
+                ready = [key.fd for key, _ in selector.select(WAKE_S)]
+                if wake in ready:
+                    os.read(wake, 4096)
+                self.reap()
+                worker = self.hear() if self.sock.fileno() in ready else None
+                if worker is not None:
+                    return worker
+
+    def hear(self) -> Message | None:
+        """Handle what the agent says. In a forked worker: its task; when the agent is gone: an empty one."""
+        messages = self.reader.receive(self.sock)
+        if messages is None:
+            self.end_children()
+            return {}
+        for message in messages:
+            task = self.fork(message["fork"], self.reader.take_files(message.get("files", 0)))
+            if task is not None:
+                return task
+        return None
+
+    def fork(self, task: Message, files: list[int]) -> Message | None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._leave(parent, task)
+            return dict(task, files=files)
+        with contextlib.suppress(OSError):  # on both sides of the fork, so that no one ever sees it without its group
+            os.setpgid(pid, pid)
+        for file in files:
+            os.close(file)
+        self.children.add(pid)
+        send(self.sock, {"forked": task["id"], "pid": pid})
+        return None
+
+    def _leave(self, parent: int, task: Message) -> None:
+        """In the worker: nothing of the parent's is left but its memory."""
+        os.setpgid(0, 0)
+        die_with_parent()
+        name_process(task.get("name", "worker"))
+        if os.getppid() != parent:
+            os._exit(1)  # it died before we could ask to be told
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.sock.close()
+
+    def reap(self) -> None:
+        """Take note of all that has ended, adopted orphans too; only workers are told of."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.children:
+                self.children.remove(pid)
+                send(self.sock, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def end_children(self) -> None:
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def start(arguments: list[str]) -> NoReturn:
+    """The command line: the socket's number, then the modules. Nothing of how we were started stays on the path."""
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", arguments[0])]
+    main(int(arguments[1]), arguments[2:])
+    sys.exit(0)

@@ -1,0 +1,266 @@
+"""All that an agent starts: the warm parent, the store, and the workers of one generation after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from dalsegno.runs.agent import evidence
+from dalsegno.runs.agent.evidence import catches, work_of
+from dalsegno.runs.agent.orders import Setup, StartOrder
+from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
+from dalsegno.runs.agent.worker_processes import Crew, Worker, fitting, run_files, store_task, worker_task
+from dalsegno.train.frames import Message
+
+SETTLE_S = 5.0
+
+
+class Workers:
+    """Told by the agent what to start; `tell` goes to the coordinator."""
+
+    def __init__(self, node: str, door: str, selector: selectors.BaseSelector, tell: Callable[[Message], None]) -> None:
+        self.node, self.door, self.selector, self.tell = node, door, selector, tell
+        self.setup = Setup()
+        self.parent: WarmParent | None = None
+        self.warm = False  # workers are forked, else they are programs of their own
+        self.ready = False
+        self.crew = Crew(0)
+        self.stopped = 0  # the last generation of which nothing runs any more
+        self._waiting: list[Callable[[], None]] = []  # for the parent to be ready
+        self._telling: dict[int, set[int]] = {}  # signals, and who of the present workers has had them
+        self._forking: set[str] = set()  # asked for and not yet told of
+        self._beside: dict[int, str] = {}  # processes that outlive a generation: savers, the keeper
+        self.beside_ended: Callable[[str], None] = lambda name: None
+        self.can_fork: Callable[[], None] = lambda: None  # told when there is something warm to fork from
+        self.held: Callable[[], list[dict[str, object]]] = list  # snapshots, for whoever plans the next generation
+
+    # The warm parent
+
+    def set_up(self, setup: Setup) -> None:
+        self.setup = setup
+        if self.parent is None:
+            self._start_parent(bool(setup.modules))
+        elif self.ready:
+            self._tell_ready({})
+
+    def _start_parent(self, warm: bool) -> None:
+        setup = self.setup
+        env, cwd = {**os.environ, **setup.env}, setup.cwd
+        self.warm, self.ready = warm, False
+        try:
+            if not os.path.isdir(cwd):
+                raise OSError(f"there is no folder {cwd} on this node")
+            if warm:
+                self.parent = WarmParent(setup.python, setup.modules, env, cwd, setup.stdin)
+            else:
+                self.parent = plain_parent(env, cwd, setup.stdin)
+        except OSError as error:
+            if warm:
+                self._fall_back(f"cannot start {setup.python}: {error}")
+            else:
+                self.tell({"broken": f"cannot start workers: {error}"})
+            return
+        self.selector.register(self.parent.sock, selectors.EVENT_READ, self._hear_parent)
+
+    def _fall_back(self, why: str) -> None:
+        self.tell({"note": f"nothing is imported ahead on {self.node}: {why}"})
+        self._start_parent(False)
+
+    def _hear_parent(self, wait: bool = False) -> None:
+        messages = self.parent.receive(wait) if self.parent else []
+        if messages is None:
+            self._parent_died()
+        for message in messages or ():
+            if "warm" in message:
+                self._parent_is_warm(message["warm"])
+            elif "forked" in message:
+                self._forked(message["forked"], message["pid"])
+            elif "ended" in message:
+                self._ended(message["ended"], message["code"])
+
+    def _parent_is_warm(self, told: Message) -> None:
+        if not told["ok"]:
+            self.tell({"note": f"nothing is imported ahead on {self.node}: {told['why']}"})
+            self.warm = False  # it can still become a program
+        self._tell_ready(told)
+        if self.warm:
+            self.can_fork()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each()
+
+    def _tell_ready(self, told: Message) -> None:
+        self.ready = True
+        self.tell({"ready": {"warm": self.warm, "seconds": told.get("seconds"), "threads": told.get("threads")}})
+
+    def _parent_died(self) -> None:
+        """Its workers died with it. Another takes its place; what cannot even import starts workers as programs."""
+        was_ready = self.ready
+        self._drop_parent()
+        self.end()
+        if was_ready:
+            self.tell({"cold": "its warm parent was killed"})
+        if was_ready or not self.warm:
+            self._start_parent(self.warm)
+        else:
+            self._fall_back("the Python that imports ahead died")
+
+    def _drop_parent(self) -> None:
+        if self.parent is not None:
+            self.selector.unregister(self.parent.sock)
+            self.parent.end()
+            self.parent, self.ready = None, False
+            self._forking.clear()
+            gone, self._beside = self._beside, {}
+            for name in gone.values():
+                self.beside_ended(name)
+
+    def _when_ready(self, do: Callable[[], None]) -> None:
+        if self.ready:
+            do()
+        else:
+            self._waiting.append(do)
+
+    # A generation
+
+    def open_store(self, generation: int) -> None:
+        self._when_ready(lambda: self._open_store(generation))
+
+    def _open_store(self, generation: int) -> None:
+        """The socket is open when the port is told, so no one can take it; who connects early waits in its queue."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.bind(("", 0))
+            port = int(sock.getsockname()[1])
+            if self.setup.store:
+                sock.listen(4096)
+                self._fork(f"store:{generation}", store_task(self.setup, self.warm, port), [sock.fileno()])
+        self.tell({"store": generation, "port": port})
+
+    def start(self, order: StartOrder) -> None:
+        self._when_ready(lambda: self._start(order))
+
+    def _start(self, order: StartOrder) -> None:
+        generation = order.generation
+        if generation <= max(self.stopped, self.crew.generation):
+            return  # told twice, or stopped while it waited for the parent
+        self.crew = Crew(generation)
+        self._telling.clear()
+        for each in order.workers:
+            worker = self.crew.add(each.rank, **(each.files or run_files(self.setup.folder, generation, each.rank)))
+            task = worker_task(self.setup, self.warm, worker, each, self.door)
+            self._fork(f"{generation}:{each.rank}", task)
+
+    def _fork(self, name: str, task: Message, files: Sequence[int] = ()) -> None:
+        if self.parent is not None:
+            self._forking.add(name)
+            self.parent.fork(dict(task, id=name), files)
+
+    def fork_beside(self, name: str, task: Message, files: Sequence[int]) -> bool:
+        """A process that is no worker and lives on when they end; False if there is nothing warm to fork it from."""
+        if not (self.warm and self.ready):
+            return False
+        self._fork(f"beside:{name}", task, files)
+        return True
+
+    def _forked(self, name: str, pid: int) -> None:
+        self._forking.discard(name)
+        generation, _, rest = name.partition(":")
+        if generation == str(self.crew.generation):
+            self.crew.workers[int(rest)].pid = pid
+        elif generation == "beside":
+            self._beside[pid] = rest
+
+    def _ended(self, pid: int, code: int) -> None:
+        if pid in self._beside:
+            self.beside_ended(self._beside.pop(pid))
+        worker = self.crew.by_pid(pid)
+        if worker is not None and worker.rank not in self.crew.reports:
+            report = self.crew.ended(worker, code)
+            self._drop_empty_stacks(worker)
+            self.tell({"ended": report})
+
+    def stop(self, generation: int) -> None:
+        """Kill all of it at once, and say so when nothing of it is left."""
+        if generation < self.crew.generation:
+            return
+        hurt = self.crew.hurt()
+        left = self.end()
+        self.stopped = max(self.stopped, generation)
+        if left:
+            self.tell({"broken": f"processes that cannot be killed: {left}"})
+        else:
+            self.tell({"stopped": generation, "reports": fitting(hurt), "held": self.held()})
+
+    def end(self) -> list[int]:
+        """Kill everything but the parent; gives what could not be killed."""
+        self._settle()
+        running = self.crew.running()
+        kill_groups([worker.pid for worker in running if worker.pid])
+        left = kill_below(keep=[self.parent.pid, *self._beside] if self.parent else [])
+        self.stopped = max(self.stopped, self.crew.generation)
+        for worker in running:
+            self._drop_empty_stacks(worker)
+        self.crew.workers.clear()
+        return left
+
+    def _settle(self) -> None:
+        """Hear of every fork that is under way, so that none comes after the killing."""
+        until = time.monotonic() + SETTLE_S
+        while self._forking and self.parent is not None:
+            self.parent.sock.settimeout(max(0.01, until - time.monotonic()))
+            self._hear_parent(wait=True)
+            if time.monotonic() > until:
+                self._drop_parent()
+                self._start_parent(self.warm)
+        if self.parent is not None:
+            self.parent.sock.settimeout(None)
+
+    def reset(self) -> None:
+        """We were given up, or nobody knows of us: nothing of before may run on."""
+        self._waiting.clear()
+        self.end()
+        self.crew = Crew(0)
+        if self.ready:
+            self._tell_ready({})
+
+    def end_everything(self) -> None:
+        self.end()
+        self._drop_parent()
+        kill_below(keep=[])
+
+    # While they run
+
+    def signal(self, number: int) -> None:
+        """Only those that listen: the others would die of it, and lose what they have done since they last saved."""
+        self._telling[number] = set()
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """A worker that has only just started may begin to listen a little later."""
+        for number, told in self._telling.items():
+            for worker in self.crew.running():
+                if worker.pid and worker.pid not in told and catches(worker.pid, number):
+                    told.add(worker.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, number)
+
+    def capture_stacks(self, generation: int) -> None:
+        if generation == self.crew.generation:
+            evidence.capture_all((worker.pid, worker.stacks) for worker in self.crew.running() if worker.pid)
+        self.tell({"stacks": generation})
+
+    def tell_work(self, generation: int) -> None:
+        """What the workers that still run have done since they started: whether they do anything at all is asked."""
+        if generation == self.crew.generation:
+            done = {str(worker.rank): work_of(worker.pid) for worker in self.crew.running() if worker.pid}
+            self.tell({"worked": generation, "ranks": done})
+
+    def _drop_empty_stacks(self, worker: Worker) -> None:
+        """A file for stacks that were never asked for."""
+        with contextlib.suppress(OSError):
+            if os.stat(worker.stacks).st_size == 0:
+                os.unlink(worker.stacks)

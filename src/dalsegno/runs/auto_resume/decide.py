@@ -1,0 +1,167 @@
+"""What is to become of a step that has ended with another code than 0. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.hostlist import expand
+from dalsegno.runs.coordinator.node_loss import to_be_mended
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo
+
+LOOK_S = 5.0  # a task may die of a failure before anyone else has noticed it, 1.6 s at the worst
+SETTLE_S = 60.0  # how long Slurm has for what it makes of a failed node
+MOST = 10  # times, for one srun, and for one batch job
+_MEANT = {JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.PREEMPTED, JobState.OUT_OF_MEMORY}
+_PASSING = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobState.SIGNALING}
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The step is over. `why` is worth a line where a node has failed."""
+
+    why: str = ""
+    ends: bool = False  # and Slurm is about to end the script that it is part of
+
+
+@dataclass(frozen=True)
+class Again:
+    """Start the step again: in its job, not on `without`; or, `alone`, in a new job that is like the old one."""
+
+    job: JobInfo
+    without: tuple[str, ...] = ()
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Have Slurm start the batch script again, on other nodes."""
+
+    why: str
+
+
+Choice = Leave | Again | Requeue
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The step's nodes and its job, as they are now, and which nodes have failed since the step began."""
+
+    nodes: tuple[str, ...]
+    job: JobInfo | None
+    failed: Mapping[str, str] = field(default_factory=dict)  # of the step's nodes: why; also those that are back by now
+    bad: Mapping[str, str] = field(default_factory=dict)  # now, of the step's and the job's
+    unsettled: tuple[str, ...] = ()
+    for_s: float = 0.0  # since the step's end
+    times: int = 0  # that this srun has started it again
+    restarts: int = 0  # of the job
+    hung_up: bool = False  # as `salloc` does on what runs in its terminal, when the allocation has ended
+
+
+def choose(seen: Seen) -> Choice | None:
+    """None: it is too early to say."""
+    if seen.job is None or seen.job.state in _MEANT:
+        return Leave()
+    if seen.hung_up and seen.job.state is JobState.RUNNING:
+        return Leave()
+    if not seen.failed and seen.job.state is not JobState.NODE_FAIL:
+        return None if seen.for_s < LOOK_S else Leave()
+    if seen.for_s < SETTLE_S and (seen.unsettled or seen.job.state in _PASSING):
+        return None
+    if seen.job.state is JobState.RUNNING:
+        return _in_its_job(seen, seen.job)
+    if seen.job.batch:
+        anew = seen.job.state is JobState.PENDING
+        return Leave(f"job {seen.job.id} {'starts anew' if anew else 'has ended with it'}", ends=anew)
+    return Again(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
+
+
+def _in_its_job(seen: Seen, job: JobInfo) -> Choice:
+    healthy = [name for name in job.nodes if name not in seen.bad]
+    if len(healthy) >= len(seen.nodes):
+        without = tuple(name for name in job.nodes if name in seen.bad)
+        return Again(job, without) if seen.times < MOST else _enough(seen.times)
+    if job.batch and seen.restarts >= MOST:
+        return _enough(seen.restarts)
+    why = f"job {job.id} has {len(healthy)} of the {len(seen.nodes)} healthy nodes that the step needs"
+    return Requeue(why) if job.batch else Leave(f"{why}, and only batch jobs can be requeued")
+
+
+def _enough(times: int) -> Leave:
+    return Leave(f"it has been started again {times} times, and is not any more")
+
+
+# ---- Which nodes have failed, by what Slurm and the nodes themselves say. Pure.
+
+
+_GONE = {NodeFlag.FAIL, NodeFlag.POWERED_DOWN, NodeFlag.POWERING_DOWN, NodeFlag.REBOOT_ISSUED, NodeFlag.INVALID_REG}
+
+
+def failures(nodes: Iterable[NodeInfo], silent: Collection[str]) -> dict[str, str]:
+    """Node → why nothing should be started there. That somebody else drains a node is no failure of it."""
+    found = {node.name: _why(node, silent) for node in nodes}
+    return {name: why for name, why in found.items() if why}
+
+
+def unsettled(nodes: Iterable[NodeInfo], bad: Collection[str]) -> list[str]:
+    """Those that have failed, and for which Slurm has not drawn any conclusion yet."""
+    return [node.name for node in nodes if node.name in bad and not node.down and not node.draining]
+
+
+def _why(node: NodeInfo, silent: Collection[str]) -> str:
+    if mended := to_be_mended([node]).get(node.name):
+        return mended
+    if node.down:
+        return node.reason or "down"
+    if node.name in silent or not node.responding:
+        return "does not answer"
+    return node.state_text if node.flags & _GONE else ""
+
+
+# ---- What srun notes of the step that it starts: `JOB STEP NODES`. Pure.
+
+
+NOTES = "DALSEGNO_RESUME_NOTES"  # the descriptor on which to note; our Slurm plugin keeps it from the tasks
+
+
+@dataclass(frozen=True)
+class Step:
+    job: int
+    id: int
+    nodes: tuple[str, ...]
+
+
+def read_notes(text: str) -> Step | None:
+    """The step; None where there was none, and for one across several jobs (a heterogeneous one)."""
+    words = [line.split(" ") for line in text.splitlines()]
+    if len(words) != 1 or len(words[0]) != 3 or not all(word.isdigit() for word in words[0][:2]):
+        return None
+    return Step(int(words[0][0]), int(words[0][1]), tuple(expand(words[0][2])))
+
+
+# ---- How srun is told to start a step again. Pure.
+
+
+_OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PER_NODE", "JOB_CPUS_PER_NODE")
+
+
+def arguments(argv: Sequence[str], again: Again) -> list[str]:
+    """Before all other options: what the user excludes wins."""
+    return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
+
+
+def environment(env: Mapping[str, str], again: Again) -> dict[str, str]:
+    """The old allocation is forgotten; the new one is of its shape, which the other variables tell srun."""
+    if not again.alone or "SLURM_JOB_ID" not in env:
+        return dict(env)
+    old = {f"SLURM_{name}" for name in _OLD}
+    return {**_like(again.job), **{name: value for name, value in env.items() if name not in old}}
+
+
+def _like(job: JobInfo) -> dict[str, str]:
+    limit = "" if job.time_limit_s is None else str(max(1, job.time_limit_s // 60))
+    known = {
+        "SLURM_PARTITION": job.partition, "SLURM_ACCOUNT": job.account, "SLURM_QOS": job.qos,
+        "SLURM_RESERVATION": job.reservation, "SLURM_TIMELIMIT": limit,
+    }  # fmt: skip
+    return {name: value for name, value in known.items() if value}

@@ -1,0 +1,178 @@
+"""The program in srun's place: `PROGRAM SRUN ARGV0 ARGV1 …`, as our Slurm plugin starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.auto_resume.decide import NOTES, Step, read_notes
+from dalsegno.system.stand_in import StandIn, end_as
+
+if TYPE_CHECKING:  # the rest is loaded when needed: a short step that ends well does not pay for it
+    from dalsegno.runs.auto_resume.decide import Again, Leave
+    from dalsegno.slurm.client import SlurmClient
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from dalsegno.errors import NotThere
+from dalsegno.runs.auto_resume.decide import SETTLE_S, Choice, Leave, Seen, choose, failures, unsettled
+from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
+
+_LAST_S = 60.0  # for Slurm to end a script that it starts anew
+
+
+def main(arguments: list[str]) -> int:
+    srun, *argv = arguments
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    if restarts:
+        say(f"job {os.environ.get('SLURM_JOB_ID')} has started again on {os.environ.get('SLURM_JOB_NODELIST')}")
+    end_as(_supervise(StandIn(), srun, argv, restarts))
+
+
+def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
+    words, env, times = argv, dict(os.environ), 0
+    while True:
+        ended = here.run(srun, words, env, NOTES, lambda notes: _is_over(srun, notes))
+        step = read_notes(ended.notes)
+        if ended.code == 0 or ended.asked or step is None:
+            return ended.code
+        try:
+            again = _what_then(here, srun, step, times, restarts, ended.hung_up)
+        except Exception as error:  # whatever it is, the script gets srun's code, as without us
+            say(f"it cannot be found out whether a node has failed: {error}")
+            return ended.code
+        if again is None:
+            return ended.code
+        from dalsegno.runs.auto_resume.decide import arguments, environment
+
+        words, env, times = arguments(argv, again), environment(env, again), times + 1
+
+
+def _what_then(here: StandIn, srun: str, step: Step, times: int, restarts: int, hung_up: bool) -> Again | None:
+    """None where the step is not to start again."""
+    from dalsegno.runs.auto_resume.decide import MOST, Again, Requeue
+
+    slurm = _slurm(srun)
+    choice, failed = Watch(slurm, here.pause, restarts, hung_up).until_known(step, times)
+    nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
+    if isinstance(choice, Again):
+        where = "a new job" if choice.alone else f"job {step.job}"
+        say(f"{nodes}: the step starts again in {where} (time {times + 1} of at most {MOST})")
+        return choice
+    if isinstance(choice, Requeue):
+        _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
+    else:
+        _leave(here, choice, nodes)
+    return None
+
+
+def _leave(here: StandIn, choice: Leave, nodes: str) -> None:
+    if choice.why:
+        say(f"{nodes}: {choice.why}")
+    if choice.ends:
+        here.pause(_LAST_S)
+
+
+def _requeue(here: StandIn, slurm: SlurmClient, job: int, why: str) -> None:
+    try:
+        say(f"{why}; it is requeued, and its script starts again on healthy nodes")
+        slurm.requeue(job)
+    except DalsegnoError as error:
+        say(f"job {job} cannot be requeued, so the step ends here: {error}")
+        return
+    here.pause(_LAST_S)
+
+
+def _slurm(srun: str) -> SlurmClient:
+    from dalsegno.slurm.client import SlurmClient
+    from dalsegno.system.processes import LocalRunner
+
+    return SlurmClient(LocalRunner(), os.environ, bin_dir=os.path.dirname(srun), timeout_s=10)
+
+
+def _is_over(srun: str, notes: str) -> bool:
+    """srun waits for ever for tasks on a lost node, though Slurm has ended the whole job, or the step, with it."""
+    from dalsegno.slurm.facts import JobState
+
+    try:
+        step, slurm = read_notes(notes), _slurm(srun)
+        job = slurm.job(step.job) if step else None
+        if step is None or job is None or job.state is not JobState.RUNNING:
+            return job is not None and job.state is JobState.NODE_FAIL
+        return bool(set(step.nodes) - set(job.nodes)) and not slurm.has_step(step.job, step.id)
+    except Exception:  # slurmctld is away, there is no room for a process: whatever it is, the step must live on
+        return False
+
+
+def say(text: str) -> None:
+    print(f"dalsegno: auto-resume: {text}", file=sys.stderr, flush=True)
+
+
+# ---- Looking at a step's nodes and its job, after its end.
+
+
+EVERY_S = 1.0
+GIVE_UP_S = 2 * SETTLE_S  # Slurm has not answered once since it ought to have settled
+
+
+def wait_for_choice(
+    look: Callable[[float], Seen], pause: Callable[[float], bool], clock: Callable[[], float]
+) -> Choice:
+    """`look` is told how long it has been. Being asked to end, in a pause, is a choice too."""
+    began = clock()
+    while True:
+        for_s = clock() - began
+        with contextlib.suppress(DalsegnoError):  # slurmctld may be away for a moment
+            if (choice := choose(look(for_s))) is not None:
+                return choice
+        if for_s >= GIVE_UP_S:
+            return Leave("Slurm does not answer, so the step ends here")
+        if pause(EVERY_S):
+            return Leave()
+
+
+class Watch:
+    """Looks until it is known what is to become of the step."""
+
+    def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
+        self._slurm = slurm
+        self._pause = pause
+        self._restarts = restarts
+        self._hung_up = hung_up
+
+    def until_known(self, step: Step, times: int) -> tuple[Choice, dict[str, str]]:
+        """The choice, and the step's nodes that have failed."""
+        failed = dict[str, str]()
+        choice = wait_for_choice(lambda for_s: self._look(step, failed, for_s, times), self._pause, time.monotonic)
+        return choice, failed
+
+    def _look(self, step: Step, failed: dict[str, str], for_s: float, times: int) -> Seen:
+        job = self._job(step.job)
+        running = job.nodes if job and job.state is JobState.RUNNING else ()
+        nodes = self._slurm.nodes(sorted({*step.nodes, *running}))
+        bad = failures(nodes, self._silent(nodes))
+        taken = [name for name in step.nodes if running and name not in running]
+        for name in step.nodes:
+            if name in bad or name in taken:
+                failed.setdefault(name, bad.get(name, "Slurm has taken it from the job"))
+        waiting = tuple(unsettled([node for node in nodes if node.name not in taken], bad))
+        return Seen(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts, self._hung_up)
+
+    def _job(self, id: int) -> JobInfo | None:
+        try:
+            return self._slurm.job(id)
+        except NotThere:
+            return None
+
+    def _silent(self, nodes: list[NodeInfo]) -> list[str]:
+        async def usual_port() -> int:
+            return int(self._slurm.config().get("SlurmdPort", "0") or 0)
+
+        return asyncio.run(unreachable(nodes, usual_port))

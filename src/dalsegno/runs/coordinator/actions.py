@@ -1,0 +1,170 @@
+"""Doing what the run's state machine orders: words to agents, pauses, nodes given back, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.events import (
+    Exclude,
+    Finish,
+    GaveUpWaiting,
+    Joined,
+    OpenStore,
+    Order,
+    Release,
+    Start,
+    Stop,
+    Wait,
+    Waited,
+)
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.hangs import HangWatch
+from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.report import Teller
+from dalsegno.runs.coordinator.site import Seats, Terms
+from dalsegno.runs.coordinator.staff import Boss, Staff
+from dalsegno.runs.journal import RunEvent
+from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
+from dalsegno.train.frames import Message
+
+# ---- The message that starts a node's workers: their ranks, their variables, and who else is in the run.
+
+
+def start_message(
+    site: Terms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
+) -> Message | None:
+    """None while one of the group is just being lost: what follows from that comes at once."""
+    group = order.group
+    if any(agent not in peers for agent in group.agents):
+        return None
+    hosts = tuple(peers[agent].host for agent in group.agents)
+    seats = Seats(group.generation, hosts, group.nproc_per_node, order.store_port, order.restarts)
+    first = next(place.first_rank for place in group.places if place.agent == order.agent)
+    found = peers[order.agent].hello.found
+    own = {RUN: site.folder.run, GENERATION: str(group.generation), WANTED_NODES: str(site.shape.max_nodes)}
+    workers = [
+        {"rank": rank, "env": {**site.worker_env(seats, rank, found), **own}}
+        for rank in range(first, first + group.nproc_per_node)
+    ]
+    others = [list(peer.probe) for name, peer in peers.items() if name != order.agent]
+    return {"start": {"generation": group.generation, "workers": workers, "peers": others, **(in_memory or {})}}
+
+
+# ---- Doing what the run's state machine orders: words to agents, pauses, nodes given back, the end.
+
+
+class Doer(Boss, Protocol):
+    """The coordinator, as far as it has hands."""
+
+    run: Run
+    site: Terms
+    agents: Agents
+    staff: Staff
+    hangs: HangWatch
+    memory: Memory
+    told: Teller
+
+    def finish(self, order: Finish) -> None: ...
+
+
+def do(of: Doer, order: Order) -> None:
+    if isinstance(order, OpenStore):
+        of.told.generation(of.run)
+        of.agents.send(order.agent, {"open_store": order.generation})
+    elif isinstance(order, Start):
+        _start(of, order)
+    elif isinstance(order, Stop):
+        of.agents.send(order.agent, {"stop": order.generation})
+    elif isinstance(order, Wait):
+        of.journal(RunEvent.PAUSE, seconds=order.seconds)
+        asyncio.get_running_loop().call_later(order.seconds, of.apply, Waited())
+    elif isinstance(order, Exclude):
+        _leave(of, order)
+    elif isinstance(order, Release):
+        of.soon(_move(of))
+    elif isinstance(order, Finish):
+        of.finish(order)
+
+
+def _start(of: Doer, order: Start) -> None:
+    of.hangs.generation_started()
+    in_memory = of.memory.start(order.group, order.agent, time.monotonic())
+    message = start_message(of.site, order, of.agents.peers, in_memory)
+    if message is not None:
+        of.agents.send(order.agent, message)
+
+
+def _leave(of: Doer, order: Exclude) -> None:
+    if not order.until_mended:
+        exclude(of, order.agent, order.why)
+        return
+    of.staff.leave_to_be_mended(order.agent)
+    of.go_on_without(order.agent, order.why)
+
+
+def exclude(of: Doer, agent: str, why: str) -> None:
+    """Its node is not taken again."""
+    of.note(f"{agent}: {why}; the run goes on without it")
+    of.staff.excluded.append(agent)
+    of.agents.send(agent, {"finish": 0})
+
+
+async def _move(of: Doer) -> None:
+    of.agents.send_all({"finish": 0})
+    await of.staff.move()
+
+
+# ---- Taking agents in: those that come together at once, and after a while fewer than were asked for.
+
+
+TOGETHER_S = 10.0  # how long one waits for another that is starting
+
+
+class Gatherer(Boss, Protocol):
+    """The coordinator, as far as newcomers concern it."""
+
+    run: Run
+
+
+class Gathering:
+    """Newcomers, and the patience of an elastic run, which starts smaller after `gather_s`."""
+
+    def __init__(self, of: Gatherer, gather_s: float) -> None:
+        self._of, self._gather_s = of, gather_s
+        self._newcomers: list[Joined] = []
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def take_in(self, event: Joined) -> None:
+        """While a run that is smaller than asked for runs, newcomers that come together are taken in together."""
+        run = self._of.run
+        self._newcomers.append(event)
+        smaller = run.phase is Phase.RUNNING and run.group and len(run.group.places) < self._of.wanted
+        others = self._of.present - set(run.ready) - {each.agent for each in self._newcomers}
+        if not (smaller and others):
+            self._let_in()
+        elif len(self._newcomers) == 1:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._let_in)
+
+    def _let_in(self) -> None:
+        newcomers, self._newcomers = self._newcomers, []
+        for event in newcomers:
+            if event.agent in self._of.present:
+                self._of.apply(event)
+
+    def watch(self) -> None:
+        """After every event: a run that could start smaller does so after a while."""
+        run = self._of.run
+        could = run.phase is Phase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
+        if could and self._waiting is None:
+            self._waiting = asyncio.get_running_loop().call_later(self._gather_s, self._give_up)
+        elif not could and self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        self._of.apply(GaveUpWaiting())

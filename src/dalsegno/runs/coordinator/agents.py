@@ -1,0 +1,227 @@
+"""The agents of a run as its coordinator holds them: connected, watched, spoken to, lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
+from dalsegno.runs.coordinator.liveness import Pulse, Timing
+from dalsegno.runs.coordinator.messages import UNREADABLE, Hello, Word, read_hello, read_word
+from dalsegno.train.frames import BadFrame, Message
+from dalsegno.train.proof import holds, read_nonce
+from dalsegno.wire.server import Connection, Limits, LoopWatcher, Proved, Server
+
+# ---- The coordinator's side of its agents' connections: who they are, proved; what they say; that they are gone.
+
+
+LIMITS = Limits(stranger_s=5.0, read_bytes=256 << 10)
+
+
+@dataclass(eq=False)
+class Peer:
+    """One agent's connection."""
+
+    name: str
+    hello: Hello
+    address: str
+    beat_key: bytes  # of its heartbeats, while this connection lasts
+    send: Callable[[Message], None]
+    close: Callable[[], None]  # at once, and nobody is told
+
+    @property
+    def host(self) -> str:
+        """Where other nodes reach it: what it says of itself, if anything, else what we see."""
+        return self.hello.address or self.address
+
+    @property
+    def probe(self) -> tuple[str, int]:
+        """Where its host can be asked whether it lives."""
+        return self.address, self.hello.probe
+
+
+class Door:
+    """Listens for agents. The four callbacks are the coordinator's."""
+
+    def __init__(
+        self,
+        run: str,
+        secret: bytes,
+        came: Callable[[Peer], None],
+        said: Callable[[Peer, Message], None],
+        gone: Callable[[Peer], None],
+        too_long: Callable[[str, str], None],
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.run, self.secret = run, secret
+        self._came, self._said, self._gone, self._too_long = came, said, gone, too_long
+        self._limits = limits
+        self._greeting: Callable[[], Message] = dict
+        self._peers: dict[Connection[str], Peer] = {}
+        self._server: Server[str]
+
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
+        """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
+        self._greeting = greeting or dict
+        watcher = LoopWatcher(asyncio.get_running_loop())
+        self._server = Server(watcher, self, AGENT, COORDINATOR, self._limits)
+        return self._server.listen(host, port)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+    # What the server asks
+
+    def greeting(self) -> Message:
+        return self._greeting()
+
+    def identify(self, hello: Message, ours: str) -> Proved[str]:
+        name, said = str(hello.get("agent")), (ours, read_nonce(hello), self.run, str(hello.get("agent")))
+        if hello.get("run") != self.run or not holds(hello.get("proof"), self.secret, AGENT, *said):
+            raise BadFrame("no proof of the run's secret")
+        return Proved(name, self.secret, said)
+
+    def admit(self, connection: Connection[str], name: str) -> str:
+        return ""
+
+    def came(self, connection: Connection[str]) -> None:
+        """The first sealed message tells more."""
+
+    def said(self, connection: Connection[str], message: Message) -> None:
+        peer = self._peers.get(connection)
+        if peer is not None:
+            self._said(peer, message)
+            return
+        assert connection.who is not None
+        try:
+            hello = read_hello({**message, "agent": connection.who})
+        except UNREADABLE as error:
+            raise BadFrame(f"not the hello of an agent: {error!r}") from error
+        peer = self._peers[connection] = Peer(
+            connection.who,
+            hello,
+            connection.address,
+            beat_key(self.secret, *connection.said),
+            lambda told: self._send(connection, told),
+            lambda: self._drop(connection),
+        )
+        self._came(peer)
+
+    def gone(self, connection: Connection[str]) -> None:
+        peer = self._peers.pop(connection, None)
+        if peer is not None:
+            self._gone(peer)
+
+    def refused(self, cause: str, detail: str) -> None:
+        """Strangers are not worth a line in the run's log."""
+
+    def _send(self, connection: Connection[str], message: Message) -> None:
+        try:
+            self._server.send(connection, message)
+        except BadFrame as error:
+            assert connection.who is not None
+            self._too_long(connection.who, f"`{next(iter(message))}`: {error}")
+
+    def _drop(self, connection: Connection[str]) -> None:
+        self._peers.pop(connection, None)
+        self._server.drop(connection)
+
+
+# ---- The agents of a run as its coordinator holds them: connected, watched, spoken to, lost.
+
+
+TRIES = 20
+
+
+class Listener(Protocol):
+    """Whom they are told of."""
+
+    def agent_came(self, peer: Peer) -> None: ...
+
+    def agent_said(self, peer: Peer, word: Word) -> None: ...
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        """`silent`: its host does not answer either."""
+        ...
+
+    def message_too_long(self, agent: str, detail: str) -> None:
+        """What was to be sent to this agent is longer than a message may be, and was not sent."""
+        ...
+
+
+class Agents:
+    """By node name. One node has one agent; another one of the same name takes the place of the first."""
+
+    def __init__(self, run: str, secret: bytes, timing: Timing, listener: Listener) -> None:
+        self.peers: dict[str, Peer] = {}
+        self._listener = listener
+        self._pulse = Pulse(timing, self._probe_address)
+        self._door = Door(run, secret, self._came, self._said, self._gone, listener.message_too_long)
+
+    async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
+        """Listen for connections and for heartbeats, on the same port; returns it. OSError if it is taken."""
+        for attempt in range(TRIES if port == 0 else 1):
+            found = await self._door.open(port, greeting, host)
+            try:
+                self._pulse.open(found, host)
+                return found
+            except OSError:  # its twin for datagrams is taken
+                self._door.close()
+                if port or attempt == TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Stop listening; connections stay until the agents end them."""
+        self._door.close()
+        self._pulse.close()
+
+    async def watch(self) -> None:
+        await self._pulse.watch(lambda agent, why: self.lose(agent, why, silent=True))
+
+    def send(self, agent: str, message: Message) -> None:
+        if agent in self.peers:
+            self.peers[agent].send(message)
+
+    def send_all(self, message: Message) -> None:
+        for peer in self.peers.values():
+            peer.send(message)
+
+    def lose(self, agent: str, why: str, silent: bool) -> None:
+        peer = self.peers.pop(agent, None)
+        self._pulse.forget(agent)
+        self._listener.agent_lost(agent, why, silent)
+        if peer is not None:
+            peer.close()
+
+    def _came(self, peer: Peer) -> None:
+        before = self.peers.get(peer.name)
+        if before is not None:
+            if before.hello.pid != peer.hello.pid:
+                # Or it would come back, and they would take the place from each other.
+                before.send({"replaced": True, "finish": 0})
+            self.lose(peer.name, "another agent took its place", silent=False)
+        self.peers[peer.name] = peer
+        self._pulse.expect(peer.name, peer.beat_key)
+        self._listener.agent_came(peer)
+
+    def _said(self, peer: Peer, message: Message) -> None:
+        if self.peers.get(peer.name) is not peer:
+            return
+        self._pulse.heard(peer.name)
+        try:
+            word = read_word(message)
+        except UNREADABLE as error:  # of another version perhaps
+            raise BadFrame(f"a message that makes no sense: {error!r}") from error
+        if word is not None:
+            self._listener.agent_said(peer, word)
+
+    def _gone(self, peer: Peer) -> None:
+        if self.peers.get(peer.name) is peer:
+            self.lose(peer.name, "its agent is gone", silent=False)
+
+    def _probe_address(self, agent: str) -> tuple[str, int] | None:
+        return self.peers[agent].probe if agent in self.peers else None

@@ -1,0 +1,387 @@
+"""Agents from Slurm: the run's own allocation, further steps in it, one-node jobs for what it lost, the next job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Iterable, Sequence
+
+from dalsegno.containers.native import NO_CONTAINER
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.comment import JobRole, left_comment
+from dalsegno.runs.coordinator.events import Cancelled, Doubted, Moved
+from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.runs.coordinator.node_loss import (
+    Departure,
+    Refusals,
+    Tries,
+    ask_again_s,
+    may_be_left,
+    out_of_service,
+    still_starting,
+    tell_slow,
+    to_be_mended,
+    trusted_again,
+)
+from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
+from dalsegno.runs.coordinator.site import Site
+from dalsegno.runs.coordinator.slurm_jobs import Job, SlurmJobs, Step
+from dalsegno.runs.coordinator.staff import Boss
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunCause
+from dalsegno.slurm.facts import JobState, NodeInfo
+from dalsegno.system.children import start_ticks
+
+ASK_AGAIN_S = 5.0
+
+
+class SlurmStaff:
+    """Keeps as many agents as the run wants, as far as Slurm gives nodes."""
+
+    def __init__(self, site: Site, boss: Boss) -> None:
+        self.site, self.boss = site, boss
+        self.excluded: list[str] = []
+        self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
+        self.unhealthy: frozenset[str] = frozenset()
+        self._down: frozenset[str] = frozenset()
+        self._vacating: dict[str, str] = {}  # nodes that are to be mended, and what for
+        self._were_out: set[str] = set()  # of those given up, which Slurm has had out of service since
+        self._tries = Tries()
+        self._refusals = Refusals()  # of nodes beyond those of the run's own job
+        self._some_came = False  # agents, of any node
+        self._called: set[str] = set()  # nodes that have been asked whether they answer
+        self._told_slow: set[str] = set()
+        self._jobs = SlurmJobs(site, self)
+        self._departure = Departure(site, boss, self._jobs, lambda: self.begin(JobRole.NEXT))
+
+    # Asking for nodes
+
+    def begin(self, role: JobRole = JobRole.MAIN) -> None:
+        if self.site.own_job is not None:
+            self._jobs.take(role, self.site.own_job)
+        else:
+            self._jobs.ask(role, suspects=self._suspects)
+        self.boss.keep()
+
+    @property
+    def _suspects(self) -> list[str]:
+        return [*self.excluded, *self.silent, *self._vacating]
+
+    def job_granted(self, job: Job) -> None:
+        self._refusals.over()
+        self.boss.journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes), role=job.role.value)
+        if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
+            job.role = JobRole.MAIN
+            self.boss.apply(Moved())
+        elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
+            self.soon(self._jobs.give_back([job]))  # where nodes are shared, Slurm may give one that we have
+        self.look_after()
+
+    def _has_agent(self, job: Job) -> bool:
+        there = {
+            *self.boss.present,
+            *self.silent,
+            *(node for each in self._jobs.jobs if each is not job for node in each.nodes),
+        }
+        return any(node in there for node in job.nodes)
+
+    def job_refused(self, job: Job, why: str) -> None:
+        if job.role is JobRole.JOIN:
+            self._join_refused(why)
+            return
+        self.boss.journal(RunEvent.REFUSED, role=job.role.value, why=why)
+        if job.role is JobRole.MAIN:
+            self.boss.stop(1, f"Slurm refused: {why}", RunCause.REFUSED)
+        else:
+            self.boss.note(f"Slurm refused: {why}; asked again in {ASK_AGAIN_S:.0f} s")
+            asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._begin_again)
+
+    def _join_refused(self, why: str) -> None:
+        """Told once, however often it is asked again."""
+        if self._refusals.refused(why, self._not_to_join, time.monotonic()):
+            self.boss.journal(RunEvent.REFUSED, role=JobRole.JOIN.value, why=why)
+            self.boss.note(f"Slurm has no node to take a lost one's place: {why}")
+
+    def _begin_again(self) -> None:
+        if not self.boss.ending:
+            self.begin(JobRole.NEXT)
+
+    def job_over(self, job: Job, state: JobState) -> None:
+        """Cancelled by its user, the run ends; preempted or out of time, it goes on in another job."""
+        self.boss.journal(RunEvent.JOB_OVER, job=job.id, role=job.role.value, state=state.value)
+        if job.role is not JobRole.JOIN and state is JobState.CANCELLED:
+            self.boss.apply(Cancelled())
+        elif self.site.own_job is not None or self.boss.ending:
+            pass  # with our own job we go too
+        elif (
+            job.role is not JobRole.JOIN
+            and not self._promote()
+            and not any(each.role is JobRole.NEXT for each in self._jobs.jobs)
+        ):
+            self.soon(self._jobs.give_back(self._waiting_joins))  # the next one starts when no other is left
+            self.begin(JobRole.NEXT)
+        self.boss.keep()
+
+    @property
+    def _waiting_joins(self) -> list[Job]:
+        return [job for job in self._jobs.jobs if job.role is JobRole.JOIN and not job.nodes]
+
+    def _promote(self) -> bool:
+        """Has the run lost all nodes of its own job, the oldest of those that joined is its job from now on."""
+        joined = [each for each in self._jobs.jobs if each.role is JobRole.JOIN and each.nodes]
+        if self.boss.closing or not joined:
+            return False
+        joined[0].role = JobRole.MAIN
+        return True
+
+    def step_ended(self, job: Job, step: Step) -> None:
+        """One node that srun does not get to ends the step on all: the others are started again without it."""
+        missed = self._jobs.not_reached(job, step)
+        if not missed:
+            asyncio.get_running_loop().call_later(0.05, self.look_after)
+            return
+        self._tries.forget(*step.nodes)
+        for node, why in missed.items():
+            self._give_up(node, f"Slurm cannot start anything on {node} ({why})")
+        self.soon(self._let_go())
+
+    def _give_up(self, node: str, why: str) -> None:
+        self.boss.note(f"{why}: the run goes on without it")
+        self.silent[node] = time.time()
+        self._tries.forget(node)
+
+    async def _let_go(self) -> None:
+        """Nodes that were given up are not held: Slurm may mend them, or find others a use for them."""
+        for job in [job for job in self._jobs.jobs if job.nodes and job.id != self.site.own_job]:
+            if self.boss.closing or job not in self._jobs.jobs:
+                continue
+            if job.steps or any(node not in self.silent for node in job.nodes):
+                await self._jobs.let_go(job, self.silent)
+            else:
+                await self._jobs.give_back([job])
+                self.job_over(job, JobState.NODE_FAIL)
+        self.look_after()
+
+    # Keeping them
+
+    def look_after(self) -> None:
+        """Agents on every node of ours that should have one, and one-node jobs for what is missing beyond that."""
+        if self.boss.closing:
+            return
+        self._leave_what_is_to_be_mended()
+        present = self.boss.present
+        for job in [job for job in self._jobs.jobs if job.asking is None]:
+            bare = self._jobs.unstaffed(job, present, {*self.silent, *self._called, *self.excluded})
+            slow = self._jobs.slow(bare)
+            nodes = [node for node in bare if node in slow or self._may_staff(node)]
+            if nodes:
+                self._called.update(nodes)
+                self.soon(self._staff(job, nodes))
+        self._ask_for_missing(present)
+
+    async def _staff(self, job: Job, nodes: Sequence[str]) -> None:
+        """All that answer."""
+        found = await self._look_at(nodes)
+        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
+        self._called.difference_update(nodes)
+        if self.boss.closing or job not in self._jobs.jobs:
+            return
+        for node in dead:
+            self._give_up(node, f"{node} does not answer")
+        slow = self._wait_for_slow([node for node in nodes if node not in dead], found or ())
+        for together in self._tries.together([node for node in nodes if node not in (*dead, *slow)]):
+            self._jobs.staff(job, together)
+        self.boss.keep()
+        if dead:
+            await self._let_go()
+
+    def _wait_for_slow(self, nodes: Iterable[str], found: Iterable[NodeInfo]) -> list[str]:
+        ages_s = self._jobs.slow([node for node in nodes if node not in self.excluded])
+        waits = still_starting(ages_s, found, time.time())
+        self._jobs.wait_on(waits)
+        if said := tell_slow(ages_s, waits, self._told_slow, self.site.folder.agents_log):
+            self.boss.note(said)
+        return waits
+
+    def _may_staff(self, node: str) -> bool:
+        if self.boss.closing:
+            return False
+        if self._tries.once_more(node):
+            return True
+        if faults := [] if self._some_lived else self._jobs.container_faults():
+            self.boss.stop(NO_CONTAINER, f"its container is to be had on none of its nodes: {'; '.join(faults)}")
+            return False
+        why = self._jobs.why_they_end(node)
+        self._give_up(node, f"agents on {node} do not live{why}")
+        if self._none_lives:
+            self.boss.stop(1, f"its agents live on none of its nodes{why}; {self.site.folder.agents_log} says more")
+        else:
+            self.soon(self._let_go())
+        return False
+
+    @property
+    def _none_lives(self) -> bool:
+        """Nor ever did: then the fault is not the nodes'."""
+        nodes = {node for job in self._jobs.jobs for node in job.nodes}
+        return not self._some_lived and nodes <= set(self.silent)
+
+    @property
+    def _some_lived(self) -> bool:
+        return self._some_came or bool(self.boss.generation)
+
+    def _ask_for_missing(self, present: frozenset[str]) -> None:
+        """Not before the run's own allocation is there: until then nothing is missing."""
+        if (
+            self.boss.closing
+            or not self.has_nodes
+            or any(job.role is not JobRole.JOIN and not job.nodes for job in self._jobs.jobs)
+        ):
+            return
+        there = self._there(present)
+        may_ask = not self.waits and self._refusals.may_ask(self._not_to_join, time.monotonic())
+        wanted = self.boss.wanted + self.site.spares  # a spare that has taken a rank is one no more
+        if len(there) < wanted and may_ask:  # one after the other, so that no two get the same node
+            self._jobs.ask(JobRole.JOIN, suspects=self._suspects, members=sorted(there))
+            self.boss.keep()
+
+    def _there(self, present: frozenset[str]) -> set[str]:
+        return {*present, *self._called, *self._jobs.expected(present)} - {*self.excluded, *self._vacating}
+
+    @property
+    def _not_to_join(self) -> set[str]:
+        return {*self._suspects, *self._there(self.boss.present)}
+
+    def agent_came(self, node: str, again: bool) -> bool:
+        """Not where Slurm has taken its node from the job since: that is mended now, or another's."""
+        self._some_came = True
+        if again and node in self._down:
+            self.leave_to_be_mended(node)
+            return False
+        self.silent.pop(node, None)
+        return True
+
+    def agent_ready(self, node: str) -> None:
+        self._tries.forget(node)
+
+    def agent_lost(self, node: str, silent: bool) -> None:
+        self._jobs.agent_left(node)
+        if silent:
+            self.silent[node] = time.time() - self.site.timing.gone_s  # it may have booted before we knew
+
+    async def ask_slurm(self) -> None:
+        await self._jobs.check()
+        nodes = await self._look_at_nodes()
+        if nodes is None:
+            return  # no answer says nothing about them
+        self.unhealthy = frozenset(node.name for node in nodes if node.draining or node.down)
+        self._down = frozenset(node.name for node in nodes if node.down)
+        self.boss.apply(Doubted(self.unhealthy))
+        before, self._vacating = set(self._vacating), to_be_mended(nodes)
+        self._were_out = {*self._were_out, *out_of_service(nodes)} & set(self.silent)
+        back = trusted_again(self.silent, nodes, time.time(), self._were_out)
+        for name in back:
+            del self.silent[name]
+        self._tries.forget(*back)
+        stays = (before - set(self._vacating)) & self.boss.present  # well again before we had left it
+        if back or stays:  # whoever waits was told not to take it, or is not needed any more
+            await self._jobs.give_back(self._waiting_joins)
+        await self._let_go()
+        await self._tell_what_was_left()
+
+    @property
+    def ask_again_s(self) -> float:
+        return ask_again_s(self.silent.values(), time.time())
+
+    async def _look_at_nodes(self) -> list[NodeInfo] | None:
+        names = {*self.silent, *(node for job in self._jobs.jobs for node in job.nodes)}
+        return [] if not names or self.boss.closing else await self._look_at(sorted(names))
+
+    async def _look_at(self, nodes: Sequence[str]) -> list[NodeInfo] | None:
+        try:
+            return await asyncio.to_thread(self.site.slurm.nodes, nodes)
+        except DalsegnoError:
+            return None
+
+    # Leaving
+
+    def leave_to_be_mended(self, node: str) -> None:
+        self.silent[node] = time.time()
+        self._were_out.add(node)
+        self._tries.forget(node)
+        self.soon(self._tell_what_was_left())
+
+    def _leave_what_is_to_be_mended(self) -> None:
+        """Their agents go home."""
+        for node in may_be_left(self._vacating, self.boss.ready, self.boss.wanted):
+            self.silent[node] = time.time()
+            self._tries.forget(node)
+            self.boss.go_on_without(node, f"it is to be mended ({self._vacating[node]})")
+            self.soon(self._tell_what_was_left())
+
+    async def _tell_what_was_left(self) -> None:
+        for job in [job for job in self._jobs.jobs if job.id is not None and job.nodes]:
+            left = frozenset(self._vacating) & set(job.nodes) & set(self.silent) - self.boss.present
+            if left != job.left and await self._jobs.slurm.comment(job.id or 0, left_comment(job.role, left)):
+                job.left = left
+
+    def leaving(self, job: int, node: str = "") -> None:
+        if node not in self._down:  # what was left of a job there is ended when it is back: the job may be over already
+            self._departure.announced(job)
+
+    async def move(self) -> None:
+        await self._departure.move()
+
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
+        present = self.boss.present  # now: they go home while others are called
+        jobs = [job for job in self._jobs.jobs if job.asking is None]
+        bare = {job.id: set(self._jobs.unstaffed(job, present, self.excluded)) & set(nodes) for job in jobs}
+        asked = sorted(set[str]().union(*bare.values()))
+        found = await self._look_at(asked) if asked else ()
+        dead = await unreachable(found or (), self._jobs.slurm.slurmd_port)
+        for job in [job for job in jobs if job in self._jobs.jobs]:  # it may have been given back meanwhile
+            self._jobs.staff(job, sorted(bare[job.id] - set(dead)))
+        return self._jobs.expected(present) & set(nodes)
+
+    async def dismiss(self, code: int | None = None) -> None:
+        await self._jobs.give_back(self._jobs.jobs, code)
+        await self._jobs.sweep()
+
+    def soon(self, work: Awaitable[None]) -> None:
+        self.boss.soon(work)
+
+    # Before and after our own death
+
+    def saved(self) -> tuple[SavedJob, ...]:
+        return self._jobs.saved()
+
+    async def adopt(self, saved: tuple[SavedJob, ...]) -> bool:
+        """A job that was queued again has none of the steps that it had in its former life."""
+        own = self.site.own_job
+        ours = own is None or any(job.job == own and any(map(_lives, job.steps)) for job in saved)
+        if ours and saved:
+            await self._jobs.adopt(saved)
+        return ours and bool(saved)
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        return tuple(job.id for job in self._jobs.jobs if job.id is not None)
+
+    @property
+    def has_nodes(self) -> bool:
+        return any(job.nodes for job in self._jobs.jobs)
+
+    @property
+    def waits(self) -> bool:
+        return any(not job.nodes for job in self._jobs.jobs)
+
+    @property
+    def coming(self) -> frozenset[str]:
+        return frozenset(self._there(self.boss.present))
+
+    @property
+    def refused(self) -> str:
+        return self._refusals.why
+
+
+def _lives(step: SavedStep) -> bool:
+    return start_ticks(step.process.pid) == step.process.start

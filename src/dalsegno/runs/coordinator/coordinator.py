@@ -1,0 +1,420 @@
+"""The coordinator: hears agents and Slurm, lets the run's state machine decide, and does what it orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.agent.link import fallback_ports
+from dalsegno.runs.coordinator.actions import Gathering, do, exclude
+from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.events import Cancelled, Event, Finish, Joined, Left
+from dalsegno.runs.coordinator.generations import Phase, Run, advance
+from dalsegno.runs.coordinator.goodput import Pen
+from dalsegno.runs.coordinator.hangs import HangWatch
+from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.messages import (
+    AllStopped,
+    Broken,
+    Cold,
+    Ended,
+    GrantAsked,
+    Kept,
+    Ready,
+    Signalled,
+    StacksTaken,
+    Stepped,
+    Word,
+    Worked,
+    event_of,
+)
+from dalsegno.runs.coordinator.report import Teller, Told
+from dalsegno.runs.coordinator.saved_state import Saved, write_saved
+from dalsegno.runs.coordinator.site import CHECK_S, Terms
+from dalsegno.runs.coordinator.staff import Boss, Errands, Staff
+from dalsegno.runs.coordinator.takeover import find_saved, go_on, reconcile
+from dalsegno.runs.folder import RunFolder, mending
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunCause
+from dalsegno.system.files import read_json, write_atomic
+from dalsegno.train.contract import SAVED, TERMINATED
+from dalsegno.train.frames import Message
+
+# ---- Where a run's agents find their coordinator, and the secret by which they know each other: a file of the
+# run's.
+
+
+@dataclass(frozen=True)
+class Connect:
+    secret: bytes
+    port: int = 0  # any
+
+
+def read_connect(folder: RunFolder) -> Connect:
+    """That of our former self, so that its agents find us; a fresh one if there was none."""
+    known: Any = read_json(folder.connect, mending(folder.connect))
+    return Connect(bytes.fromhex(known["secret"]), known["port"]) if known else Connect(secrets.token_bytes(32))
+
+
+def write_connect(folder: RunFolder, connect: Connect) -> None:
+    told = {"run": folder.run, "secret": connect.secret.hex(), "addresses": own_addresses(), "port": connect.port}
+    write_atomic(folder.connect, json.dumps(told), mode=0o600)
+
+
+def own_addresses() -> list[str]:
+    """Where agents may find us: the addresses of our name first."""
+    found: list[Any] = []
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+    addresses = [str(each[4][0]) for each in found]
+    outward = [address for address in addresses if not address.startswith("127.")]
+    return list(dict.fromkeys([*outward, *addresses, "127.0.0.1"]))
+
+
+# ---- The end of a coordinator: agents are sent home, nodes given back, people told how the run ended or that it
+# rests.
+
+
+FAREWELL_S = 3.0
+CALLED_S = 10.0  # until an agent has started that has only to sweep its node
+
+
+class Departing(Told, Protocol):
+    """A coordinator that ends."""
+
+    agents: Agents
+    memory: Memory
+    told: Teller
+    folder: RunFolder
+    resting: bool  # it ends, and the run does not
+    said_farewell: bool
+
+    def keep(self) -> None: ...
+
+
+async def say_farewell(of: Departing, end: Finish) -> int:
+    """Nothing of the run is left when this returns, unless it only rests."""
+    of.agents.send_all({"end": _end_message(end), "finish": end.code})
+    called = set() if of.resting else await of.staff.call_back(of.memory.used)
+    until = time.monotonic() + (CALLED_S if called else FAREWELL_S)
+    while (of.agents.peers or called & of.memory.used) and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+    if not of.resting:
+        await of.staff.dismiss(None if end.code == TERMINATED else end.code)
+    of.keep()
+    of.said_farewell = True  # connections that break from now on have nothing more to tell
+    if of.resting:
+        of.told.rests(of, end.why)
+    else:
+        of.told.ended(of, end)
+        with contextlib.suppress(OSError):
+            of.folder.state.unlink()
+    return end.code
+
+
+def _end_message(end: Finish) -> Message:
+    """How the run ended, for agents whose own people want to know."""
+    cause = end.cause
+    where = {"rank": cause.rank, "node": cause.node} if cause else {}
+    return {"code": end.code, "why": end.why, **where}
+
+
+# ---- The coordinator: hears agents and Slurm, lets the run's state machine decide, and does what it orders.
+
+
+GATHER_S = 30.0  # an elastic run waits so long for all its nodes before it starts with fewer
+
+
+class Coordinator:
+    """One run, from its first agent to its end."""
+
+    def __init__(
+        self, site: Terms, staff: Callable[[Boss], Staff], gather_s: float = GATHER_S, told: Teller | None = None
+    ) -> None:
+        self.site, self.folder = site, site.folder
+        self.run = Run(site.shape, site.max_restarts)
+        self.lost_nodes = 0
+        self.started: float | None = None
+        self.told = told or Teller(site)
+        self.staff = staff(self)
+        self.agents: Agents
+        self.gathering = Gathering(self, gather_s)
+        self.hangs = HangWatch(self, site.hang_timeout_s)
+        self.memory = Memory()
+        self.pen = Pen(site.folder.progress)
+        self.granted = 0  # the newest generation that was allowed to commit
+        self.end: Finish | None = None
+        self.resting = False  # we end, and the run does not
+        self.said_farewell = False
+        self._left: set[str] = set()  # nodes that were left of our own will, and whose agents may still be there
+        self._over = asyncio.Event()
+        self._errands = Errands()
+
+    async def serve(self) -> int:
+        """Until the run has ended; gives its exit code."""
+        saved = await find_saved(self.site, self.staff.dismiss, self.note)
+        await self.open()
+        if saved is None:
+            self.journal(RunEvent.BEGAN, host=socket.gethostname(), pid=os.getpid())
+            self.staff.begin()
+        else:
+            await go_on(self, saved)
+        self._catch_signals()
+        await self._errands.until(self._over, self.agents.watch(), self._check(), self._ask_slurm())
+        assert self.end is not None
+        code = await say_farewell(self, self.end)
+        self.agents.close()
+        return code
+
+    def _catch_signals(self) -> None:
+        """In a batch step Slurm signals us too. On the head nobody does but to end us; then another takes over."""
+        if self.site.own_job is not None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGUSR2):
+                loop.add_signal_handler(number, self._nodes_wanted_back)
+
+    def _nodes_wanted_back(self, job: int = 0, node: str = "") -> None:
+        if not self.closing:
+            self.staff.leaving(job, node)
+
+    async def open(self) -> None:
+        """Listen where our former self did, if there was one, or where its agents look next; and write down where."""
+        known = read_connect(self.folder)
+        self.agents = Agents(self.folder.run, known.secret, self.site.timing, self)
+        port = await self._listen(known)
+        write_connect(self.folder, Connect(known.secret, port))
+
+    async def _listen(self, known: Connect) -> int:
+        if not known.port:
+            return await self.agents.open(0)
+        for port in (known.port, *fallback_ports(known.secret)):
+            try:
+                return await self.agents.open(port)
+            except OSError as error:
+                self.note(f"cannot listen on port {port}: {error.strerror or error}; trying another one")
+        return await self.agents.open(0)  # agents that are started from now on find us there
+
+    # Agents
+
+    def agent_came(self, peer: Peer) -> None:
+        if self.end is not None:  # late: the others have gone already
+            self.memory.used.discard(peer.name)
+            peer.send({"finish": self.end.code})
+            return
+        if not self.staff.agent_came(peer.name, again=bool(peer.hello.generation) and peer.name not in self.run.ready):
+            self.go_on_without(peer.name, "it was lost, and Slurm has set it down")
+            return
+        keeper = (peer.host, peer.hello.keeper) if peer.hello.keeper else None
+        self.memory.heard(peer.name, peer.hello.held, keeper, peer.hello.safe)
+        peer.send({"setup": self.site.setup()})
+        if peer.name in self.run.ready:
+            self._meet_again(peer)
+        elif peer.hello.generation:
+            peer.send({"reset": True})
+        self.tell()
+
+    def _meet_again(self, peer: Peer) -> None:
+        """One that a former self knew; what ended meanwhile it has kept for us."""
+        if peer.hello.generation == self.run.generation:
+            for report in peer.hello.reports:
+                self.agent_said(peer, Ended(report))
+        reconcile(self, peer)
+
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        event = event_of(peer.name, word, self.hangs.age_s, healthy=peer.name not in self.staff.unhealthy)
+        self.told.heard(self.run.generation, peer.name, word, event)
+        if isinstance(word, Ready):
+            self.staff.agent_ready(peer.name)
+            if not word.warm:
+                self.memory.keeps_nothing(peer.name)
+        elif isinstance(word, Cold):
+            peer.send({"reset": True})  # orders that were under way are none any more
+        elif isinstance(word, Broken):
+            exclude(self, peer.name, word.why)
+        elif isinstance(word, Signalled):
+            self._nodes_wanted_back(peer.hello.job, peer.name)
+        elif isinstance(word, Stepped):
+            self._stepped(word)
+        elif isinstance(word, StacksTaken):
+            self.hangs.told_stacks(peer.name)
+        elif isinstance(word, Worked):
+            self.hangs.worked(word.generation, word.ranks)
+        elif isinstance(word, GrantAsked):
+            self._answer_grant(peer, word)
+        elif isinstance(word, AllStopped):
+            self.memory.heard(peer.name, word.held)
+        elif isinstance(word, Kept):
+            self.memory.heard(peer.name, word.held)
+            self._speak_of_memory()
+        if isinstance(event, Joined):
+            self.gathering.take_in(event)
+        elif event is not None:
+            self.apply(event)
+
+    def _stepped(self, word: Stepped) -> None:
+        self.hangs.stepped(word.generation, word.step)
+        if word.over:
+            self.hangs.rest(word.generation)
+        if word.generation == self.run.generation:
+            self.pen.stepped(word)
+
+    def _speak_of_memory(self) -> None:
+        if self.run.phase is Phase.RUNNING and self.run.group is not None:
+            for agent, message in self.memory.words(self.run.group, time.monotonic()):
+                self.agents.send(agent, message)
+
+    def _answer_grant(self, peer: Peer, asked: GrantAsked) -> None:
+        """Who is cut off cannot ask. A saver may finish what its generation began, until a later one has committed."""
+        ok = self.granted <= asked.generation <= self.run.generation and self.end is None
+        why = "" if ok else f"generation {asked.generation} is over"
+        if ok and asked.generation > self.granted:
+            before, self.granted = self.granted, asked.generation
+            if not self._write_state(durable=True):  # a successor would let an earlier generation commit
+                self.granted, ok, why = before, False, "the run's folder cannot be written"
+        peer.send({"granted": {"number": asked.number, "ok": ok, "why": why}})
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        self.staff.agent_lost(agent, silent)
+        self.hangs.told_stacks(agent)
+        self.memory.lost(agent)
+        if not self.closing and agent not in self._left:
+            self.lost_nodes += agent in self.run.ready
+            self.told.lost(self.run, agent, why)
+        self._left.discard(agent)
+        self.apply(Left(agent))
+
+    def message_too_long(self, agent: str, detail: str) -> None:
+        """End the run: an agent that misses an order waits for ever, and a restart would make the message again."""
+        self.stop(1, f"a message to {agent} is too long: {detail}")
+
+    def go_on_without(self, node: str, why: str) -> None:
+        """Its agent's end is expected from now on, and no loss."""
+        self._left.add(node)
+        self.journal(RunEvent.LEFT, node=node, why=why)
+        self.note(f"{node}: {why}; the run goes on without it")
+        self.agents.send(node, {"finish": 0})
+        self.apply(Left(node))
+
+    # Deciding and doing
+
+    def apply(self, event: Event) -> None:
+        before = self.run
+        self.run, orders = advance(self.run, event)
+        if self.run is before and not orders:
+            return
+        self.pen.changed(before, self.run)
+        if self.run.phase is Phase.RUNNING:
+            self.started = self.started or time.time()
+        self.memory.used.update(self.run.group.agents if self.run.group else ())
+        self.keep()  # before anything is done: a successor must know of it
+        for order in orders:
+            do(self, order)
+        self.gathering.watch()
+        self.tell()
+
+    def finish(self, order: Finish) -> None:
+        if self.end is None:
+            self.end = order
+            self._over.set()
+
+    def stop(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
+        self.finish(Finish(code, why=why, about=about))
+
+    def rest(self, why: str) -> None:
+        self.resting = self.end is None
+        self.finish(Finish(SAVED, why=why))
+
+    # Looking after things
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self.folder.cancel.exists():
+                self.apply(Cancelled())
+            self.staff.look_after()
+            self.hangs.look()
+            self._speak_of_memory()
+            self.tell()
+
+    async def _ask_slurm(self) -> None:
+        while True:
+            await asyncio.sleep(self.staff.ask_again_s)
+            await self.staff.ask_slurm()
+
+    def soon(self, work: Awaitable[None]) -> None:
+        self._errands.soon(work)
+
+    # What the staff asks
+
+    @property
+    def closing(self) -> bool:
+        return self.ending or self.run.leaving
+
+    @property
+    def ending(self) -> bool:
+        return self.end is not None or self.run.exit_code is not None
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(self.agents.peers)
+
+    @property
+    def ready(self) -> frozenset[str]:
+        return frozenset(self.run.ready)
+
+    @property
+    def wanted(self) -> int:
+        return self.run.shape.max_nodes
+
+    @property
+    def generation(self) -> int:
+        return self.run.generation
+
+    # Telling
+
+    def keep(self) -> None:
+        """Write down what a successor needs. A full disk must not end the run."""
+        self._write_state(durable=False)
+
+    def _write_state(self, durable: bool) -> bool:
+        """Whether it is written; `durable`: even should the machine crash now."""
+        if self.said_farewell:
+            return True
+        saved = Saved(
+            run=self.run,
+            jobs=self.staff.saved(),
+            excluded=tuple(self.staff.excluded),
+            silent=dict(self.staff.silent),
+            lost_nodes=self.lost_nodes,
+            started=self.started,
+            granted=self.granted,
+            used=tuple(sorted(self.memory.used)),
+        )
+        try:
+            write_saved(self.folder.state, saved, durable)
+        except DalsegnoError:
+            return False
+        return True
+
+    def tell(self) -> None:
+        if not self.said_farewell:
+            self.told.status(self)
+            if self.staff.has_nodes and not self.started:
+                self.pen.granted()
+            self.pen.write(last=self.end is not None)
+
+    def note(self, text: str) -> None:
+        self.told.note(text)
+
+    def journal(self, event: RunEvent, **what: object) -> None:
+        self.told.journal(event, **what)

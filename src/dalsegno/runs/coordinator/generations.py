@@ -1,0 +1,289 @@
+"""The life of a run as a state machine: events in, orders out. Pure, so that every order of events can be tried.
+
+A generation is formed, opens its store, runs, and ends as a whole: by success of all its workers, by the death of one
+of them, or by the loss of a node. The next one is formed when every surviving agent has said that nothing of the old
+one runs any more, so two generations never run at the same time. Words about another generation than the present one
+come late and are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dalsegno.runs.coordinator.causes import (
+    Failure,
+    Kind,
+    back_off_s,
+    first_cause,
+    is_bug,
+    read_failure,
+    suspected_node,
+)
+from dalsegno.runs.coordinator.events import (
+    Cancelled,
+    Doubted,
+    Event,
+    Exclude,
+    Finish,
+    Hung,
+    Joined,
+    Leaving,
+    Left,
+    Moved,
+    OpenStore,
+    Order,
+    Release,
+    Start,
+    Stop,
+    Stopped,
+    StoreOpened,
+    Wait,
+    Waited,
+    WorkerEnded,
+)
+from dalsegno.runs.coordinator.group import Group, Shape, form_group
+from dalsegno.runs.status import RunCause
+from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
+
+QUICK_S = 10.0  # a failure so soon after the start is followed by a pause if it happens again
+FORGIVEN_S = 600.0  # a generation that ran so long has earned the run its whole budget back
+
+
+class Phase(Enum):
+    GATHERING = "gathering"  # too few agents are ready
+    OPENING = "opening"  # the store is being opened
+    RUNNING = "running"
+    STOPPING = "stopping"  # waiting until nothing of this generation runs
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All there is to know of a run between two events."""
+
+    shape: Shape
+    max_restarts: int = 3
+    literal: bool = False  # torchrun's rules: only 0 is well, and max_restarts failures are forgiven, whatever they are
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    ready: tuple[str, ...] = ()  # agents, in the order in which they came
+    doubted: frozenset[str] = frozenset()  # those on nodes that Slurm has out of service
+    group: Group | None = None  # of the present generation, or of the last one
+    done: frozenset[int] = frozenset()  # ranks that ended well
+    saved: bool = False  # some of them with "go on later"
+    waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
+    restarts: int = 0  # after failures of workers; a lost node costs none
+    spent: int = 0  # of the budget for them
+    quick: int = 0  # failures in a row that came at once
+    failures: tuple[Failure, ...] = ()  # of the present generation, in the order in which they became known
+    age_s: float = 0.0  # of the generation when it failed
+    lost_member: bool = False  # in the present generation: then peers' complaints are no failures
+    last: Failure | None = None  # why the generation before this one failed
+    pausing: bool = False  # until the back-off is over
+    leaving: bool = False  # the nodes are needed back
+    exit_code: int | None = None  # set: stop for good with this
+    why: str = ""  # it stopped for good
+    cancelled: bool = False  # its user wanted that
+    smaller: bool = False  # may start with fewer than max_nodes
+
+
+Step = tuple[Run, list[Order]]
+
+
+def advance(run: Run, event: Event) -> Step:
+    """What becomes of the run, and what is to be done about it."""
+    if run.phase is Phase.ENDED:
+        return run, []
+    if isinstance(event, Joined):
+        return _joined(run, event.agent)
+    if isinstance(event, Left):
+        return _left(run, event.agent)
+    if isinstance(event, StoreOpened):
+        return _store_opened(run, event)
+    if isinstance(event, WorkerEnded):
+        return _worker_ended(run, event)
+    if isinstance(event, Stopped):
+        return _stopped(run, event)
+    if isinstance(event, Hung):
+        return _hung(run, event)
+    if isinstance(event, Waited):
+        return _try_to_form(replace(run, pausing=False))
+    return _told_from_outside(run, event)
+
+
+def _told_from_outside(run: Run, event: Event) -> Step:
+    if isinstance(event, Cancelled):
+        ends = run.exit_code is not None  # by itself: then it keeps its own code
+        return (run, []) if ends else _stop_all(replace(run, exit_code=TERMINATED, why="cancelled", cancelled=True))
+    if isinstance(event, Leaving):
+        return _leaving(run)
+    if isinstance(event, Doubted):
+        return (run, []) if event.nodes == run.doubted else (replace(run, doubted=event.nodes), [])
+    if isinstance(event, Moved):
+        return _try_to_form(replace(run, leaving=False))
+    return _try_to_form(replace(run, smaller=True))
+
+
+def _joined(run: Run, agent: str) -> Step:
+    """A new agent fills the group that waits for it, lets a smaller one grow, or is a spare."""
+    if agent in run.ready:
+        return run, []
+    run = replace(run, ready=(*run.ready, agent))
+    grows = run.phase in (Phase.OPENING, Phase.RUNNING) and run.group and len(run.group.places) < run.shape.max_nodes
+    return _stop_all(run) if grows and not run.leaving else _try_to_form(run)
+
+
+def _left(run: Run, agent: str) -> Step:
+    """A run that lost all its agents at once waits for them to come back together, and does not begin small."""
+    if agent not in run.ready:
+        return run, []
+    ready = tuple(one for one in run.ready if one != agent)
+    member = run.group is not None and agent in run.group.agents
+    run = replace(run, ready=ready, smaller=run.smaller and bool(ready))
+    if run.phase is Phase.STOPPING:
+        lost = run.lost_member or member
+        return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}, lost_member=lost))
+    if not member or run.phase not in (Phase.OPENING, Phase.RUNNING):
+        return run, []
+    return _stop_all(replace(run, lost_member=True))
+
+
+def _store_opened(run: Run, event: StoreOpened) -> Step:
+    if run.phase is not Phase.OPENING or run.group is None or event.generation != run.generation:
+        return run, []
+    orders: list[Order] = [Start(agent, run.group, event.port, run.restarts) for agent in run.group.agents]
+    return replace(run, phase=Phase.RUNNING), orders
+
+
+def _worker_ended(run: Run, event: WorkerEnded) -> Step:
+    if run.group is None or event.generation != run.generation:
+        return run, []
+    if event.code == DONE or (event.code == SAVED and not run.literal) or (run.leaving and event.code != STOP):
+        return _ended_well(run, event)
+    failure = event.failure or read_failure(event.rank, event.agent, event.code)
+    if run.phase is Phase.STOPPING:
+        if not run.failures and failure.noise:
+            return run, []  # nothing had failed: it complains of peers that we have stopped
+        return replace(run, failures=(*run.failures, failure)), []
+    if run.phase is not Phase.RUNNING:
+        return run, []
+    return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
+
+
+def _ended_well(run: Run, event: WorkerEnded) -> Step:
+    """Told to leave, every end counts: whoever has not saved goes on from where it last did."""
+    if run.phase is not Phase.RUNNING or run.group is None:
+        return run, []
+    all_ranks = run.group.ranks
+    run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code != DONE)
+    if run.done != all_ranks:
+        return run, []
+    if run.leaving and run.saved:
+        return _stop_all(run)
+    return _stop_all(replace(run, exit_code=SAVED if run.saved else DONE))
+
+
+def _hung(run: Run, event: Hung) -> Step:
+    if run.phase is not Phase.RUNNING or run.group is None or event.generation != run.generation:
+        return run, []
+    failure = Failure(0, run.group.store_agent, -9, Kind.KILLED, why=event.why)
+    return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
+
+
+def _leaving(run: Run) -> Step:
+    """While workers run they may save; a generation that is only forming is not begun."""
+    if run.leaving:
+        return run, []
+    run = replace(run, leaving=True)
+    if run.phase is Phase.OPENING:
+        return _stop_all(run)
+    return _when_all_stopped(run) if run.phase is Phase.GATHERING else (run, [])
+
+
+def _stop_all(run: Run) -> Step:
+    """End the present generation everywhere; what comes then is decided when it is gone."""
+    if run.phase in (Phase.GATHERING, Phase.STOPPING) or run.group is None:
+        return _when_all_stopped(run)
+    members = [agent for agent in run.group.agents if agent in run.ready]
+    stopping = replace(run, phase=Phase.STOPPING, waiting_for=frozenset(members))
+    run, orders = _when_all_stopped(stopping)
+    return run, [*(Stop(agent, stopping.generation) for agent in members), *orders]
+
+
+def _stopped(run: Run, event: Stopped) -> Step:
+    if run.phase is not Phase.STOPPING or event.generation != run.generation:
+        return run, []
+    heard = (*run.failures, *event.failures) if run.failures else ()
+    return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=heard))
+
+
+def _when_all_stopped(run: Run) -> Step:
+    if run.waiting_for:
+        return run, []
+    if run.exit_code is not None:
+        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why, about=_about(run))]
+    run = replace(run, phase=Phase.GATHERING)
+    cause = first_cause(run.failures)
+    if run.leaving and (cause is None or cause.code != STOP):
+        return replace(run, failures=(), lost_member=False), [Release()]
+    if cause is None or (run.lost_member and cause.noise):
+        return _try_to_form(replace(run, failures=(), lost_member=False))
+    return _after_failure(run, cause)
+
+
+def _about(run: Run) -> RunCause:
+    return RunCause.CANCELLED if run.cancelled else RunCause.OTHER
+
+
+def _after_failure(run: Run, cause: Failure) -> Step:
+    """Once more, or not: the same fault twice, or too many faults, end the run."""
+    spent = 0 if run.age_s >= FORGIVEN_S and not run.literal else run.spent
+    why = _reason_to_end(run, cause, spent)
+    if why:
+        code = cause.exit_code
+        return replace(run, phase=Phase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
+    quick = run.quick + 1 if run.age_s < QUICK_S else 0
+    # A worker that was killed says nothing of the next.
+    pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
+    suspect = "" if run.literal else suspected_node(cause, run.last)
+    run = replace(run, restarts=run.restarts + 1, spent=spent + 1, quick=quick, pausing=pause_s > 0)
+    run = replace(run, last=cause, failures=(), lost_member=False, ready=tuple(a for a in run.ready if a != suspect))
+    first: list[Order] = [_exclude(suspect, cause)] if suspect else []
+    first += [Wait(pause_s)] if pause_s else []
+    run, orders = _try_to_form(run)
+    return run, [*first, *orders]
+
+
+def _exclude(agent: str, cause: Failure) -> Exclude:
+    if cause.healthy:
+        return Exclude(agent)
+    return Exclude(agent, "is down or drained, and a worker failed on it", until_mended=True)
+
+
+def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
+    if cause.code == STOP and not run.literal:
+        return "the script asked not to be restarted"
+    if cause.hopeless and not run.literal:
+        return f"{cause.sentence()}; restarting would not help"
+    if spent >= run.max_restarts:
+        plural = "s" * (run.max_restarts > 1)
+        times = f"after {run.max_restarts} restart{plural}" if run.max_restarts else "and no restart was asked for"
+        return f"{cause.sentence()}, {times}"
+    if is_bug(cause, run.last) and not run.literal:
+        return f"{cause.sentence()}, as it did before: restarting would not help"
+    return ""
+
+
+def _try_to_form(run: Run) -> Step:
+    if run.phase is not Phase.GATHERING or run.pausing or run.leaving:
+        return run, []
+    shape = run.shape if run.smaller else replace(run.shape, min_nodes=run.shape.max_nodes)
+    before = run.group.agents if run.group else ()
+    group = form_group(run.generation + 1, shape, run.ready, before, run.doubted)
+    if group is None:
+        return run, []
+    run = replace(
+        run, phase=Phase.OPENING, generation=group.generation, group=group, done=frozenset(), saved=False, smaller=True
+    )
+    return run, [OpenStore(group.store_agent, group.generation)]

@@ -1,0 +1,184 @@
+"""Where a run's time goes. Pure: what happened when, in; seconds by kind, out.
+
+Every second counts once: it was productive, or went to checkpoints, to starting, to waiting for nodes, or was lost to
+failures. Steps that are done again after a failure are lost, and so is the time until the first of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.messages import Stepped
+from dalsegno.runs.files import read_value
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.files import write_atomic
+
+
+class TimeKind(Enum):
+    """What a second of a run was spent on, in the order in which people are told."""
+
+    PRODUCTIVE = "productive"
+    LOST = "lost"
+    CHECKPOINTS = "checkpoints"
+    WAITING = "waiting"
+    STARTING = "starting"
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The account so far. `at` is the time up to which it goes."""
+
+    at: float
+    spent: Mapping[TimeKind, float] = field(default_factory=dict)
+    kind: TimeKind = TimeKind.WAITING  # of the time that runs now
+    furthest: int = 0  # the last step that no earlier life had done
+    step: int = 0
+    saving_s: float = 0.0  # told by the present generation so far
+    failures: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of the time until now, what was productive."""
+        total = sum(self.spent.values())
+        return self.spent.get(TimeKind.PRODUCTIVE, 0.0) / total if total else 0.0
+
+
+def passes(account: Goodput, now: float, kind: TimeKind | None = None) -> Goodput:
+    """Time goes by, and from now on it is of another kind."""
+    passed = max(0.0, now - account.at)
+    spent = {**account.spent, account.kind: account.spent.get(account.kind, 0.0) + passed}
+    return replace(account, at=max(now, account.at), spent=spent, kind=kind or account.kind)
+
+
+def starts(account: Goodput, now: float) -> Goodput:
+    """A generation forms, of nodes that are all there."""
+    lost = account.kind is TimeKind.LOST
+    return replace(passes(account, now, TimeKind.LOST if lost else TimeKind.STARTING), saving_s=0.0)
+
+
+def granted(account: Goodput, now: float) -> Goodput:
+    """Slurm has given the run its first nodes: until its agents are ready there it starts, and waits for nobody."""
+    return passes(account, now, TimeKind.STARTING) if account.kind is TimeKind.WAITING and not account.step else account
+
+
+def waits(account: Goodput, now: float) -> Goodput:
+    """Nodes are missing."""
+    return passes(account, now, TimeKind.WAITING)
+
+
+def fails(account: Goodput, now: float, counts: bool = True) -> Goodput:
+    """What was under way since the last step is lost, and what comes until the run is where it was."""
+    kind = account.kind if account.kind is TimeKind.WAITING else TimeKind.LOST
+    return passes(replace(account, kind=kind, failures=account.failures + counts), now, TimeKind.LOST)
+
+
+def stepped(account: Goodput, now: float, step: int, saving_s: float) -> Goodput:
+    """A step is done. The first one of a generation ends its start; one that was done before is lost time."""
+    new = step > account.furthest
+    first = account.kind in (TimeKind.STARTING, TimeKind.WAITING)
+    kind = account.kind if first else (TimeKind.PRODUCTIVE if new else TimeKind.LOST)
+    account = passes(replace(account, kind=kind), now)
+    account = _charge_saving(account, kind, max(0.0, saving_s - account.saving_s))
+    return replace(
+        account,
+        kind=TimeKind.PRODUCTIVE if new else TimeKind.LOST,
+        step=step,
+        furthest=max(step, account.furthest),
+        saving_s=saving_s,
+    )
+
+
+def _charge_saving(account: Goodput, kind: TimeKind, saved_s: float) -> Goodput:
+    """Snapshots were taken within the time that has just been counted otherwise."""
+    moved = min(saved_s, account.spent.get(kind, 0.0)) if kind is TimeKind.PRODUCTIVE else 0.0
+    if not moved:
+        return account
+    spent = dict(account.spent)
+    spent[kind] -= moved
+    spent[TimeKind.CHECKPOINTS] = spent.get(TimeKind.CHECKPOINTS, 0.0) + moved
+    return replace(account, spent=spent)
+
+
+def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
+    """What a change of the run means for its time."""
+    if (before.phase, before.generation) == (after.phase, after.generation):
+        return account
+    if before.phase is Phase.RUNNING and after.exit_code is None:
+        hurt = bool(after.failures) or after.lost_member or after.restarts > before.restarts
+        account = fails(account, now, counts=hurt)
+    if after.phase is Phase.OPENING:
+        return starts(account, now)
+    if after.phase is Phase.GATHERING and not after.pausing:
+        return waits(account, now)
+    return passes(account, now)
+
+
+# ---- How far a run has got and where its time went: kept by the coordinator, in a file of its own.
+
+
+WRITE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """As the first rank reports it. `figures` are its last ones: loss, step time, samples per second …"""
+
+    account: Goodput
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return self.account.step
+
+
+class Pen:
+    """Writes it down now and then. One that was written by a former coordinator is gone on with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.progress = self._former() or Progress(Goodput(at=time.time()))
+        self._written = 0.0
+
+    def _former(self) -> Progress | None:
+        with contextlib.suppress(DalsegnoError):  # damaged: only the account begins anew
+            return read_progress(self._path)
+        return None
+
+    def changed(self, before: Run, after: Run) -> None:
+        account = follow(self.progress.account, before, after, time.time())
+        self.progress = replace(self.progress, account=account)
+
+    def granted(self) -> None:
+        """The run has its first nodes."""
+        self.progress = replace(self.progress, account=granted(self.progress.account, time.time()))
+
+    def stepped(self, word: Stepped) -> None:
+        if word.progress:
+            saving_s = word.progress.get("saving_s", 0.0)
+            account = stepped(self.progress.account, time.time(), word.step, saving_s)
+            self.progress = Progress(account, dict(word.progress))
+
+    def write(self, last: bool = False) -> None:
+        """Only of a run that reports steps."""
+        if not self.progress.figures or (time.monotonic() - self._written < WRITE_S and not last):
+            return
+        self._written = time.monotonic()
+        self.progress = replace(self.progress, account=passes(self.progress.account, time.time()))
+        with contextlib.suppress(DalsegnoError, OSError):  # a full disk must not end the run
+            text = json.dumps(facts_to_json(self.progress), indent=1)
+            write_atomic(self._path, text, mode=0o644, durable=False)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """None for a run whose script reports no steps."""
+    data = read_value(path)
+    return facts_from_json(Progress, data) if isinstance(data, Mapping) else None

@@ -1,0 +1,223 @@
+"""When no step for so long is a hang, and when ranks that have not returned are idle. Pure: times in, a verdict out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+from dalsegno.runs.coordinator.agents import Agents
+from dalsegno.runs.coordinator.events import Hung
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.messages import Work
+from dalsegno.runs.coordinator.report import Teller
+from dalsegno.runs.coordinator.staff import Boss
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
+
+TIMES_THE_MEDIAN = 10
+LEAST_S = 60.0
+ENOUGH_STEPS = 5  # before that nobody knows how long a step takes: the first ones compile and warm up
+KEPT = 100
+IDLE_S = 30.0  # of ranks that do nothing, while others have returned
+BUSY_SHARE = 0.02  # of a processor: what threads that only wait use is less
+BUSY_BYTES = 1 << 20
+
+
+class Marks:
+    """The steps of one generation, as its workers report them. `timeout_s`: 0 is never, None is by the steps."""
+
+    def __init__(self, timeout_s: float | None, now: float) -> None:
+        self.timeout_s = timeout_s
+        self.last = now
+        self._steps: list[float] = []
+        self._newest = -1
+        self._over = False
+
+    def step(self, number: int, now: float) -> None:
+        """Any rank's; the first one to reach a step makes the mark."""
+        if number <= self._newest:
+            return
+        if self._newest >= 0:
+            self._steps = [*self._steps[-KEPT:], now - self.last]
+        self._newest, self.last = number, now
+
+    def rest(self) -> None:
+        """The loop is over: what comes now (a last save, an evaluation) makes no steps."""
+        self._over = True
+
+    def sign(self, at: float) -> None:
+        """Another sign of progress, where no steps are reported: output."""
+        if not self._steps:
+            self.last = max(self.last, at)
+
+    def limit_s(self) -> float | None:
+        if self._over:
+            return None
+        if self.timeout_s is not None:
+            return self.timeout_s or None
+        if len(self._steps) < ENOUGH_STEPS:
+            return None
+        return max(LEAST_S, TIMES_THE_MEDIAN * median(self._steps))
+
+    def overdue_s(self, now: float) -> float | None:
+        """For how long there was no step, once that is too long."""
+        limit = self.limit_s()
+        return now - self.last if limit is not None and now - self.last > limit else None
+
+
+class Activity:
+    """What the ranks of one generation that have not returned yet have done, by the work that their nodes report."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Work, float]] = {}  # of each rank: its work when it last did some, and when
+
+    def heard(self, rank: int, work: Work, now: float) -> None:
+        before, at = self._last.get(rank, (None, now))
+        if before is None or _is_busy(before, work, now - at):
+            self._last[rank] = work, now
+
+    def idle_s(self, ranks: Collection[int], now: float) -> float:
+        """For how long none of them has done anything; 0 while one of them is unknown."""
+        return min((now - self._last[rank][1] if rank in self._last else 0.0 for rank in ranks), default=0.0)
+
+
+def _is_busy(before: Work, now: Work, passed_s: float) -> bool:
+    return now.cpu_s - before.cpu_s > BUSY_SHARE * max(1.0, passed_s) or now.moved - before.moved > BUSY_BYTES
+
+
+# ---- A run that stands still: seen, asked where it is, and its generation ended so that another can start.
+
+
+ASK_S = 5.0  # between two questions what ranks do that have not returned
+STACKS_S = 10.0  # a node takes at most seven; one that has not answered by then is stuck as well
+
+
+class Watched(Boss, Protocol):
+    """The coordinator, as far as a hang concerns it."""
+
+    run: Run
+    agents: Agents
+    told: Teller
+    folder: RunFolder
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Some ranks have returned; those that have not do nothing."""
+
+    generation: int
+    returned: int
+    ranks: Mapping[str, str]  # those that have not, each with its node
+    idle_s: int
+    stacks: str  # the file that tells where the first of them is
+
+    def sentence(self) -> str:
+        names = ", ".join(f"{rank} on {node}" for rank, node in list(self.ranks.items())[:4])
+        more = f" and {len(self.ranks) - 4} more" if len(self.ranks) > 4 else ""
+        has, ranks = ("has", "rank") if len(self.ranks) == 1 else ("have", "ranks")
+        returned = f"{self.returned} rank{'s' if self.returned > 1 else ''} {'have' if self.returned > 1 else 'has'}"
+        return (
+            f"{returned} returned, but {ranks} {names}{more} {has} not, and {has} done nothing for {self.idle_s} s;"
+            f" {self.stacks} tells where"
+        )
+
+
+class HangWatch:
+    """Over one generation after the other."""
+
+    def __init__(
+        self, of: Watched, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+    ) -> None:
+        self._of, self._timeout_s, self._stacks_s, self._idle_s = of, timeout_s, stacks_s, idle_s
+        self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
+        self._all_told = asyncio.Event()
+        self.generation_started()
+
+    def generation_started(self) -> None:
+        self._began = time.monotonic()
+        self._marks, self._hanging = Marks(self._timeout_s, self._began), False
+        self._activity, self._asked_at, self._said_idle = Activity(), self._began, False
+
+    @property
+    def age_s(self) -> float:
+        """Of the present generation."""
+        return time.monotonic() - self._began
+
+    def stepped(self, generation: int, step: int) -> None:
+        if generation == self._of.run.generation:
+            self._marks.step(step, time.monotonic())
+
+    def rest(self, generation: int) -> None:
+        """Its script has no more steps to do."""
+        if generation == self._of.run.generation:
+            self._marks.rest()
+
+    def look(self) -> None:
+        """Called again and again."""
+        run = self._of.run
+        if run.phase is not Phase.RUNNING or self._hanging:
+            return
+        if self._timeout_s:
+            self._marks.sign(self._of.told.last_output(run.generation))
+        self._look_for_idle(run)
+        overdue_s = self._marks.overdue_s(time.monotonic())
+        if overdue_s is not None:
+            self._hanging = True
+            self._of.soon(self._end(run.generation, overdue_s))
+
+    def _look_for_idle(self, run: Run) -> None:
+        """Some ranks have returned and the others do nothing: the run may never end. It is told of, not ended."""
+        now, left = time.monotonic(), sorted(run.group.ranks - run.done) if run.group and run.done else []
+        if not left or self._said_idle:
+            return
+        if now - self._asked_at >= min(ASK_S, self._idle_s / 4):
+            self._asked_at = now
+            for agent in {run.group.agent_of(rank) for rank in left} if run.group else ():
+                self._of.agents.send(agent, {"work": run.generation})
+        idle_s = self._activity.idle_s(left, now)
+        if idle_s >= self._idle_s:
+            self._said_idle = True
+            self._of.soon(self._tell_idle(run, left, idle_s))
+
+    async def _tell_idle(self, run: Run, left: Sequence[int], idle_s: float) -> None:
+        assert run.group is not None
+        await self._capture_stacks(run.generation)
+        where = {str(rank): run.group.agent_of(rank) for rank in left}
+        files = [str(self._of.folder.stacks(run.generation, rank)) for rank in left]
+        told = Idle(run.generation, len(run.done), where, round(idle_s), files[0])
+        self._of.note(told.sentence())
+        self._of.journal(RunEvent.IDLE, text=told.sentence(), **dataclasses.asdict(told))
+
+    def worked(self, generation: int, ranks: Mapping[int, Work]) -> None:
+        """A node has told what its workers have done until now."""
+        if generation == self._of.run.generation:
+            for rank, work in ranks.items():
+                self._activity.heard(rank, work, time.monotonic())
+
+    async def _end(self, generation: int, overdue_s: float) -> None:
+        why = f"no step for {overdue_s:.0f} s; where the ranks were is in {self._of.folder.all_stacks}"
+        self._of.note(why)
+        await self._capture_stacks(generation)
+        self._of.apply(Hung(generation, why, self.age_s))
+
+    async def _capture_stacks(self, generation: int) -> None:
+        """On all nodes at once, before the workers are killed."""
+        group = self._of.run.group
+        self._asked = set(group.agents) & self._of.present if group else set()
+        self._all_told.clear()
+        for agent in self._asked:
+            self._of.agents.send(agent, {"stacks": generation})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_told.wait(), self._stacks_s)
+
+    def told_stacks(self, agent: str) -> None:
+        """An agent has captured them, or never will: it is gone."""
+        self._asked.discard(agent)
+        if not self._asked:
+            self._all_told.set()

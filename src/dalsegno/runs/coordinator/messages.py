@@ -1,0 +1,289 @@
+"""What agents say, read once where it comes in. Pure.
+
+Whoever proved that it knows the run's secret speaks our language; what cannot be read raises, and ends its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dalsegno.runs.coordinator.causes import Failure, read_failure
+from dalsegno.runs.coordinator.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.train.contract import DONE, SAVED
+from dalsegno.train.frames import Message
+from dalsegno.train.memory.safe import Safe, parse_word
+
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a worker ended, and what it left to tell why."""
+
+    generation: int
+    rank: int
+    code: int  # negative: a signal
+    traceback: str = ""
+    oom: bool = False
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who an agent is, where it is found, and what it still has of before."""
+
+    agent: str
+    probe: int  # a port on which its host answers
+    pid: int = 0
+    job: int = 0  # the Slurm job it lives in
+    address: str = ""  # where other nodes reach it, if it knows that better than we see it
+    found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' depend on
+    generation: int = 0  # of its workers
+    stopped: int = 0  # the last generation of which nothing runs there any more
+    reports: tuple[Report, ...] = ()
+    held: tuple[Held, ...] = ()
+    keeper: int = 0  # the port on which its keeper listens
+    safe: Safe | None = None  # the last word on that which it has heard
+
+    def still_runs(self, generation: int) -> bool:
+        """Whether it has this generation's workers, and has not ended them meanwhile."""
+        return self.generation == generation > self.stopped
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Workers can be started."""
+
+    warm: bool = False
+    seconds: float | None = None  # that importing ahead took
+    threads: tuple[str, ...] = ()  # of the warm parent, beside its own
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Its warm parent is gone, and its workers with it."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Its node is of no use to the run."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class StoreOpen:
+    generation: int
+    port: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker has, by itself."""
+
+    report: Report
+
+
+@dataclass(frozen=True)
+class AllStopped:
+    """Nothing of a generation runs there any more; `reports` are of workers that had failed and not ended yet."""
+
+    generation: int
+    reports: tuple[Report, ...] = ()
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stepped:
+    generation: int
+    step: int
+    progress: Mapping[str, float] = field(default_factory=dict)
+    over: bool = False  # no step follows: what the script does now takes as long as it takes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is in the node's memory now."""
+
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class GrantAsked:
+    """May a worker of this generation commit what it wrote?"""
+
+    number: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StacksTaken:
+    generation: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker and the processes below it have done since it started."""
+
+    cpu_s: float
+    moved: int  # bytes that they have read and written
+
+
+@dataclass(frozen=True)
+class Worked:
+    """By rank, the workers of a node that still run."""
+
+    generation: int
+    ranks: Mapping[int, Work]
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """Slurm has sent it a signal."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A line for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """From a node that does not see the run's folder."""
+
+    name: str
+    text: str
+
+
+Word = (
+    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
+    | Signalled | Noted | LogPiece
+)  # fmt: skip
+
+
+def read_hello(message: Message) -> Hello:
+    found: Mapping[str, str] = message["found"]
+    return Hello(
+        agent=str(message["agent"]),
+        probe=int(message["probe"]),
+        pid=_number(message, "pid"),
+        job=_number(message, "job"),
+        address=str(message.get("address") or ""),
+        found={str(name): str(value) for name, value in found.items()},
+        generation=_number(message, "generation"),
+        stopped=_number(message, "stopped"),
+        reports=_reports(message),
+        held=_held(message.get("held")),
+        keeper=_number(message, "keeper"),
+        safe=parse_word(message["safe"]) if message.get("safe") else None,
+    )
+
+
+def read_word(message: Message) -> Word | None:
+    """None for one that only says that somebody lives."""
+    return next((read(message) for word, read in _READERS.items() if word in message), None)
+
+
+_READERS: dict[str, Callable[[Message], Word]] = {
+    "ready": lambda said: _ready(said["ready"]),
+    "cold": lambda said: Cold(str(said["cold"])),
+    "broken": lambda said: Broken(str(said["broken"])),
+    "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
+    "ended": lambda said: Ended(_report(said["ended"])),
+    "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said), _held(said.get("held"))),
+    "step": lambda said: Stepped(
+        _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
+    ),
+    "kept": lambda said: Kept(_held(said["kept"])),
+    "grant": lambda said: GrantAsked(int(said["grant"]), int(said["generation"])),
+    "stacks": lambda said: StacksTaken(int(said["stacks"])),
+    "worked": lambda said: Worked(int(said["worked"]), _works(said["ranks"])),
+    "signal": lambda said: Signalled(str(said["signal"])),
+    "note": lambda said: Noted(str(said["note"])),
+    "log": lambda said: LogPiece(str(said["log"]), str(said["text"])),
+}
+
+
+def _ready(told: Message) -> Ready:
+    return Ready(bool(told.get("warm")), told.get("seconds"), tuple(map(str, told.get("threads") or ())))
+
+
+def _held(told: Sequence[Message] | None) -> tuple[Held, ...]:
+    return tuple(
+        Held(
+            rank=int(each["rank"]),
+            step=int(each["step"]),
+            generation=int(each["generation"]),
+            world=int(each["world"]),
+            own=bool(each["own"]),
+            shared=bool(each["shared"]),
+            sharded=bool(each["sharded"]),
+        )
+        for each in told or ()
+    )
+
+
+def _works(told: Mapping[str, Sequence[float]]) -> dict[int, Work]:
+    return {int(rank): Work(float(cpu_s), int(moved)) for rank, (cpu_s, moved) in told.items()}
+
+
+def _figures(told: Message | None) -> dict[str, float]:
+    """A worker's own figures: what is no number is none of ours."""
+    found = (told or {}).items()
+    return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
+
+
+def _reports(message: Message) -> tuple[Report, ...]:
+    return tuple(_report(each) for each in message.get("reports") or ())
+
+
+def _report(told: Message) -> Report:
+    return Report(
+        generation=int(told["generation"]),
+        rank=int(told["rank"]),
+        code=int(told["code"]),
+        traceback=str(told.get("traceback") or ""),
+        oom=bool(told.get("oom")),
+    )
+
+
+def _number(message: Message, name: str) -> int:
+    return int(message.get(name) or 0)
+
+
+# ---- What agents' words mean for the run, as events. Pure.
+
+
+def event_of(agent: str, word: Word, age_s: float, healthy: bool = True) -> Event | None:
+    """The event that a word means for the run; None for one that means none.
+
+    `age_s` is the generation's, and `healthy` whether the agent's node is.
+    """
+    if isinstance(word, Ready):
+        return Joined(agent)
+    if isinstance(word, Cold):  # its workers are gone, and others take it some seconds: a spare is quicker
+        return Left(agent)
+    if isinstance(word, StoreOpen):
+        return StoreOpened(agent, word.generation, word.port)
+    if isinstance(word, Ended):
+        return _ended(agent, word.report, age_s, healthy)
+    if isinstance(word, AllStopped):
+        return Stopped(agent, word.generation, tuple(_failure(agent, report, healthy) for report in word.reports))
+    return None
+
+
+def _ended(agent: str, report: Report, age_s: float, healthy: bool) -> WorkerEnded:
+    failure = _failure(agent, report, healthy) if report.code not in (DONE, SAVED) else None
+    return WorkerEnded(agent, report.generation, report.rank, report.code, failure, age_s)
+
+
+def _failure(agent: str, report: Report, healthy: bool) -> Failure:
+    failure = read_failure(report.rank, agent, report.code, report.traceback, oom=report.oom)
+    return replace(failure, healthy=healthy)

@@ -1,0 +1,131 @@
+"""The program `run-coordinator [--kept] FOLDER`: opens a run's folder and coordinates the run to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dalsegno.programs import launcher
+from dalsegno.runs.coordinator.allocation import SlurmStaff
+from dalsegno.runs.coordinator.coordinator import Coordinator
+from dalsegno.runs.coordinator.liveness import Timing, told_gone_s
+from dalsegno.runs.coordinator.tasks import TaskRun
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import read_status
+from dalsegno.runs.submit.plan import RunPlan
+from dalsegno.runs.submit.prepare import first_status, read_environment, read_plan
+from dalsegno.runs.submit.site import RunSite
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.children import MARK, Child, send, start
+from dalsegno.system.machine import user_name
+from dalsegno.system.processes import LocalRunner
+
+# ---- In a batch step there is no controller: the step's first process keeps the coordinator, and starts it again.
+
+
+CRASHED = 70  # a coordinator's word for "not my run's fault, start me again"
+SHORT_LIFE_S = 10.0
+MOST_SHORT_LIVES = 8
+
+
+def keep(argv: Sequence[str]) -> int:
+    """Run the coordinator until it ends by itself; its code is the run's. Once Slurm ends the step, it is let go.
+
+    Slurm's signals are for the coordinator, not for us: they are passed on from before the first one is started.
+    """
+    caught: list[int] = []
+    living: list[Child] = []
+
+    def pass_on(number: int, _: object) -> None:
+        caught.append(number)
+        _send(living, number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, pass_on)
+    short = 0
+    while True:
+        began, known = time.monotonic(), len(caught)
+        living[:] = [start(argv, os.environ)]
+        for late in caught[known:]:  # while it was being started
+            _send(living, late)
+        code = _wait(living[0])
+        living.clear()
+        short = short + 1 if time.monotonic() - began < SHORT_LIFE_S else 0
+        if 0 <= code != CRASHED or signal.SIGTERM in caught or short >= MOST_SHORT_LIVES:
+            return code if code >= 0 else 128 - code
+
+
+def _wait(child: Child) -> int:
+    assert child.popen is not None
+    code = child.popen.wait()
+    child.close()
+    return code
+
+
+def _send(living: Sequence[Child], number: int) -> None:
+    for child in living:
+        send(child.process, signal.Signals(number))
+
+
+# ---- The program `run-coordinator [--kept] FOLDER`: opens a run's folder and coordinates the run to its end.
+
+
+KEPT = "--kept"
+
+
+def main(arguments: list[str]) -> int:
+    """On the head the controller keeps us; in a batch step a parent of our own does."""
+    folder = RunFolder(Path(arguments[-1]))
+    try:
+        _write_to(folder.coordinator_log)
+        in_batch = not read_plan(folder).on_head
+        if in_batch and KEPT not in arguments:
+            return keep([*launcher(), "run-coordinator", KEPT, str(folder.root)])
+        code = _serve(folder)
+    except Exception:  # the last line of defence: it is in the log, and we are started again
+        traceback.print_exc()
+        return CRASHED
+    return code if in_batch else 0
+
+
+def _serve(folder: RunFolder) -> int:
+    status = read_status(folder.status)
+    if status is not None and status.over:
+        return status.exit_code or 0  # a former self of ours brought it to its end
+    return asyncio.run(_coordinate(open_site(folder)))
+
+
+async def _coordinate(site: RunSite) -> int:
+    if site.plan.request.has_agents:
+        return await Coordinator(site, lambda boss: SlurmStaff(site, boss)).serve()
+    return await TaskRun(site, first_status(site.plan, user_name(), time.time())).serve()
+
+
+def open_site(folder: RunFolder) -> RunSite:
+    plan, environment = read_plan(folder), read_environment(folder)
+    if MARK in os.environ:
+        environment[MARK] = os.environ[MARK]  # all that we start is found, and swept, as we are
+    own = int(os.environ.get("SLURM_JOB_ID") or 0) if not plan.on_head else 0
+    client = SlurmClient(LocalRunner(), environment)
+    return RunSite(folder, plan, environment, client, own or None, Timing(_node_timeout_s(plan, environment)))
+
+
+def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
+    """As asked for, else as the cluster knows best: hosts on one machine are sooner known to be gone."""
+    return plan.request.node_timeout_s or told_gone_s(environment)
+
+
+def _write_to(log: Path) -> None:
+    """What goes wrong is in the run's folder, where its owner finds it."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)

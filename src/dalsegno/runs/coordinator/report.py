@@ -1,0 +1,234 @@
+"""What a coordinator tells people: the status file, the journal, the notes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.events import Event, Finish, WorkerEnded
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.group import in_order
+from dalsegno.runs.coordinator.messages import Cold, LogPiece, Noted, Ready, Signalled, Word
+from dalsegno.runs.coordinator.site import REFRESH_S, Terms
+from dalsegno.runs.coordinator.staff import Staff
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, read_status, write_status
+from dalsegno.system.machine import user_name
+from dalsegno.train.contract import SAVED
+
+# ---- What a run that is not complete waits for, in one line. Pure.
+
+
+NAMED = 3  # more are only counted
+
+
+def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -> str:
+    """`coming` are nodes that will be ready, `waits` and `refused` tell of the others; "" where nothing is to say."""
+    beyond = missing - len(coming)
+    more = f"{beyond} more node{'s' if beyond > 1 else ''}"
+    if beyond > 0 and refused:
+        return f"needs {more}, and Slurm has none to give: {refused}"
+    if beyond > 0:
+        return f"waits for {more} from Slurm" if waits else ""
+    if missing <= 0 or not coming:
+        return ""
+    names = sorted(coming, key=in_order)
+    return f"waits for {', '.join(names) if len(names) <= NAMED else f'{len(names)} nodes'} to be ready"
+
+
+# ---- What a coordinator tells people: the status file, the journal, the notes.
+
+
+NOTE_S = 30.0  # a note is shown so long; it stays in the journal
+
+
+class Told(Protocol):
+    """The coordinator, as far as people are told of it."""
+
+    run: Run
+    started: float | None
+    lost_nodes: int
+    staff: Staff
+    end: Finish | None
+
+    @property
+    def present(self) -> frozenset[str]: ...
+
+
+class Teller:
+    """Writes only what has changed."""
+
+    def __init__(self, site: Terms) -> None:
+        self.site = site
+        before = read_status(site.folder.status)
+        self.created = before.created if before else time.time()
+        self._note, self._noted = "", 0.0
+        self._written: Status | None = None
+
+    def journal(self, event: RunEvent, **what: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            journal.append(self.site.folder.journal, time.time(), event, **what)
+
+    def note(self, text: str) -> None:
+        """A line for people, once."""
+        self._note, self._noted = text, time.monotonic()
+        self.journal(RunEvent.NOTE, text=text)
+
+    @property
+    def _fresh_note(self) -> str:
+        return self._note if time.monotonic() - self._noted < NOTE_S else ""
+
+    def generation(self, run: Run) -> None:
+        """Who is in a generation: `logs --node` goes by it."""
+        if run.group is not None:
+            self.journal(
+                RunEvent.GENERATION,
+                generation=run.generation,
+                nodes=list(run.group.agents),
+                nproc_per_node=run.group.nproc_per_node,
+                wanted=run.shape.max_nodes,
+                restarts=run.restarts,
+            )
+
+    def lost(self, run: Run, node: str, why: str) -> None:
+        """A node, and what it was to the run: a spare costs no restart, and is missed all the same."""
+        self.journal(RunEvent.LOST, node=node, why=why, was=_node(run, node, _seats(run)).state.value)
+
+    def heard(self, generation: int, node: str, word: Word, event: Event | None) -> None:
+        """Write down what of an agent's words is worth it."""
+        if isinstance(word, Ready):
+            self.journal(RunEvent.READY, node=node, warm=word.warm, seconds=word.seconds, threads=list(word.threads))
+            self._tell_threads(node, word.threads)
+        elif isinstance(word, Cold):
+            self.journal(RunEvent.COLD, node=node, why=word.why)
+        elif isinstance(word, Signalled):
+            self.journal(RunEvent.SIGNAL, node=node, signal=word.name)
+        elif isinstance(word, Noted):
+            self.note(word.text)
+        elif isinstance(word, LogPiece):
+            self._write_log(word.name, word.text)
+        if isinstance(event, WorkerEnded) and event.failure and event.generation == generation and event.code != SAVED:
+            failure = event.failure
+            self.journal(RunEvent.FAILED, generation=generation, rank=failure.rank, node=node, code=failure.code,
+                         what=failure.what(), signature=failure.signature, noise=failure.noise)  # fmt: skip
+
+    def _write_log(self, name: str, text: str) -> None:
+        """For a node that does not see the run's folder."""
+        path = self.site.folder.inside(name)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    file.write(text.encode("utf-8", "surrogateescape"))
+
+    def _tell_threads(self, node: str, threads: Sequence[str]) -> None:
+        if threads:
+            names = ", ".join(sorted(set(threads)))
+            self.note(f"threads of the warm parent on {node} do not live on in its workers: {names}")
+
+    def status(self, of: Told) -> None:
+        self._write(self._status(of))
+
+    def ended(self, of: Told, end: Finish) -> None:
+        report = end.cause.traceback if end.cause else ""
+        why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
+        self.journal(RunEvent.ENDED, code=end.code, why=why)
+        ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
+        self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
+
+    def rests(self, of: Told, why: str) -> None:
+        """Not the end: another coordinator goes on, in another life of the job."""
+        self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
+        self.journal(RunEvent.RESTS, why=why)
+
+    def _status(self, of: Told) -> Status:
+        run, group = of.run, of.run.group
+        running = group is not None and run.phase is Phase.RUNNING
+        return Status(
+            run=self.site.folder.run,
+            name=self.site.name,
+            user=user_name(),
+            phase=_phase(of),
+            created=self.created,
+            updated=time.time(),
+            generation=run.generation,
+            restarts=run.restarts,
+            lost_nodes=of.lost_nodes,
+            wanted_nodes=run.shape.max_nodes,
+            world_size=group.world_size if running and group else 0,
+            nproc_per_node=run.shape.nproc_per_node,
+            nodes=_nodes(of),
+            jobs=of.staff.jobs,
+            message=_message(of) or self._fresh_note,
+            started=of.started,
+            coordinator_host=socket.gethostname(),
+            coordinator_pid=os.getpid(),
+        )
+
+    def _write(self, status: Status) -> None:
+        before = self._written
+        same = before is not None and replace(status, updated=before.updated) == before
+        if before is None or not same or status.updated - before.updated > REFRESH_S:
+            self._written = status
+            with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
+                write_status(self.site.folder.status, status)
+
+    def last_output(self, generation: int) -> float:
+        """When any rank last wrote something, on the monotonic clock."""
+        newest = 0.0
+        with contextlib.suppress(OSError), os.scandir(self.site.folder.generation(generation)) as entries:
+            newest = max((entry.stat().st_mtime for entry in entries), default=0.0)
+        return time.monotonic() - (time.time() - newest)
+
+
+def _phase(of: Told) -> RunPhase:
+    if of.end is not None or of.run.exit_code is not None:
+        return RunPhase.ENDING
+    if of.run.phase is Phase.RUNNING:
+        return RunPhase.RUNNING
+    if not of.staff.has_nodes:
+        return RunPhase.WAITING
+    if of.run.phase is Phase.STOPPING and of.run.failures:
+        return RunPhase.STOPPING
+    return RunPhase.RESTARTING if of.started else RunPhase.STARTING
+
+
+def _message(of: Told) -> str:
+    run = of.run
+    if run.phase is Phase.GATHERING and of.staff.has_nodes:
+        return _shortage(of)
+    if run.phase is Phase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
+        return f"runs on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
+    return ""
+
+
+def _shortage(of: Told) -> str:
+    run, staff = of.run, of.staff
+    coming = staff.coming - set(run.ready)
+    if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
+        return ""  # that agents start is no news in the beginning
+    return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
+
+
+def _nodes(of: Told) -> tuple[NodeStatus, ...]:
+    seats = _seats(of.run)
+    return tuple(_node(of.run, name, seats) for name in sorted(of.present, key=in_order))
+
+
+def _seats(run: Run) -> dict[str, int]:
+    return {place.agent: place.group_rank for place in run.group.places} if run.group else {}
+
+
+def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:
+    if name not in run.ready:
+        return NodeStatus(name, NodeRole.STARTING)
+    if name in seats:
+        return NodeStatus(name, NodeRole.MEMBER, seats[name])
+    return NodeStatus(name, NodeRole.SPARE if run.generation else NodeRole.READY)

@@ -1,0 +1,138 @@
+"""What a coordinator writes down so that its successor can go on: the run between two events, its jobs and steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.causes import Failure, Kind
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.group import Group, Place
+from dalsegno.runs.folder import mending
+from dalsegno.system.children import Process
+from dalsegno.system.files import damaged, read_json, write_atomic
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """An srun: its process on the coordinator's host, and the nodes it started agents on."""
+
+    process: Process
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SavedJob:
+    """A job of the run; `asking` is the salloc that waits for it."""
+
+    role: JobRole
+    job: int | None
+    number: int
+    asking: Process | None = None
+    steps: tuple[SavedStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    run: Run
+    jobs: tuple[SavedJob, ...] = ()
+    excluded: tuple[str, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)  # nodes taken to be dead, and since when
+    lost_nodes: int = 0
+    started: float | None = None
+    granted: int = 0  # the newest generation that was allowed to commit
+    used: tuple[str, ...] = ()  # nodes in whose memory something of the run may lie
+
+
+def write_saved(path: Path, saved: Saved, durable: bool = False) -> None:
+    data = {
+        **vars(saved),
+        "silent": dict(saved.silent),
+        "run": _run_to_json(saved.run),
+        "jobs": [_job_to_json(job) for job in saved.jobs],
+    }
+    write_atomic(path, json.dumps(data), mode=0o600, durable=durable)
+
+
+def read_saved(path: Path, fresh: Run) -> Saved | None:
+    """None if there is none; shape and limits are those of `fresh`. DalsegnoError for one that cannot be read."""
+    raw: Any = read_json(path, mending(path))
+    try:
+        return None if raw is None else _from_json(raw, fresh)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"{type(error).__name__} {error}", mending(path)) from error
+
+
+def _from_json(raw: Any, fresh: Run) -> Saved:
+    return Saved(
+        run=_run_from_json(raw["run"], fresh),
+        jobs=tuple(_job_from_json(job) for job in raw["jobs"]),
+        excluded=tuple(raw["excluded"]),
+        silent={str(node): float(at) for node, at in raw["silent"].items()},
+        lost_nodes=int(raw["lost_nodes"]),
+        started=raw["started"],
+        granted=int(raw.get("granted", 0)),
+        used=tuple(raw.get("used", ())),
+    )
+
+
+def _run_to_json(run: Run) -> dict[str, Any]:
+    plain = {each.name: getattr(run, each.name) for each in fields(run)}
+    return {
+        **plain,
+        "shape": None,
+        "phase": run.phase.value,
+        "done": sorted(run.done),
+        "waiting_for": sorted(run.waiting_for),
+        "doubted": sorted(run.doubted),
+        "group": run.group and [run.group.generation, list(run.group.agents), run.group.nproc_per_node],
+        "failures": [_failure_to_json(each) for each in run.failures],
+        "last": run.last and _failure_to_json(run.last),
+    }
+
+
+def _run_from_json(data: Mapping[str, Any], fresh: Run) -> Run:
+    known = {each.name for each in fields(Run)} - {"shape", "max_restarts"}
+    plain = {name: value for name, value in data.items() if name in known}
+    return replace(
+        fresh,
+        **{
+            **plain,
+            "phase": Phase(data["phase"]),
+            "ready": tuple(data["ready"]),
+            "done": frozenset(data["done"]),
+            "waiting_for": frozenset(data["waiting_for"]),
+            "doubted": frozenset(data.get("doubted", ())),
+            "group": _group(*data["group"]) if data["group"] else None,
+            "failures": tuple(_failure(each) for each in data["failures"]),
+            "last": _failure(data["last"]) if data["last"] else None,
+        },
+    )
+
+
+def _group(generation: int, agents: list[str], nproc: int) -> Group:
+    return Group(generation, tuple(Place(agent, rank, rank * nproc) for rank, agent in enumerate(agents)), nproc)
+
+
+def _failure_to_json(failure: Failure) -> dict[str, Any]:
+    return {**vars(failure), "kind": failure.kind.value}
+
+
+def _failure(data: Mapping[str, Any]) -> Failure:
+    return Failure(**{**data, "kind": Kind(data["kind"])})
+
+
+def _job_to_json(job: SavedJob) -> dict[str, Any]:
+    steps = [[step.process.pid, step.process.start, list(step.nodes)] for step in job.steps]
+    asking = job.asking and [job.asking.pid, job.asking.start]
+    return {"role": job.role.value, "job": job.job, "number": job.number, "asking": asking, "steps": steps}
+
+
+def _job_from_json(data: Mapping[str, Any]) -> SavedJob:
+    steps = tuple(SavedStep(Process(pid, start), tuple(nodes)) for pid, start, nodes in data["steps"])
+    asking = Process(*data["asking"]) if data["asking"] else None
+    return SavedJob(JobRole(data["role"]), data["job"], data["number"], asking, steps)

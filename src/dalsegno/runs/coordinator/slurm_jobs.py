@@ -1,0 +1,379 @@
+"""The Slurm jobs of a run: asked for with salloc, staffed with agents by srun, watched, given back.
+
+salloc and srun run in sessions of their own and outlive the coordinator; its successor finds them by their PIDs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
+from dalsegno.runs.coordinator.site import Site
+from dalsegno.runs.coordinator.slurm_calls import PatientSlurm
+from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
+from dalsegno.slurm.parse.srun import ended_on, launch_failures, refused_containers, started_outside, why_not_started
+from dalsegno.system.children import Child, adopt, start
+from dalsegno.system.files import read_text
+
+# ---- One Slurm job of a run as its coordinator holds it: its nodes, the steps that bring agents, and what became
+# of it.
+
+
+ARRIVAL_S = 20.0  # a node whose agent has not come so long after its srun began, or the last look, is looked at
+LONGEST_S = 1800.0  # an image of many gigabytes is imported, or a prolog tries everything, before an agent starts
+
+
+@dataclass(eq=False)
+class Step:
+    """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
+
+    child: Child
+    nodes: tuple[str, ...]
+    began: float
+    said_from: int = 0  # where in the agents' log its own words begin
+    left: set[str] = field(default_factory=set)
+    looked: dict[str, float] = field(default_factory=dict)  # when a node whose agent is slow was last found well
+    adopted: bool = False  # a former self began it, some time ago
+
+    def will_bring(self, node: str, now: float) -> bool:
+        return self._may_bring(node) and now - self.looked.get(node, self.began) < ARRIVAL_S
+
+    def is_slow(self, node: str, now: float) -> bool:
+        """It may still bring that agent: nothing is known against it but that it takes its time."""
+        return self._may_bring(node) and not self.adopted and now - self.began < LONGEST_S
+
+    def _may_bring(self, node: str) -> bool:
+        return node in self.nodes and node not in self.left and self.child.alive()
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of the run. Without an id it still waits to be heard of."""
+
+    role: JobRole
+    number: int
+    id: int | None = None
+    nodes: tuple[str, ...] = ()
+    asking: Child | None = None
+    steps: list[Step] = field(default_factory=list)
+    given_back: bool = False
+    adopted: bool = False  # a former self of ours was granted it
+    ends_at: int | None = None
+    left: frozenset[str] = frozenset()  # of its nodes, those that Slurm was told we do not need any more
+
+
+def fate(info: JobInfo) -> JobState:
+    """Its state; and of one that is being ended, whether its user wants it so, which Slurm says only when it is gone.
+
+    One that was preempted or has reached its limit still has some seconds in which to save; one that is requeued has
+    no end.
+    """
+    if info.state is not JobState.COMPLETING or info.preempted_at or info.ends_at is None or info.started_at is None:
+        return info.state
+    out_of_time = info.time_limit_s is not None and info.ends_at - info.started_at >= info.time_limit_s
+    return info.state if out_of_time else JobState.CANCELLED
+
+
+# ---- The Slurm jobs of a run: asked for with salloc, staffed with agents by srun, watched, given back.
+
+
+_MOST_BYTES = 1 << 20  # of what a step said: agents may have said much more
+
+
+class Listener(Protocol):
+    """Whom the jobs tell."""
+
+    def job_granted(self, job: Job) -> None: ...
+
+    def job_refused(self, job: Job, why: str) -> None: ...
+
+    def job_over(self, job: Job, state: JobState) -> None: ...
+
+    def step_ended(self, job: Job, step: Step) -> None: ...
+
+    def soon(self, work: Awaitable[None]) -> None:
+        """Begin something that is not waited for."""
+        ...
+
+
+class SlurmJobs:
+    """All jobs a run has, or asks for."""
+
+    def __init__(self, site: Site, listener: Listener) -> None:
+        self.site, self.listener = site, listener
+        self.slurm = PatientSlurm(site.slurm)
+        self.jobs: list[Job] = []
+        self.count = 0
+
+    # Asking
+
+    def ask(self, role: JobRole, suspects: Sequence[str] = (), members: Sequence[str] = ()) -> Job:
+        self.count += 1
+        job = Job(role, self.count)
+        argv = self.site.allocation(role, suspects, members)
+        job.asking = start(argv, self.site.environment, output=self._log(job))
+        self.jobs.append(job)
+        self._watch(job.asking, partial(self._asked, job))
+        return job
+
+    def take(self, role: JobRole, job_id: int) -> Job:
+        """A job that is there already: the one whose batch step we live in."""
+        self.count += 1
+        job = Job(role, self.count, job_id)
+        self.jobs.append(job)
+        self.listener.soon(self._arrived(job))
+        return job
+
+    def _asked(self, job: Job) -> None:
+        """salloc has ended: granted, or refused."""
+        answer = self._answer(job)
+        job.asking, code = None, job.asking.poll() if job.asking else None
+        job.id = answer.job or job.id
+        if job.given_back:
+            self.listener.soon(self._cancel(job))
+        elif code in (0, None) and answer.granted:
+            self.listener.soon(self._arrived(job))
+        else:
+            self.jobs.remove(job)
+            self.listener.job_refused(job, answer.last_words or f"salloc ended with {code}")
+
+    async def _arrived(self, job: Job) -> None:
+        info = await self._look(job)
+        if info is None or info.state.ended:
+            return self._over(job, info.state if info else JobState.UNKNOWN)
+        job.nodes, job.ends_at = info.nodes, info.ends_at
+        return self.listener.job_granted(job)
+
+    def waiting_id(self, job: Job) -> int | None:
+        """The id of a job that salloc waits for."""
+        job.id = job.id or self._answer(job).job
+        return job.id
+
+    def _answer(self, job: Job) -> SallocAnswer:
+        return read_answer(read_text(self._log(job)) or "")
+
+    def _log(self, job: Job) -> Path:
+        return self.site.folder.salloc_log(job.number)
+
+    # Staffing
+
+    def staff(self, job: Job, nodes: Sequence[str]) -> None:
+        """Start agents on these nodes of a job."""
+        if job.id is None or not nodes:
+            return
+        argv = self.site.step(job.id, nodes)
+        folder = self.site.folder
+        stdin = folder.connect if folder.connect.exists() else None
+        said_from = _size(folder.agents_log)
+        child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
+        step = Step(child, tuple(nodes), time.monotonic(), said_from)
+        job.steps.append(step)
+        self._watch(child, partial(self._step_ended, job, step))
+
+    def _step_ended(self, job: Job, step: Step) -> None:
+        step.child.poll()
+        if step in job.steps:
+            job.steps.remove(step)
+        self.listener.step_ended(job, step)
+
+    def not_reached(self, job: Job, step: Step) -> dict[str, str]:
+        """Node → why, for those on which srun could not start anything."""
+        return launch_failures(self._said(step), job.id or 0, step.nodes)
+
+    def why_they_end(self, node: str) -> str:
+        """Of agents that end as soon as they are started; "" where it is not known."""
+        said = _said_since(self.site.folder.agents_log, 0)
+        if started_outside(said, node):
+            return ", for it starts no container (`dalsegno containers check` says why)"
+        why = why_not_started(said, node)
+        return f" ({why})" if why else ""
+
+    def container_faults(self) -> list[str]:
+        """Why agents have their container on none of all nodes; empty if some node has not refused it."""
+        refused = refused_containers(_said_since(self.site.folder.agents_log, 0))
+        nodes = [node for job in self.jobs for node in job.nodes]
+        return list(dict.fromkeys(refused[node] for node in nodes)) if nodes and set(nodes) <= set(refused) else []
+
+    def agent_left(self, node: str) -> None:
+        for job in self.jobs:
+            for step in job.steps:
+                if node in step.nodes:
+                    step.left.add(node)
+
+    def unstaffed(self, job: Job, present: Collection[str], silent: Collection[str]) -> list[str]:
+        """Nodes of a job that have no agent, will not get one, and are not known to be dead."""
+        now = time.monotonic()
+        return [node for node in job.nodes if node not in present and node not in silent and not self._due(node, now)]
+
+    def slow(self, nodes: Collection[str]) -> dict[str, float]:
+        """Node → since how many seconds, for those whose agent is long due and may still come.
+
+        What srun has told the end of does not come any more.
+        """
+        now = time.monotonic()
+        found: dict[str, float] = {}
+        for step in [step for job in self.jobs for step in job.steps]:
+            late = {node for node in nodes if step.is_slow(node, now)}
+            for node in late - ended_on(self._said(step)) if late else ():
+                found[node] = max(now - step.began, found.get(node, 0.0))
+        return found
+
+    def wait_on(self, nodes: Collection[str]) -> None:
+        """These were looked at, and are well: their agents are given time."""
+        now = time.monotonic()
+        for step in [step for job in self.jobs for step in job.steps]:
+            step.looked.update(dict.fromkeys({*nodes} & {*step.nodes}, now))
+
+    def _said(self, step: Step) -> str:
+        return _said_since(self.site.folder.agents_log, step.said_from)
+
+    def expected(self, present: Collection[str]) -> set[str]:
+        """Nodes whose agents are on their way."""
+        now = time.monotonic()
+        return {node for job in self.jobs for node in job.nodes if node not in present and self._due(node, now)}
+
+    def _due(self, node: str, now: float) -> bool:
+        return any(step.will_bring(node, now) for job in self.jobs for step in job.steps)
+
+    # Watching
+
+    async def check(self) -> None:
+        """Ask Slurm how the jobs are; one that is over is told of."""
+        for job in [job for job in self.jobs if job.id is not None and job.asking is None and job.nodes]:
+            info = await self._look(job)
+            if job not in self.jobs:
+                continue
+            state = fate(info) if info else JobState.UNKNOWN
+            if info is None or state.ended:
+                self._over(job, state)
+            elif info.nodes:
+                job.nodes, job.ends_at = info.nodes, info.ends_at
+
+    async def runs_on(self, job: Job) -> bool:
+        """Whether Slurm has nothing against it."""
+        info = await self._look(job)
+        return info is not None and info.state is JobState.RUNNING and not info.preempted_at
+
+    async def is_wanted_back(self, job: Job) -> bool:
+        """Whether Slurm takes its nodes away only for a while: it was preempted, or is queued again."""
+        info = await self._look(job)
+        return info is not None and bool(info.preempted_at or info.ends_at is None)
+
+    async def _look(self, job: Job) -> JobInfo | None:
+        assert job.id is not None
+        return await self.slurm.look(job.id)
+
+    def _over(self, job: Job, state: JobState) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+            for step in job.steps:
+                step.child.kill()
+            if not job.given_back:
+                self.listener.job_over(job, state)
+
+    # Giving back
+
+    async def let_go(self, job: Job, nodes: Collection[str]) -> None:
+        """Give some of a job's nodes back to Slurm. Those of a step that still runs not yet: it would die of it."""
+        busy = {node for step in job.steps for node in step.nodes}
+        stay = tuple(node for node in job.nodes if node in busy or node not in nodes)
+        if job.id is not None and stay != job.nodes and await self.slurm.shrink(job.id, stay):
+            job.nodes = stay
+
+    async def give_back(self, jobs: Iterable[Job], code: int | None = None) -> None:
+        """End jobs we do not need any more; the one we live in ends with us. Without a code they are cancelled."""
+        for job in list(jobs):
+            job.given_back = True
+            if job.asking is not None:
+                job.asking.kill()
+                self.waiting_id(job)
+            await self._cancel(job, code)
+
+    async def sweep(self) -> None:
+        """At the very end: a job whose id we never learned bears the run's name."""
+        for each in await self.slurm.named(self.site.folder.run):
+            if each != self.site.own_job:
+                await self.slurm.cancel(each)
+
+    async def _cancel(self, job: Job, code: int | None = None) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+        if job.id is not None and job.id != self.site.own_job:
+            had_nodes = code is not None and bool(job.nodes)
+            if not (had_nodes and await self.slurm.complete(job.id, code or 0)):
+                await self.slurm.cancel(job.id)
+        until = time.monotonic() + 2.0
+        while any(step.child.alive() for step in job.steps) and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        for step in job.steps:
+            step.child.kill()  # over a lost node srun may wait for ever
+
+    # Before and after our own death
+
+    def saved(self) -> tuple[SavedJob, ...]:
+        return tuple(
+            SavedJob(
+                job.role,
+                job.id,
+                job.number,
+                job.asking.process if job.asking else None,
+                tuple(SavedStep(step.child.process, step.nodes) for step in job.steps),
+            )
+            for job in self.jobs
+        )
+
+    async def adopt(self, saved: Sequence[SavedJob]) -> None:
+        """Take over what a former self began: first all of it, for what we write down meanwhile must have all of it."""
+        self.count = max((each.number for each in saved), default=0)
+        jobs = [self._adopt_job(each) for each in saved]
+        for job in jobs:
+            if job.asking is not None:
+                self._watch(job.asking, partial(self._asked, job))
+            elif job.adopted:
+                self.listener.soon(self._arrived(job))
+            else:
+                self._asked(job)
+
+    def _adopt_job(self, saved: SavedJob) -> Job:
+        job = Job(saved.role, saved.number, saved.job, adopted=saved.asking is None)
+        job.asking = adopt(saved.asking) if saved.asking else None
+        self.jobs.append(job)
+        for each in saved.steps:
+            child = adopt(each.process)
+            if child is not None:
+                step = Step(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log), adopted=True)
+                job.steps.append(step)
+                self._watch(child, partial(self._step_ended, job, step))
+        return job
+
+    def _watch(self, child: Child, ended: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def once() -> None:
+            loop.remove_reader(child.fd)
+            child.poll()
+            child.close()
+            ended()
+
+        loop.add_reader(child.fd, once)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _said_since(path: Path, offset: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

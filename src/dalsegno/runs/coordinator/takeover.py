@@ -1,0 +1,96 @@
+"""After a coordinator's own death: what its successor takes over, and how it meets the agents that find it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.coordinator.actions import Doer, do
+from dalsegno.runs.coordinator.agents import Peer
+from dalsegno.runs.coordinator.causes import first_cause
+from dalsegno.runs.coordinator.events import Finish, Left, Moved, Order, Release, Waited
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.saved_state import Saved, read_saved
+from dalsegno.runs.coordinator.site import Terms
+from dalsegno.runs.journal import RunEvent
+
+ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
+
+
+class Successor(Doer, Protocol):
+    """A coordinator that takes a run over."""
+
+    lost_nodes: int
+    started: float | None
+    granted: int
+
+
+async def find_saved(
+    site: Terms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
+) -> Saved | None:
+    """What a former self wrote down. Where it cannot be read the run begins anew, and must not hold its nodes twice.
+
+    Agents of the old jobs are not to find us then; those in our own job come back, and begin anew with us.
+    """
+    try:
+        return read_saved(site.folder.state, Run(site.shape, site.max_restarts))
+    except DalsegnoError as error:
+        by_hand = f"`scancel --name={site.folder.run}`"
+        note(f"{error.what}; the run begins anew, and the jobs it had are cancelled as by {by_hand}")
+    if site.own_job is None:
+        site.folder.connect.unlink(missing_ok=True)
+    await give_back()
+    return None
+
+
+async def go_on(of: Successor, saved: Saved) -> None:
+    """Agents find us by themselves; those that do not are lost."""
+    of.run, of.lost_nodes, of.started, of.granted = saved.run, saved.lost_nodes, saved.started, saved.granted
+    of.staff.excluded, of.staff.silent = list(saved.excluded), dict(saved.silent)
+    of.memory.used.update(saved.used)
+    of.journal(RunEvent.CAME_BACK, host=socket.gethostname(), pid=os.getpid())
+    if await of.staff.adopt(saved.jobs):
+        asyncio.get_running_loop().call_later(ADOPT_S, _give_up_on_missing, of)
+    else:
+        _begin_anew(of)
+    for order in unfinished(of.run):
+        do(of, order)
+    if of.run.pausing:
+        of.apply(Waited())
+
+
+def _begin_anew(of: Successor) -> None:
+    for agent in of.run.ready:
+        of.apply(Left(agent))
+    of.apply(Moved())
+    of.staff.begin()
+
+
+def _give_up_on_missing(of: Successor) -> None:
+    for agent in [agent for agent in of.run.ready if agent not in of.agents.peers]:
+        of.agents.lose(agent, "its agent did not come back", silent=False)
+
+
+def unfinished(run: Run) -> list[Order]:
+    """Orders that our former self may have died over: the farewell, or asking for the next job."""
+    if run.phase is Phase.ENDED:
+        return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
+    return [Release()] if run.leaving and run.phase is Phase.GATHERING else []
+
+
+def reconcile(of: Successor, peer: Peer) -> None:
+    """An agent that a former self knew: bring both to the same mind, without touching its workers."""
+    run = of.run
+    if run.group is None or peer.name not in run.group.agents:
+        return
+    if run.phase is Phase.OPENING and run.group.store_agent == peer.name:
+        peer.send({"open_store": run.generation})
+    elif run.phase is Phase.STOPPING and peer.name in run.waiting_for:
+        peer.send({"stop": run.generation})
+    elif run.phase is Phase.RUNNING and not peer.hello.still_runs(run.generation):
+        of.apply(Left(peer.name))  # its peers wait for workers that are no more
+        peer.send({"reset": True})

@@ -1,0 +1,186 @@
+"""A run whose processes are srun's own tasks (MPI, plain programs): asked for, started, and its exit code passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable
+from dataclasses import replace
+
+from dalsegno.containers.native import NO_CONTAINER
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs import journal
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.generations import Run
+from dalsegno.runs.coordinator.saved_state import Saved, write_saved
+from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, Site
+from dalsegno.runs.coordinator.slurm_jobs import Job, SlurmJobs, Step
+from dalsegno.runs.coordinator.staff import Errands
+from dalsegno.runs.coordinator.takeover import find_saved
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.status import RunCause, RunPhase, Status, read_status, write_status
+from dalsegno.slurm.facts import JobState
+from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
+from dalsegno.system.files import read_text
+from dalsegno.train.contract import SAVED, TERMINATED
+
+# Ends of a job that are not the run's doing: it waits for another. Out of time it has had all that was asked for.
+_NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
+
+
+class TaskRun:
+    """The coordinator of such a run. It has no agents, so nothing in it can be started again but all of it."""
+
+    def __init__(self, site: Site, status: Status) -> None:
+        self.site, self.folder = site, site.folder
+        self.status = read_status(site.folder.status) or status
+        self.jobs = SlurmJobs(site, self)
+        self.rests = False  # we end, and the run does not
+        self._over = asyncio.Event()
+        self._errands = Errands()
+
+    async def serve(self) -> int:
+        await self._begin()
+        await self._errands.until(self._over, self._check(), self._ask_slurm())
+        if self.rests:
+            self.folder.exit_code.unlink(missing_ok=True)
+            self._tell(phase=RunPhase.WAITING, message="waits in the queue again", exit_code=None)
+            return SAVED
+        code = self.status.exit_code
+        await self.jobs.give_back(self.jobs.jobs, None if code == TERMINATED else code)
+        await self.jobs.sweep()
+        self._tell(phase=RunPhase.ENDED, ended=time.time(), jobs=())
+        return self.status.exit_code or 0
+
+    async def _begin(self) -> None:
+        """Ask for the nodes, unless a former self has: then its srun is still ours."""
+        saved = await find_saved(self.site, self.jobs.sweep, lambda text: self._journal(RunEvent.NOTE, text=text))
+        if self.site.own_job is not None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, lambda: self.soon(self._signalled()))
+        if saved is not None and any(step.process.alive() for job in saved.jobs for step in job.steps):
+            await self.jobs.adopt(saved.jobs)
+        elif self.site.own_job is not None:
+            self.jobs.take(JobRole.MAIN, self.site.own_job)
+        elif saved is not None and saved.jobs:
+            await self.jobs.adopt(saved.jobs)
+        else:
+            self.jobs.ask(JobRole.MAIN)
+        self._keep()
+
+    async def _signalled(self) -> None:
+        """Cancelled by its user, or wanted back by Slurm, which queues it again."""
+        await self.jobs.check()
+        if self._over.is_set() or not self.jobs.jobs:
+            return
+        if await self.jobs.is_wanted_back(self.jobs.jobs[0]):
+            self.rests = True
+            self._over.set()
+        else:
+            self._end(1, "its job is out of time")
+
+    def job_granted(self, job: Job) -> None:
+        """One log for each task: srun writes them."""
+        self._journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes))
+        if not job.steps and self.folder.exit_code.exists():
+            self._tasks_ended(job)  # it has ended while nobody looked after it
+            return
+        if not job.steps:
+            number = self.status.generation + 1
+            self._journal(RunEvent.GENERATION, generation=1, nodes=list(job.nodes), nproc_per_node=self._nproc)
+            os.makedirs(self.folder.generation(1), exist_ok=True)
+            self.jobs.staff(job, job.nodes)
+            self._tell(generation=number, restarts=number - 1)
+        began = self.status.started or time.time()
+        self._tell(
+            phase=RunPhase.RUNNING, message="", jobs=(job.id,), started=began, world_size=len(job.nodes) * self._nproc
+        )
+        self._keep()
+
+    @property
+    def _nproc(self) -> int:
+        return self.site.shape.nproc_per_node
+
+    def step_ended(self, job: Job, step: Step) -> None:
+        self._tasks_ended(job)
+
+    def _tasks_ended(self, job: Job) -> None:
+        """What srun ended with is in a file: it may have ended while nobody was there to be told."""
+        told = (read_text(self.folder.exit_code) or "").strip()
+        if told == "0":
+            self._end(0, "done")
+        else:
+            self.soon(self._ask_why(job, int(told) if told.isdigit() else 1))
+
+    async def _ask_why(self, job: Job, code: int) -> None:
+        """A program that failed, or one whose nodes were taken from it? While its job runs on, it was its own doing."""
+        while job in self.jobs.jobs and not self._over.is_set():
+            if await self.jobs.runs_on(job):
+                code = first_exit_code(read_text(self.folder.agents_log) or "") or code
+                self._end(code, self._no_container(code) or f"the program ended with exit code {code}")
+                return
+            await self.jobs.check()
+            await asyncio.sleep(CHECK_S)
+
+    def _no_container(self, code: int) -> str:
+        """That the program has not even begun, as its tasks say; they begin with it."""
+        if code != NO_CONTAINER:
+            return ""
+        said = [read_text(path) or "" for path in sorted(self.folder.generation(1).glob("*"))]
+        faults = dict.fromkeys(why for text in said for why in refused_containers(text).values())
+        return f"its container is not to be had: {'; '.join(faults)}" if faults else ""
+
+    def soon(self, work: Awaitable[None]) -> None:
+        self._errands.soon(work)
+
+    def job_refused(self, job: Job, why: str) -> None:
+        self._end(1, f"Slurm refused: {why}", RunCause.REFUSED)
+
+    def job_over(self, job: Job, state: JobState) -> None:
+        self._journal(RunEvent.JOB_OVER, job=job.id, state=state.value)
+        if state is JobState.CANCELLED:
+            self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
+        elif state in _NOT_ITS_OWN and self.site.own_job is None:
+            self.folder.exit_code.unlink(missing_ok=True)
+            self.jobs.ask(JobRole.NEXT)
+            self._tell(phase=RunPhase.WAITING, message=f"its job ended: {state.value}; waits for another")
+            self._keep()
+        else:
+            self._end(1, f"its job ended: {state.value}")
+
+    def _end(self, code: int, why: str, about: RunCause = RunCause.OTHER) -> None:
+        if not self._over.is_set():
+            self._journal(RunEvent.ENDED, code=code, why=why)
+            self.status = replace(self.status, exit_code=code, message=why, cause=about)
+            self._over.set()
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self.folder.cancel.exists():
+                self._end(TERMINATED, "cancelled", RunCause.CANCELLED)
+            if time.time() - self.status.updated > REFRESH_S:
+                self._tell()
+
+    async def _ask_slurm(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_SLURM_S)
+            await self.jobs.check()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(DalsegnoError):  # a full disk must not end the run
+            write_saved(self.folder.state, Saved(Run(self.site.shape), jobs=self.jobs.saved()))
+
+    def _tell(self, **changes: object) -> None:
+        changes = {"cause": RunCause.OTHER, **changes} if "message" in changes else changes
+        self.status = replace(self.status, updated=time.time(), coordinator_pid=os.getpid(), **changes)  # type: ignore[arg-type]
+        with contextlib.suppress(DalsegnoError):
+            write_status(self.folder.status, self.status)
+
+    def _journal(self, event: RunEvent, **what: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the run
+            journal.append(self.folder.journal, time.time(), event, **what)

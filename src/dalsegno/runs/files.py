@@ -1,0 +1,37 @@
+"""Reading the files of a run, which may be another user's: root reads them too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dalsegno.runs.folder import RunFolder, mending
+from dalsegno.system.files import Json, damaged
+from dalsegno.system.plain_files import list_beneath, open_beneath, read_beneath
+
+MOST_BYTES = 8 << 20  # of a file that is read whole
+
+
+def read_value(path: Path) -> Json:
+    """Return the value in a file of a run's folder, None if it is missing. It may be another user's, and root reads it.
+
+    DalsegnoError for what is no JSON, no regular file of the folder's owner, or too long.
+    """
+    text = read_beneath(path.parent, path.name, MOST_BYTES)
+    if text is None:
+        return None
+    try:
+        value: Json = json.loads(text)
+        return value
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error), mending(path)) from error
+
+
+def open_log(run: RunFolder, path: Path) -> int:
+    """Open a file of the run's for reading, as `system.plain_files` does."""
+    return open_beneath(run.root, str(path.relative_to(run.root)))
+
+
+def names_in(run: RunFolder, folder: Path) -> list[str]:
+    """Return the names in a folder of the run's; none if there is no such folder."""
+    return list_beneath(run.root, str(folder.relative_to(run.root)))

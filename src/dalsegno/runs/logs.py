@@ -1,0 +1,190 @@
+"""The logs of a run while they grow: whole lines, generation after generation, rank by rank."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno.runs import journal
+from dalsegno.runs.files import names_in, open_log
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
+
+PARTIAL_S = 1.0  # a line without an end is shown after this: it may be a prompt, or a bar that moves
+LONGEST = 65_536  # letters; a longer line comes in pieces
+_CHUNK = 1 << 18
+_FOLDER = re.compile(r"g(\d{4,})")
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+_BEGINS = re.compile(r'Traceback \(most recent call last\):|  File ".+", line \d+$|usage: ')
+_FILE = re.compile(r"rank(\d+)\.log")
+
+Wanted = Callable[[int, int], bool]  # generation and rank in, whether anybody wants to see it out
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of one rank."""
+
+    generation: int
+    rank: int
+    text: str
+
+
+class Tail:
+    """One file that others write to at its end."""
+
+    def __init__(self, run: RunFolder, path: Path) -> None:
+        self._run, self._path = run, path
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._rest_since: float | None = None
+
+    def read(self, now: float, *, final: bool = False) -> Iterator[str]:
+        """What came since the last time, up to where the file ends now. `final`: nothing more will come."""
+        for data in self._grown():
+            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+            self._rest_since = None if lines else self._rest_since
+            yield from lines
+            if len(self._rest) > LONGEST:
+                yield self._rest
+                self._rest = ""
+        if final:
+            self._rest += self._decoder.decode(b"", final=True)
+        if self._rest and (final or self._overdue(now)):
+            yield self._rest
+            self._rest, self._rest_since = "", None
+
+    def _overdue(self, now: float) -> bool:
+        self._rest_since = now if self._rest_since is None else self._rest_since
+        return len(self._rest) > LONGEST or now - self._rest_since >= PARTIAL_S
+
+    def _grown(self) -> Iterator[bytes]:
+        """Opened each time: on a network file system that is what makes it look for news."""
+        try:
+            handle = open_log(self._run, self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with open(handle, "rb") as file:
+            size = os.fstat(handle).st_size
+            file.seek(self._offset)
+            while self._offset < size and (data := file.read(min(_CHUNK, size - self._offset))):
+                self._offset += len(data)
+                yield data
+
+
+class Repeats:
+    """Shows each traceback once: all ranks of a run that cannot start say the same, in every generation."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, int] = {}  # the first rank that said it
+
+    def once(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines as they come, but for tracebacks that were shown already: of those only who else has them."""
+        block: list[Line] = []
+        for line in lines:
+            if block and (line.generation, line.rank) != (block[0].generation, block[0].rank):
+                yield from block  # cut off: its rest comes later
+                block = []
+            text = _RANK.sub("", line.text)
+            if not block and not _BEGINS.match(text):
+                yield line
+                continue
+            block.append(line)
+            if _is_end(block, text):
+                yield from self._block(block)
+                block = []
+        yield from block
+
+    def has_shown(self, report: str) -> bool:
+        return any(_key(report.splitlines()) in shown for shown in self._shown)
+
+    def _block(self, block: Sequence[Line]) -> Sequence[Line]:
+        first, key = block[0], _key([line.text for line in block])
+        if key not in self._shown:
+            self._shown[key] = first.rank
+            return block
+        said, rank = block[-1].text, self._shown[key]
+        again = "as before" if rank == first.rank else f"as rank {rank}"
+        return [Line(first.generation, first.rank, f"{said} ({again})")]
+
+
+def _key(lines: Sequence[str]) -> str:
+    return "\n".join(_RANK.sub("", line).rstrip() for line in lines)
+
+
+def _is_end(block: Sequence[Line], text: str) -> bool:
+    """The line of the exception, or of what argparse complains about; nothing ends with its first line."""
+    if len(block) == 1:
+        return False
+    return ": error: " in text if block[0].text.startswith("usage: ") else bool(text) and not text[0].isspace()
+
+
+def everything(_generation: int, _rank: int) -> bool:
+    return True
+
+
+class RunLogs:
+    """All logs of a run, those that are not there yet too."""
+
+    def __init__(self, run: RunFolder, wanted: Wanted = everything) -> None:
+        self._run = run
+        self._wanted = wanted
+        self._tails: dict[tuple[int, int], Tail] = {}
+        self._left_behind = 0  # generations up to this one say nothing more
+
+    @property
+    def count(self) -> int:
+        return len(self._tails)
+
+    def lines(self, now: float, *, final: bool = False) -> Iterator[Line]:
+        """What came since the last time."""
+        self._find()
+        newest = max((generation for generation, _ in self._tails), default=0)
+        for (generation, rank), tail in sorted(self._tails.items()):
+            # Its workers are dead for two generations: what it has not said by now, it never will.
+            over = generation < newest - 1
+            yield from (Line(generation, rank, text) for text in tail.read(now, final=final or over))
+            if over:
+                del self._tails[generation, rank]
+                self._left_behind = generation
+
+    def _find(self) -> None:
+        for generation in self._numbers(self._run.logs, _FOLDER):
+            if generation > self._left_behind:
+                for rank in self._numbers(self._run.generation(generation), _FILE):
+                    if (generation, rank) not in self._tails and self._wanted(generation, rank):
+                        self._tails[generation, rank] = Tail(self._run, self._run.log(generation, rank))
+
+    def _numbers(self, folder: Path, pattern: re.Pattern[str]) -> list[int]:
+        return sorted(int(found[1]) for name in names_in(self._run, folder) if (found := pattern.fullmatch(name)))
+
+
+def on_node(run: RunFolder, node: str) -> Wanted:
+    """Whether a rank ran on this node: which node had which rank changes from generation to generation."""
+    places: dict[int, range] = {}
+
+    def wanted(generation: int, rank: int) -> bool:
+        if generation not in places:
+            places.update(ranks_on(run, node))
+        return rank in places.get(generation, range(0))
+
+    return wanted
+
+
+def ranks_on(run: RunFolder, node: str) -> dict[int, range]:
+    """Generation → the ranks it had on this node."""
+    formed = [entry for entry in journal.read(run.journal) if entry.get("event") == RunEvent.GENERATION]
+    return {
+        int(entry["generation"]): _ranks(list(entry["nodes"]), node, int(entry["nproc_per_node"])) for entry in formed
+    }
+
+
+def _ranks(nodes: list[str], node: str, each: int) -> range:
+    """`nodes` are in the order of their group ranks."""
+    first = nodes.index(node) * each if node in nodes else 0
+    return range(first, first + each) if node in nodes else range(0)

@@ -1,0 +1,138 @@
+"""How a run fares, as its coordinator tells it: one small file, replaced whole, read by `run`, `runs` and the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.runs.files import read_value
+from dalsegno.runs.folder import mending
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+from dalsegno.system.files import damaged, write_atomic
+
+
+class RunPhase(Enum):
+    """What a run is doing, as people are told."""
+
+    WAITING = "waiting"  # in Slurm's queue
+    STARTING = "starting"  # nodes are there, their agents are not all ready yet
+    RUNNING = "running"
+    STOPPING = "stopping"  # a worker has failed, and what comes of it is decided when nothing of its generation runs
+    RESTARTING = "restarting"  # a generation has ended and the next is being formed
+    ENDING = "ending"  # it is over, and its nodes are being given back
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # written by another version
+
+    @classmethod
+    def _missing_(cls, value: object) -> RunPhase:
+        return cls.UNKNOWN
+
+
+class NodeRole(Enum):
+    """What a node is to a run."""
+
+    STARTING = "starting"
+    READY = "ready"
+    MEMBER = "member"  # of the present generation
+    SPARE = "spare"
+    UNKNOWN = "unknown"  # written by another version
+
+    @classmethod
+    def _missing_(cls, value: object) -> NodeRole:
+        return cls.UNKNOWN
+
+
+class RunCause(Enum):
+    """What a status message is about, where something depends on it."""
+
+    OTHER = ""
+    HANDED_OVER = "handed-over"  # nobody has taken the run over yet
+    REFUSED = "refused"  # Slurm refused its job
+    CANCELLED = "cancelled"
+    TAKEN_DOWN = "taken-down"  # cancelled because its cluster was taken down
+    CLUSTER_GONE = "cluster-gone"  # nobody wrote down how it ended
+
+    @classmethod
+    def _missing_(cls, value: object) -> RunCause:
+        return cls.OTHER
+
+    @property
+    def cancelled(self) -> bool:
+        return self in (RunCause.CANCELLED, RunCause.TAKEN_DOWN)
+
+
+# The beginnings of messages in status files that were written before they named their cause.
+_OLD_MESSAGES = {
+    "handed over": RunCause.HANDED_OVER,
+    "Slurm refused": RunCause.REFUSED,
+    "cancelled: its cluster": RunCause.TAKEN_DOWN,
+    "cancelled": RunCause.CANCELLED,
+}
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of the run. `group_rank` is None for a spare, and for one that is not ready."""
+
+    name: str
+    state: NodeRole
+    group_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that people are told of a run."""
+
+    run: str
+    name: str
+    user: str
+    phase: RunPhase
+    created: float
+    updated: float
+    generation: int = 0
+    restarts: int = 0  # after failures of the script
+    lost_nodes: int = 0
+    wanted_nodes: int = 1
+    world_size: int = 0  # processes of the present generation
+    nproc_per_node: int = 1
+    nodes: tuple[NodeStatus, ...] = ()
+    jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
+    message: str = ""  # one line: what it waits for, or why it ended
+    started: float | None = None  # when the first generation ran
+    ended: float | None = None
+    exit_code: int | None = None
+    report: str = ""  # of a failure: the first failing rank's traceback
+    coordinator_host: str = ""
+    coordinator_pid: int = 0
+    cause: RunCause = RunCause.OTHER  # what the message is about
+
+    @property
+    def over(self) -> bool:
+        return self.phase is RunPhase.ENDED
+
+
+def read_status(path: Path) -> Status | None:
+    """Return the status of a run; None while there is none."""
+    data = read_value(path)
+    status = status_from_json(data) if isinstance(data, Mapping) else None
+    times = (status.created, status.updated, status.started or 0.0, status.ended or 0.0) if status else ()
+    if not all(map(math.isfinite, times)):
+        raise damaged(path, "a time is no number", mending(path))
+    return status
+
+
+def status_from_json(data: Mapping[str, object]) -> Status:
+    """Parse a status, also one that was written before messages named their cause."""
+    status = facts_from_json(Status, data)
+    if "cause" in data:
+        return status
+    causes = [cause for text, cause in _OLD_MESSAGES.items() if status.message.startswith(text)]
+    return replace(status, cause=causes[0]) if causes else status
+
+
+def write_status(path: Path, status: Status) -> None:
+    write_atomic(path, json.dumps(facts_to_json(status), indent=1), mode=0o644, durable=status.over)

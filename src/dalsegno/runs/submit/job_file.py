@@ -1,0 +1,240 @@
+"""A job file, `job.yaml`: the options of `dalsegno run` by the same words, with every fault at its line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dalsegno.errors import Problem, SpecError, UsageError
+from dalsegno.runs.submit.options import OPTIONS, make_request
+from dalsegno.runs.submit.request import RunRequest
+from dalsegno.runs.submit.values import shown
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from dalsegno.spec.document import Document
+
+import shlex
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+from pydantic_core import PydanticCustomError
+
+from dalsegno.runs.submit.options import Kind, Option
+from dalsegno.runs.submit.values import parse_env_pairs, parse_words
+from dalsegno.spec.section import Section, show
+
+_MAX_BYTES = 1024 * 1024
+_EXAMPLE = "a job file is a mapping: `script: train.py`, `nodes: 4`"
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+_FIELDS = {option.word: option.target for option in OPTIONS}
+_MEANT = {  # words of Slurm, of torchrun and of other tools
+    "walltime": "time",
+    "time_limit": "time",
+    "ntasks_per_node": "nproc_per_node",
+    "gpus": "gpus_per_node",
+    "gres": "gpus_per_node",
+    "memory": "mem",
+    "nnodes": "nodes",
+    "num_nodes": "nodes",
+    "job_name": "name",
+    "workdir": "chdir",
+    "command": "script",
+    "environment": "env",
+    "queue": "partition",
+}
+
+
+def load_job(path: str | os.PathLike[str], over: Mapping[str, object] | None = None) -> RunRequest:
+    """The request in the file at `path`; fields in `over` go before those of the file."""
+    name = os.fspath(path)
+    text = _read(name)
+    try:
+        return parse_job(text, name, over)
+    except SpecError as faults:
+        raise SpecError([*faults.problems, *_missing_script(text, name)]) from None
+
+
+def _missing_script(text: str, filename: str) -> list[Problem]:
+    """Of a file that has faults already: who mends those should not find another one after them."""
+    from dalsegno.spec.document import Table, read_document
+
+    document = read_document(text, filename)
+    data = document.data if isinstance(document.data, Table) else {}
+    script, folder = data.get("script"), data.get("chdir") or "."
+    if not (isinstance(script, str) and isinstance(folder, str)) or not script.endswith(".py"):
+        return []  # a program may be found in the PATH
+    if Path(folder, script).exists():
+        return []
+    hint = f"there is none in {Path(folder).resolve()}"
+    return [Problem(f"there is no script {shown(script)}", document.where(("script",)), hint)]
+
+
+def parse_job(text: str, filename: str = "job.yaml", over: Mapping[str, object] | None = None) -> RunRequest:
+    """The request in `text`. Raises SpecError with all problems of the file."""
+    fields = job_fields(text, filename)
+    script, args = str(fields.pop("script")), fields.pop("args", ())
+    try:
+        return make_request(script, args, fields, over or {})
+    except UsageError as fault:
+        raise SpecError([Problem(_as_keys(fault.what), filename, _as_keys(fault.hint))]) from None
+
+
+def _as_keys(text: str) -> str:
+    """Options as a job file has them: `cpus_per_task` for `--cpus-per-task`."""
+    return _FLAG.sub(lambda found: found[1].replace("-", "_"), text)
+
+
+def job_fields(text: str, filename: str = "job.yaml") -> dict[str, Any]:
+    """Fields of a request that the file sets, `script` and `args` among them."""
+    from dalsegno.spec.document import Table, read_document
+
+    document = read_document(text, filename)
+    if not isinstance(document.data, Table):
+        raise SpecError([Problem("there is no job in this file", filename, _EXAMPLE)])
+    found = _validated(document)
+    if document.problems:
+        raise SpecError(sorted(document.problems, key=_line))
+    return found
+
+
+def _validated(document: Document) -> dict[str, Any]:
+    """What the file sets; faults go to the document's problems."""
+    from pydantic import ValidationError
+
+    # `x-…` is the user's own: a place for anchors. `key:` with nothing after it is as good as not there.
+    given = {key: value for key, value in document.data.items() if not key.startswith("x-") and value is not None}
+    try:
+        job = JobFile.model_validate(given)
+    except ValidationError as refused:
+        document.problems += [_problem(error, document) for error in refused.errors(include_url=False)]
+        return {}
+    return {_FIELDS.get(key, key): getattr(job, key) for key in given}
+
+
+def _problem(error: ErrorDetails, document: Document) -> Problem:
+    from dalsegno.spec.load import word_fault
+    from dalsegno.spec.section import hint_unknown
+
+    key, kind = str(error["loc"][0]), error["type"]
+    where = document.where((key,))
+    if kind == "extra_forbidden":
+        meant = _MEANT.get(key.lower().replace("-", "_"))
+        hint = f"did you mean `{meant}`?" if meant else hint_unknown(JobFile, (), key)
+        return Problem(f"a job file has no setting {shown(key)}", where, hint)
+    if kind == "missing":
+        return Problem(f"a job file needs `{key}`", document.where(()), f"add `{key}: train.py`")
+    if kind == USAGE:
+        return Problem(f"`{key}`: {error['ctx']['what']}", where, error["ctx"]["hint"])
+    what, hint = word_fault(error, (key,), document.data, JobFile)
+    return Problem(what, where, hint)
+
+
+def _line(problem: Problem) -> int:
+    return int(problem.where.rpartition(":")[2])
+
+
+def _read(name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror or error}"
+        raise SpecError([Problem(what, name, "name a job file (`job.yaml`) or an sbatch script")]) from None
+    if len(raw) > _MAX_BYTES:
+        raise SpecError([Problem("the file is larger than 1 MiB", name, "is this a job file?")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError([Problem("that is not a text file (UTF-8)", name, _EXAMPLE)]) from None
+
+
+# ---- The job file's keys for pydantic, made from the table of options: strict, described, and read by the same
+# parsers.
+
+
+USAGE = "usage"  # pydantic's name for a fault that one of our own parsers found
+_QUOTES = "put it in quotes: YAML reads numbers and yes/no in its own way"
+# How a list is written in one text; else with commas.
+_JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
+
+_WORD: dict[str, Any] = {"type": ["string", "integer"]}
+_WORDS: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _WORD}]}
+_VARIABLES: dict[str, Any] = {"type": "object", "additionalProperties": _WORD}
+_SCHEMAS = {Kind.WORD: _WORD, Kind.LIST: _WORDS, Kind.MAPPING: _VARIABLES}
+
+
+def _text(value: object) -> str:
+    """A word of the file. Whole numbers keep their spelling; `0.10`, `1e-4` and `yes` would not."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise UsageError(f"{show(value)} is not text", hint=_QUOTES)
+
+
+def _arguments(value: object) -> tuple[str, ...]:
+    return tuple(_text(each) for each in value) if isinstance(value, list) else parse_words(_text(value))
+
+
+def _variables(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{show(value)} is not a mapping of variables", hint="write `NAME: value` lines below it")
+    return parse_env_pairs(f"{name}={_text(given)}" for name, given in value.items())
+
+
+def _reader(option: Option) -> Callable[[object], object]:
+    """How a value of the file is read: as text, by the parser of the command line."""
+    if option.kind is Kind.MAPPING:
+        return _variables
+    if option.kind is Kind.LIST:
+        return lambda value: option.parse(_joined(option, value) if isinstance(value, list) else _text(value))
+    return lambda value: option.parse(_text(value))
+
+
+def _joined(option: Option, words: list[object]) -> str:
+    return _JOIN.get(option.word, ",".join)([_text(each) for each in words])
+
+
+def _value(read: Callable[[object], object], schema: dict[str, Any], examples: tuple[object, ...] = ()) -> Any:
+    def check(value: object) -> object:
+        try:
+            return read(value)
+        except UsageError as fault:
+            raise PydanticCustomError(USAGE, "{what}", {"what": fault.what, "hint": fault.hint}) from None
+
+    shown = {**schema, "examples": list(examples)} if examples else schema
+    return Annotated[object, PlainValidator(check), WithJsonSchema(shown)]
+
+
+def _field(option: Option) -> tuple[Any, Any]:
+    about = Field(default=None, description=option.help)
+    if option.kind is Kind.FLAG:
+        return bool, about
+    return _value(_reader(option), _SCHEMAS[option.kind], option.examples), about
+
+
+_KEYS: dict[str, Any] = {
+    "script": (str, Field(description="What to run: a Python script, or with `no_preload` any program.")),
+    "args": (
+        _value(_arguments, _WORDS, ("--lr 1e-4", ["--epochs", 10])),
+        Field(default=None, description="Its arguments, as a list or in one line."),
+    ),
+    **{option.word: _field(option) for option in OPTIONS},
+}
+JobFile: type[Section] = create_model("JobFile", __base__=Section, __doc__="A run, as its file describes it.", **_KEYS)
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of the job file, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **JobFile.model_json_schema(),
+        "title": "Dal Segno job file",
+        "patternProperties": {"^x-": {"description": "Your own; a place for anchors."}},
+    }

@@ -1,0 +1,357 @@
+"""What a run asks of Slurm, as a value: computed here, shown by `--dry-run`, done elsewhere exactly so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from posixpath import join
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.hardware import did_you_mean
+from dalsegno.runs.comment import JobRole, left_comment
+from dalsegno.runs.coordinator.group import Shape, in_order
+from dalsegno.runs.submit.container import PYTHON, check_container, choose_mpi
+from dalsegno.runs.submit.program import python_of
+from dalsegno.runs.submit.request import RunRequest, check_for_salloc, check_name, check_node_names, check_signal
+from dalsegno.runs.submit.values import NO_GPUS, ONE_NODE, UNLIMITED_S, Gpus, Nodes
+from dalsegno.slurm.facts import NodeInfo
+from dalsegno.slurm.names import node_list
+from dalsegno.slurm.parse.nodes import PartitionInfo
+from dalsegno.spec.facts import Cluster, Node
+
+# ---- What a plan has to know of the cluster: little, and on somebody else's cluster less.
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """A partition. CPUs and GPUs are those of its smallest node; 0 and None: not known, or no limit."""
+
+    name: str
+    default: bool = False
+    nodes: int = 0
+    cpus: int = 0
+    gpus: int = 0
+    gpu_type: str = ""
+    gres: str = "gpu"  # what Slurm calls them: gpu, neuron
+    time_limit_s: int | None = None
+    max_nodes: int | None = None
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """A cluster as far as a run goes. `launcher` starts `dalsegno` on any node of it."""
+
+    id: str = ""  # drawn when it was made; "" for one that is not ours
+    controller: bool = False  # ours, on the head node: it starts coordinators
+    partitions: tuple[PartitionFacts, ...] = ()  # none: not known
+    launcher: tuple[str, ...] = ("dalsegno",)
+    python: str = "python3"  # of runs that name no environment
+    runs_folder: str = "runs"
+    mpi_types: tuple[str, ...] = ()  # as `srun --mpi=list` tells
+    containers: bool = True  # srun takes --container-image: Pyxis's plugin, or ours
+
+    def partition(self, name: str) -> PartitionFacts | None:
+        """The one a job with this `--partition` goes to; None where that is open. UsageError if it is not there."""
+        known = {each.name: each for each in self.partitions}
+        if not known or "," in name:
+            return None
+        if not name:
+            return next((each for each in self.partitions if each.default), None)
+        if name not in known:
+            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+            raise UsageError(f"there is no partition `{name}`", hint=hint)
+        return known[name]
+
+
+def partitions_of(cluster: Cluster) -> tuple[PartitionFacts, ...]:
+    """From a cluster file of ours. Its spares are out of scheduling, so they do not count."""
+    nodes = {node.name: node for node in cluster.nodes if not node.spare}
+    return tuple(
+        _with_nodes(
+            PartitionFacts(
+                name=each.name,
+                default=each.default,
+                time_limit_s=None if each.time_limit_min is None else each.time_limit_min * 60,
+                max_nodes=each.max_nodes,
+            ),
+            [nodes[name] for name in each.nodes if name in nodes],
+        )
+        for each in cluster.partitions
+    )
+
+
+def partitions_seen(partitions: Iterable[PartitionInfo], nodes: Iterable[NodeInfo]) -> tuple[PartitionFacts, ...]:
+    """From what Slurm itself tells of a cluster we know nothing of."""
+    by_name = {node.name: node for node in nodes}
+    return tuple(
+        _with_nodes(
+            PartitionFacts(name=each.name, default=each.default, time_limit_s=each.time_limit_s),
+            [by_name[name] for name in each.nodes if name in by_name],
+        )
+        for each in partitions
+    )
+
+
+def _with_nodes(facts: PartitionFacts, nodes: list[Node] | list[NodeInfo]) -> PartitionFacts:
+    if not nodes:
+        return facts
+    types = {node.gpu_type for node in nodes}
+    kinds = {node.gres for node in nodes if isinstance(node, Node) and node.gpus}
+    return PartitionFacts(
+        name=facts.name,
+        default=facts.default,
+        nodes=len(nodes),
+        cpus=min(node.cpus for node in nodes),
+        gpus=min(node.gpus for node in nodes),
+        gpu_type=types.pop() if len(types) == 1 else "",
+        gres=kinds.pop() if len(kinds) == 1 else "gpu",
+        time_limit_s=facts.time_limit_s,
+        max_nodes=facts.max_nodes,
+    )
+
+
+# ---- One Slurm job as it is asked for: the options that salloc and sbatch have in common.
+
+
+# USR1 has been NCCL's; Slurm's default goes to all steps and not to the batch shell.
+SAVE_SIGNAL = "USR2"
+
+
+@dataclass(frozen=True)
+class JobAsk:
+    """What one job of a run asks of Slurm. `role` is what it is to the run."""
+
+    name: str
+    role: JobRole = JobRole.MAIN
+    nodes: Nodes = ONE_NODE
+    tasks_per_node: int = 1
+    cpus_per_task: int = 1
+    memory_mib: int | None = None
+    gpus: Gpus = NO_GPUS
+    gres: str = "gpu"
+    time_limit_s: int | None = None
+    signal_lead_s: int = 120
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    exclude: tuple[str, ...] = ()
+    dependency: str = ""
+    extra: tuple[str, ...] = ()
+
+
+def slurm_options(job: JobAsk) -> list[str]:
+    """`--name=value` words, the user's own extras last so that they win."""
+    asked = {
+        "job-name": job.name,
+        "comment": left_comment(job.role, ()),
+        "nodes": _span(job.nodes),
+        # With it, Slurm 22.05 gives a range of nodes only its least: it counts the tasks of that many.
+        "ntasks-per-node": str(job.tasks_per_node) if job.nodes.min == job.nodes.max else "",
+        "cpus-per-task": str(job.cpus_per_task),
+        "mem": "" if job.memory_mib is None else f"{job.memory_mib}M",
+        **_gpu_option(job),
+        "time": "" if job.time_limit_s is None else slurm_time(job.time_limit_s),
+        # Only agents know what it means: a program of srun's own would die of it.
+        "signal": f"{SAVE_SIGNAL}@{job.signal_lead_s}" if job.signal_lead_s else "",
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "exclude": node_list(job.exclude) if job.exclude else "",
+        "dependency": job.dependency,
+    }
+    return [*(f"--{name}={value}" for name, value in asked.items() if value), *job.extra]
+
+
+def slurm_time(seconds: int) -> str:
+    """As Slurm writes it: `1-02:03:04`. No limit is 0."""
+    if seconds == UNLIMITED_S:
+        return "0"
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _span(nodes: Nodes) -> str:
+    return str(nodes.max) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}"
+
+
+def _gpu_option(job: JobAsk) -> dict[str, str]:
+    if not job.gpus.count:
+        return {}
+    if job.gres == "gpu":
+        return {"gpus-per-node": str(job.gpus)}
+    return {"gres": f"{job.gres}:{job.gpus}"}  # --gpus-per-node means gres/gpu only
+
+
+# ---- Whether a run fits its partition, and what follows from the partition for it.
+
+
+def check_fits(request: RunRequest, partition: PartitionFacts | None) -> None:
+    """Raises UsageError for what Slurm would leave waiting for ever."""
+    if partition is None:
+        return
+    _check_nodes(request, partition)
+    _check_gpus(request, partition)
+    cpus = request.processes_per_node * job_cpus(request, partition)
+    if partition.cpus and cpus > partition.cpus:
+        what = f"a node would need {cpus} CPUs, but nodes of partition `{partition.name}` have {partition.cpus}"
+        raise UsageError(what, hint="ask for fewer processes per node, or a smaller `--cpus-per-task`")
+
+
+def _check_nodes(request: RunRequest, partition: PartitionFacts) -> None:
+    least = request.nodes.min if request.nodes.min < request.nodes.max else request.nodes.max + request.spares
+    spares = f" (with {request.spares} spare)" if least > request.nodes.max else ""
+    for limit, said in ((partition.nodes, "has"), (partition.max_nodes, "gives a job at most")):
+        if limit and least > limit:
+            what = f"the run wants {least} nodes{spares}, but partition `{partition.name}` {said} {limit}"
+            raise UsageError(what, hint="ask for fewer nodes or spares, or for another partition")
+
+
+def _check_gpus(request: RunRequest, partition: PartitionFacts) -> None:
+    wanted = request.gpus_per_node
+    if partition.nodes and wanted.count > partition.gpus:
+        has = f"have {partition.gpus}" if partition.gpus else "have none"
+        what = f"the run wants {wanted.count} GPUs per node, but nodes of partition `{partition.name}` {has}"
+        raise UsageError(what, hint="ask for fewer, or for another partition: `sinfo -o '%P %G'` lists them")
+
+
+def job_cpus(request: RunRequest, partition: PartitionFacts | None) -> int:
+    """CPUs of each process: as asked, else its share of a node by the node's GPUs, else one.
+
+    Who takes all GPUs of a node takes all its CPUs: nobody else has a use for them, and data loaders do.
+    """
+    if request.cpus_per_task:
+        return request.cpus_per_task
+    gpus = request.gpus_per_node.count
+    if not (partition and partition.gpus and gpus):
+        return 1
+    share = partition.cpus * min(gpus, partition.gpus) // partition.gpus
+    return max(1, share // request.processes_per_node)
+
+
+def job_time(request: RunRequest, partition: PartitionFacts | None) -> int | None:
+    """Time of one job: as asked, but no longer than the partition gives; the run goes on in further jobs."""
+    return partition.time_limit_s if partition and _outlasts(request, partition) else request.time_limit_s
+
+
+def _outlasts(request: RunRequest, partition: PartitionFacts) -> bool:
+    asked, limit = request.time_limit_s, partition.time_limit_s
+    return asked is not None and limit is not None and (asked == UNLIMITED_S or asked > limit)
+
+
+def notes_on(request: RunRequest, partition: PartitionFacts | None) -> tuple[str, ...]:
+    """What a user may not expect, in sentences."""
+    notes = []
+    if partition and partition.time_limit_s and _outlasts(request, partition):
+        limit = slurm_time(partition.time_limit_s)
+        notes.append(f"partition `{partition.name}` gives a job {limit}; the run goes on in further jobs")
+    if partition and partition.gpus and not request.gpus_per_node.count:
+        kind = f" {partition.gpu_type}" if partition.gpu_type else ""
+        has = f"nodes of partition `{partition.name}` have {partition.gpus}{kind} GPUs"
+        notes.append(f"{has} and the run asks for none: `--gpus-per-node {partition.gpus}`")
+    if request.spares and request.nodes.min < request.nodes.max:
+        notes.append("a run that may start smaller does not wait for its spares")
+    return tuple(notes)
+
+
+# ---- What a run asks of Slurm, as a value: computed here, shown by `--dry-run`, done elsewhere exactly so.
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run and the job it asks for. The run outlives the job: `plan_join` and `plan_next` ask for more."""
+
+    run: str  # its id, and the name of all its Slurm jobs
+    request: RunRequest
+    shape: Shape
+    job: JobAsk
+    folder: str
+    cluster: str = ""  # its id: job ids of a run mean nothing on another cluster of the same name
+    on_head: bool = False  # the coordinator runs on the head node and holds an allocation; else in a batch step
+    launcher: tuple[str, ...] = ("dalsegno",)
+    python: str = "python3"
+    mpi: str = ""
+    notes: tuple[str, ...] = ()  # consequences a user may not expect
+
+
+def plan_run(request: RunRequest, cluster: ClusterFacts, run: str) -> RunPlan:
+    """The plan for a run of this id. Raises UsageError where the cluster cannot do it."""
+    check_name(run)
+    partition = cluster.partition(request.partition)
+    if cluster.controller:
+        check_for_salloc(request.sbatch_args)
+    check_fits(request, partition)
+    job = _job(request, partition, run)
+    folder = join(request.chdir, request.output or cluster.runs_folder, run)
+    check_container(request, folder, cluster.containers)
+    if request.has_agents:
+        check_signal(job.signal_lead_s, job.time_limit_s)
+    return RunPlan(
+        run=run,
+        request=request,
+        shape=Shape(request.nodes.min, request.nodes.max, request.processes_per_node),
+        job=job,
+        cluster=cluster.id,
+        folder=folder,
+        on_head=cluster.controller,
+        launcher=cluster.launcher,
+        python=python_of(request, otherwise=PYTHON if request.container_image else cluster.python),
+        mpi=choose_mpi(cluster.mpi_types) if request.framework == "mpi" else "",
+        notes=notes_on(request, partition),
+    )
+
+
+def plan_join(plan: RunPlan, *, suspects: Iterable[str] = (), members: Iterable[str] = ()) -> RunPlan:
+    """One node more for a run that lost one: not one we suspect, and not one that is in the run already."""
+    if not plan.request.has_agents:
+        what = f"run {plan.run} takes no further nodes: its framework is {plan.request.framework}"
+        raise DalsegnoError(what, hint="only runs with agents do; `--framework torch` has them")
+    excluded = tuple(sorted({*plan.job.exclude, *suspects, *members}, key=in_order))
+    check_node_names(excluded)
+    job = replace(plan.job, role=JobRole.JOIN, nodes=ONE_NODE, exclude=excluded, dependency="")
+    return replace(plan, job=job)
+
+
+def plan_next(plan: RunPlan, suspects: Iterable[str] = ()) -> RunPlan:
+    """The job in which a run longer than its job goes on: queued now, started when no other job of the run is left."""
+    excluded = tuple(sorted({*plan.job.exclude, *suspects}, key=in_order))
+    return replace(plan, job=replace(plan.job, role=JobRole.NEXT, dependency="singleton", exclude=excluded))
+
+
+def salloc_argv(plan: RunPlan) -> list[str]:
+    """An allocation without a batch script: no node of it is special, any may die.
+
+    Slurm cannot requeue it: preempted, it is gone, and the coordinator asks for it again.
+    """
+    return ["salloc", "--no-shell", "--no-kill", *slurm_options(plan.job)]
+
+
+def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> JobAsk:
+    processes, cpus = request.processes_per_node, job_cpus(request, partition)
+    return JobAsk(
+        name=run,
+        nodes=_with_spares(request),
+        tasks_per_node=1 if request.has_agents else processes,
+        cpus_per_task=processes * cpus if request.has_agents else cpus,
+        memory_mib=request.memory_mib,
+        gpus=request.gpus_per_node,
+        gres=partition.gres if partition else "gpu",
+        time_limit_s=job_time(request, partition),
+        signal_lead_s=request.signal_lead_s if request.has_agents else 0,
+        partition=request.partition,
+        account=request.account,
+        qos=request.qos,
+        constraint=request.constraint,
+        exclude=request.exclude,
+        extra=request.sbatch_args,
+    )
+
+
+def _with_spares(request: RunRequest) -> Nodes:
+    """A run of fixed size waits for its spares too; one that may be smaller starts with what there is."""
+    most = request.nodes.max + request.spares
+    return Nodes(most if request.nodes.min == request.nodes.max else request.nodes.min, most)

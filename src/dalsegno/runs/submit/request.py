@@ -1,0 +1,307 @@
+"""What a user asks for: a run, not yet a job. One that exists is one whose every word is safe in a command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from posixpath import basename
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.hardware import did_you_mean
+from dalsegno.runs.coordinator.liveness import LEAST_GONE_S, MOST_GONE_S
+from dalsegno.runs.submit.values import (
+    NO_GPUS,
+    ONE_NODE,
+    UNLIMITED_S,
+    Gpus,
+    Nodes,
+    parse_env_pairs,
+    parse_module,
+    parse_nodes,
+    shown,
+)
+from dalsegno.slurm.names import node_list, word
+
+# ---- Words that may go into a command line or a script, each by itself. Every check raises UsageError or does
+# nothing.
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+=:-]{0,79}", re.ASCII)
+_CONSTRAINT = re.compile(r"[A-Za-z0-9\[(!][A-Za-z0-9_.,:&|*!()\[\]=-]{0,199}", re.ASCII)
+_MAX_SIGNAL_LEAD_S = 65_535
+MOST_ARGUMENT_BYTES = 512 << 10  # as JSON: half of what a message may have
+
+
+def check_name(name: str) -> None:
+    """The name of a run, or its id: it becomes the name of Slurm's job."""
+    if not _NAME.fullmatch(name):
+        hint = "use letters, digits and `._@+=:-`, starting with a letter or digit, at most 80"
+        raise UsageError(f"{shown(name)} cannot be a run's name", hint=hint)
+
+
+def check_slurm_names(names: Mapping[str, str]) -> None:
+    """Names of Slurm's own things, by their kind; "" is none, and several may stand with commas."""
+    try:
+        for kind, given in names.items():
+            for name in given.split(",") if given else ():
+                word(kind, name)
+    except DalsegnoError as fault:
+        raise UsageError(fault.what, hint="`sinfo` and `sacctmgr show associations` list the names") from None
+
+
+def check_node_names(names: Iterable[str]) -> None:
+    try:
+        for name in names:
+            node_list(name)
+    except DalsegnoError as fault:
+        raise UsageError(fault.what, hint="`sinfo -N` lists the nodes") from None
+
+
+def check_constraint(text: str) -> None:
+    if not _CONSTRAINT.fullmatch(text):
+        hint = "write features with Slurm's `&`, `|`, `*` and brackets, without blanks: `a100&nvlink`"
+        raise UsageError(f"{shown(text)} cannot be a constraint", hint=hint)
+
+
+def check_arguments(words: Iterable[str]) -> None:
+    """What a process gets as its arguments or in its environment may hold anything else."""
+    for each in words:
+        if "\0" in each:
+            raise UsageError(f"{shown(each)} holds a zero byte", hint="remove it")
+
+
+def check_size(arguments: Sequence[str]) -> None:
+    """Refuse arguments that would not fit into the message that tells agents what to start."""
+    size = len(json.dumps(list(arguments)))
+    if size > MOST_ARGUMENT_BYTES:
+        what = f"the arguments of the script take {size >> 10} KiB, and at most {MOST_ARGUMENT_BYTES >> 10} KiB fit"
+        raise UsageError(what, hint="write them to a file, and give the script its path")
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    for path in paths:
+        if not path.isprintable() or path.startswith("-"):
+            raise UsageError(f"{shown(path)} is not a path Slurm can take", hint="use one without line breaks")
+
+
+def check_counts(counts: Mapping[str, int | None], least: int) -> None:
+    for name, count in counts.items():
+        if count is not None and count < least:
+            raise UsageError(f"`--{name}` cannot be {count}", hint=f"the least is {least}")
+
+
+def check_node_timeout(seconds: float | None) -> None:
+    """Heartbeats come ten times a second, and some get lost: below a second every hiccup would be a lost node."""
+    if seconds is not None and not LEAST_GONE_S <= seconds <= MOST_GONE_S:
+        hint = f"from {LEAST_GONE_S:g} to {MOST_GONE_S:g} seconds"
+        raise UsageError(f"a node cannot be given up after {seconds:g} s", hint=hint)
+
+
+def check_signal(lead_s: int, limit_s: int | None) -> None:
+    """The signal before the end must fall inside the job."""
+    if not 0 < lead_s <= _MAX_SIGNAL_LEAD_S:
+        hint = f"from 1 to {_MAX_SIGNAL_LEAD_S} seconds"
+        raise UsageError(f"Slurm cannot send a signal {lead_s} s before the end", hint=hint)
+    if limit_s is not None and limit_s != UNLIMITED_S and limit_s <= lead_s:
+        hint = "ask for more time, or for a smaller `--signal-lead`"
+        raise UsageError(f"a limit of {limit_s} s leaves no time before its signal, {lead_s} s ahead", hint=hint)
+
+
+# ---- Options handed on to Slurm as they are, and those that are not because we speak for them ourselves.
+
+
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?", re.ASCII)
+
+# Slurm's options that we write, and ours that steers each ("" where none does).
+_OURS = {
+    "nodes": "--nodes",
+    "ntasks": "--nproc-per-node",
+    "ntasks-per-node": "--nproc-per-node",
+    "cpus-per-task": "--cpus-per-task",
+    "gpus-per-node": "--gpus-per-node",
+    "mem": "--mem",
+    "time": "--time",
+    "partition": "--partition",
+    "account": "--account",
+    "qos": "--qos",
+    "constraint": "--constraint",
+    "exclude": "--exclude",
+    "job-name": "--name",
+    "signal": "--signal-lead",
+    "chdir": "--chdir",
+    "output": "--output",
+    "error": "--output",
+    "export": "--env",
+    "comment": "",
+    "dependency": "",
+    "no-kill": "",
+    "no-shell": "",
+    "open-mode": "",
+    "wrap": "",
+    "array": "",
+    "parsable": "",
+    "test-only": "",
+    "wait": "",
+    "input": "",
+}
+# What sbatch has and salloc has not (22.05 to 24.11).
+_BATCH_ONLY = frozenset(
+    {"batch", "export-file", "ignore-pbs", "kill-on-invalid-dep", "no-requeue", "propagate", "requeue"}
+)
+
+
+def check_sbatch_args(words: Iterable[str]) -> None:
+    """Each must be one long option in one word. Anything else sbatch would take for the script."""
+    for each in words:
+        name = _name(each)
+        if name in _OURS:
+            instead = _OURS[name]
+            raise UsageError(
+                f"`--{name}` is ours to write", hint=f"use our own `{instead}`" if instead else "leave it out"
+            )
+
+
+def check_for_salloc(words: Iterable[str]) -> None:
+    """On a cluster with a controller the run holds an allocation without a batch script."""
+    for each in words:
+        if _name(each) in _BATCH_ONLY:
+            hint = "this cluster's runs hold an allocation, not a batch job; leave it out"
+            raise UsageError(f"`--{_name(each)}` is for batch jobs only", hint=hint)
+
+
+def _name(each: str) -> str:
+    found = _OPTION.fullmatch(each)
+    if not found or not each.isprintable():
+        hint = "write `--sbatch-arg=--reservation=morning`"
+        raise UsageError(f"{shown(each)} is not one of Slurm's long options", hint=hint)
+    return found[1]
+
+
+# ---- What a user asks for: a run, not yet a job. One that exists is one whose every word is safe in a command
+# line.
+
+
+DEFAULT_SIGNAL_LEAD_S = 120  # Slurm may send it up to 60 s early, never late
+
+
+# Frameworks, and whether our run agents start the processes; else srun itself does, as its tasks.
+FRAMEWORKS = {"torch": True, "tensorflow": True, "jax": True, "mpi": False, "plain": False}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as asked for. "" and None: not asked for, so Slurm's or our own default. Raises UsageError if faulty."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    nodes: Nodes = ONE_NODE
+    nproc_per_node: int | None = None  # else one for each GPU, else 1
+    gpus_per_node: Gpus = NO_GPUS
+    cpus_per_task: int | None = None  # a task is one of the run's processes
+    memory_mib: int | None = None  # of each node; 0: all of it
+    spares: int = 0
+    partition: str = ""  # or several, with commas
+    time_limit_s: int | None = None  # UNLIMITED_S: none at all
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    exclude: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    venv: str = ""
+    conda: str = ""  # prefix of the environment
+    name: str = ""
+    detach: bool = False
+    max_restarts: int = 3
+    preload: tuple[str, ...] = ()
+    no_preload: bool = False
+    fresh: bool = False
+    framework: str = "torch"  # whose variables the processes get
+    hang_timeout_s: int | None = None  # 0: off; None: from the steps that the training library reports
+    node_timeout_s: float | None = None  # until a silent node is taken to be lost; None: as the cluster says
+    signal_lead_s: int = DEFAULT_SIGNAL_LEAD_S
+    chdir: str = ""
+    output: str = ""  # folder in which the run gets its own
+    container_image: str = ""  # as Pyxis takes it
+    container_mounts: tuple[str, ...] = ()  # SRC:DST[:FLAGS]
+    sbatch_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_words(self)
+        _check_numbers(self)
+        _check_choices(self)
+
+    @property
+    def has_agents(self) -> bool:
+        return FRAMEWORKS[self.framework]
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.nproc_per_node or self.gpus_per_node.count or 1
+
+    @property
+    def label(self) -> str:
+        """The run's name: as given, or that of the script without what Slurm's names cannot hold."""
+        stem = basename(self.script).rpartition(".")[0] or basename(self.script)
+        safe = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem)[:40]
+        return self.name or safe.strip("-") or "run"
+
+
+def _check_words(request: RunRequest) -> None:
+    if not request.script or request.script.startswith("-"):
+        what = f"{shown(request.script)} is not a script to run" if request.script else "there is no script to run"
+        raise UsageError(what, hint="name it after the options: `dalsegno run --nodes 4 train.py --lr 0.1`")
+    if request.name:
+        check_name(request.name)
+    if request.constraint:
+        check_constraint(request.constraint)
+    named = {"partition": request.partition, "account": request.account, "QOS": request.qos}
+    check_slurm_names({**named, "GPU type": request.gpus_per_node.type})
+    check_node_names(request.exclude)
+    check_paths((request.venv, request.conda, request.chdir, request.output, request.container_image))
+    check_paths(request.container_mounts)
+    check_arguments((request.script, *request.args, *(value for _, value in request.env)))
+    check_size((request.script, *request.args))
+    parse_env_pairs(f"{name}={value}" for name, value in request.env)
+    for module in request.preload:
+        parse_module(module)
+    check_sbatch_args(request.sbatch_args)
+
+
+def _check_numbers(request: RunRequest) -> None:
+    parse_nodes(f"{request.nodes.min}:{request.nodes.max}")
+    some = {"nproc-per-node": request.nproc_per_node, "cpus-per-task": request.cpus_per_task}
+    check_counts(some, least=1)
+    any_number = {
+        "gpus-per-node": request.gpus_per_node.count,
+        "mem": request.memory_mib,
+        "spares": request.spares,
+        "max-restarts": request.max_restarts,
+        "time": request.time_limit_s,
+        "hang-timeout": request.hang_timeout_s,
+    }
+    check_counts(any_number, least=0)
+    check_node_timeout(request.node_timeout_s)
+    if request.framework in FRAMEWORKS and request.has_agents:
+        check_signal(request.signal_lead_s, request.time_limit_s)
+
+
+def check_framework(name: str) -> None:
+    if name not in FRAMEWORKS:
+        hint = did_you_mean(name, FRAMEWORKS, otherwise=f"there are {', '.join(FRAMEWORKS)}")
+        raise UsageError(f"{shown(name)} is no framework we know", hint=hint)
+
+
+def _check_choices(request: RunRequest) -> None:
+    check_framework(request.framework)
+    if request.venv and request.conda:
+        raise UsageError("a run has one Python environment: `--venv` or `--conda`, not both", hint="leave one out")
+    if request.container_image and (request.venv or request.conda):
+        what = "a run in a container has the image's Python, and no `--venv` or `--conda`"
+        raise UsageError(what, hint="leave it out; `dalsegno image from-venv PATH` makes an image of one")
+    if request.preload and request.no_preload:
+        raise UsageError("`--preload` and `--no-preload` exclude each other", hint="leave one out")
+    if not request.has_agents and request.nodes.min != request.nodes.max:
+        what = f"a run of framework {request.framework} cannot change its size"
+        raise UsageError(what, hint=f"ask for {request.nodes.max} nodes, not {request.nodes}")

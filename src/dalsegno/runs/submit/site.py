@@ -1,0 +1,122 @@
+"""A planned run as its coordinator sees it: what to ask of Slurm, what agents and workers have to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.submit.frameworks import World, framework_env, torch_threads
+from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
+from dalsegno.runs.submit.slurm_args import step_argv
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.train.contract import FRESH, RUN
+from dalsegno.train.frames import Message
+
+TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
+COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it the agents know best
+
+
+@dataclass(frozen=True)
+class RunSite:
+    """`launch.site.Site` for a plan."""
+
+    folder: RunFolder
+    plan: RunPlan
+    environment: Mapping[str, str]
+    slurm: SlurmClient
+    own_job: int | None = None
+    timing: Timing = field(default_factory=Timing)
+
+    @property
+    def name(self) -> str:
+        return self.plan.request.label
+
+    @property
+    def shape(self) -> Shape:
+        return self.plan.shape
+
+    @property
+    def spares(self) -> int:
+        return self.plan.request.spares
+
+    @property
+    def max_restarts(self) -> int:
+        return self.plan.request.max_restarts
+
+    @property
+    def hang_timeout_s(self) -> float | None:
+        return self.plan.request.hang_timeout_s
+
+    def setup(self) -> Message:
+        request = self.plan.request
+        is_python = request.script.endswith(".py")
+        modules = self._modules() if is_python and not request.no_preload else ()
+        return {
+            "python": self.plan.python,
+            "modules": list(modules),
+            "script": request.script,
+            "args": list(request.args),
+            "module": False,
+            "is_python": is_python,
+            "cwd": request.chdir or "/",
+            "folder": str(self.folder.root),
+            "store": request.framework == "torch",
+            "env": self._setup_env(),
+            "gone_s": self.timing.gone_s,
+            **self._absence(),
+            "last_word": self._last_word(),
+        }
+
+    def _absence(self) -> Message:
+        told = self.environment.get(COORDINATOR_TIMEOUT, "")
+        return {"absence_s": float(told)} if told.isdigit() else {}
+
+    def _last_word(self) -> list[str]:
+        """Has the batch step's host died, with it the coordinator: the job begins anew, and its run goes on there."""
+        return ["scontrol", "requeue", str(self.own_job)] if self.own_job else []
+
+    def _modules(self) -> tuple[str, ...]:
+        """What is imported ahead; without torch's own, a tensorflow or jax script has only what the user names."""
+        own = TORCH_MODULES if self.plan.request.framework == "torch" else ()
+        return (*own, *self.plan.request.preload)
+
+    def _setup_env(self) -> dict[str, str]:
+        """Read when torch is imported, so it has to be there before; and the run's id, by which leftovers are found."""
+        is_torch = self.plan.request.framework == "torch"
+        nproc = self.shape.nproc_per_node
+        threads = torch_threads(nproc, self._cpus_per_process(nproc), self.environment) if is_torch else {}
+        return {RUN: self.folder.run, **threads, **({FRESH: "1"} if self.plan.request.fresh else {})}
+
+    def _cpus_per_process(self, nproc: int) -> int:
+        """The agent of a node is one task with the CPUs of all its processes."""
+        return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
+
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        world = World(
+            run=self.folder.run,
+            hosts=seats.hosts,
+            nproc_per_node=seats.nproc_per_node,
+            port=seats.port,
+            restarts=seats.restarts,
+            max_restarts=self.max_restarts,
+            gpus_per_node=self.plan.request.gpus_per_node.count,
+            cpus_per_process=self._cpus_per_process(seats.nproc_per_node),
+        )
+        return framework_env(self.plan.request.framework, world, rank, found)
+
+    def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        if role is JobRole.JOIN:
+            return salloc_argv(plan_join(self.plan, suspects=suspects, members=members))
+        return salloc_argv(plan_next(self.plan, suspects) if role is JobRole.NEXT else self.plan)
+
+    def step(self, job: int, nodes: Sequence[str]) -> list[str]:
+        """A step of tasks leaves its code in a file, for whoever looks after the run when it ends."""
+        argv = step_argv(self.plan, job, nodes)
+        if self.plan.request.has_agents:
+            return argv
+        return ["/bin/sh", "-c", '"$@"; echo $? >"$0"', str(self.folder.exit_code), *argv]

@@ -1,0 +1,244 @@
+"""The agent of a torchrun: it starts what its own command line says, ends as torchrun ends, and says so on its node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dalsegno.runs.agent.agent import Agent
+from dalsegno.runs.agent.orders import read_setup
+from dalsegno.runs.coordinator.causes import signal_name
+from dalsegno.runs.torchrun.args import TorchrunArgs
+from dalsegno.runs.torchrun.coordinator import Hosted, Talk, fill_macros, seconds
+from dalsegno.runs.torchrun.logs import Logs
+from dalsegno.runs.torchrun.meeting import Keys, host_of
+from dalsegno.train.frames import Message
+
+# ---- What torchrun says when a worker failed for good, in its own layout: log readers know it. Pure.
+
+
+MAX_WIDTH = 60
+_NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+@dataclass(frozen=True)
+class FailedWorker:
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int  # negative: a signal
+    at: float
+    error_file: str = ""  # "": it wrote none
+    traceback: str = ""
+
+
+def render_report(name: str, host: str, root: FailedWorker, others: Sequence[FailedWorker] = ()) -> str:
+    """The first failure last, where the eye falls; `others` are further ones of the same node."""
+    cause = _render_failure(0, host, root)
+    rest = [_render_failure(number, host, each) for number, each in enumerate(others, 1)]
+    title = f"{name} FAILED"
+    lines = [title, *(line for block in (cause, *rest) for line in block.splitlines())]
+    width = min(max(map(len, lines)), MAX_WIDTH)
+    border, section = "=" * width, "-" * width
+    return "\n".join(
+        [border, title, section, "Failures:", *(rest or ["  <NO_OTHER_FAILURES>"]), section,
+         "Root Cause (first observed failure):", cause, border]
+    )  # fmt: skip
+
+
+def _render_failure(number: int, host: str, failed: FailedWorker) -> str:
+    by = f" ({_signal_name(-failed.exit_code)})" if failed.exit_code < 0 else ""
+    traceback = failed.traceback.strip().replace("\n", "\n  ") or _no_traceback(failed)
+    return (
+        f"[{number}]:\n"
+        f"  time      : {datetime.fromtimestamp(int(failed.at)).isoformat(sep='_')}\n"
+        f"  host      : {host}\n"
+        f"  rank      : {failed.rank} (local_rank: {failed.local_rank})\n"
+        f"  exitcode  : {failed.exit_code} (pid: {failed.pid}) {by}\n"
+        f"  error_file: {failed.error_file or '<N/A>'}\n"
+        f"  traceback : {traceback}"
+    )
+
+
+def _no_traceback(failed: FailedWorker) -> str:
+    if failed.exit_code < 0:
+        return f"Signal {-failed.exit_code} ({_signal_name(-failed.exit_code)}) received by PID {failed.pid}"
+    return _NO_TRACEBACK
+
+
+def _signal_name(number: int) -> str:
+    return signal_name(number) or "<N/A>"
+
+
+# ---- The agent of a torchrun: it starts what its own command line says, ends as torchrun ends, and says so on its
+# node.
+
+
+GRACE_S = 30.0
+LINGER_S = 0.5  # Slurm signals all nodes, but not at the same instant: nobody is stopped as a leaver's peer meanwhile
+FAILED = 1
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # listed or not: torchrun would die of them, and leave orphans
+
+
+@dataclass
+class Farewell:
+    """Since when, and by which signal, we are leaving."""
+
+    number: int
+    since: float
+
+
+class TorchrunAgent(Agent):
+    """`hosted` is the coordinator, on the node that has it."""
+
+    def __init__(
+        self, args: TorchrunArgs, setup: Message, connect: Message, name: str, keys: Keys, logs: Logs, talk: Talk,
+        hosted: Hosted | None,
+    ) -> None:  # fmt: skip
+        super().__init__(connect, name, None if connect["secret"] else keys.unlock)
+        self.args, self._setup, self._logs, self._talk = args, setup, logs, talk
+        self._keys, self._hosted = keys, hosted
+        if not keys.private:
+            self.snapshots.stay_here()
+        self._handled = {*ENDING, *signals_named(args.signals_to_handle)}
+        self.caught |= self._handled
+        self._leaving: Farewell | None = None
+        self._failed: dict[int, FailedWorker] = {}
+        self._why = f"nobody has answered at {keys.endpoint}"
+        self._reported = False
+        self._absence_s = _absence_s(args)
+        self.orders.update(setup=self._set_up, end=self._hear_end, leave=self._leave_too)
+
+    def serve(self) -> int:
+        """torch is imported while the others are waited for."""
+        self.workers.set_up(read_setup(self._setup))
+        code = super().serve()
+        self.link.close()
+        self._logs.close(ended_well=code == 0)
+        if code and not self._reported:
+            self._talk(f"failed: {self._keys.trouble or self._why}")
+        return FAILED if code else 0
+
+    # The coordinator's orders
+
+    def _set_up(self, told: Message) -> None:
+        mine = self._setup["shape"]
+        differs = [f"{flag} {mine[flag]}, the others {value}" for flag, value in told["shape"].items()
+                   if mine[flag] != value]  # fmt: skip
+        if differs:
+            self._why, self.exit_code = f"this node was told {' and '.join(differs)}", FAILED
+            return
+        self._why = f"{self._keys.endpoint} does not answer any more"
+        self._setup.update(store=told["store"], gone_s=told["gone_s"], absence_s=self._absence_s)
+        self.workers.set_up(read_setup(self._setup))
+
+    def _hello(self) -> Message:
+        return {**super()._hello(), "address": self.args.local_addr or ""}
+
+    def _obey(self, message: Message) -> None:
+        if self._leaving is None:
+            super()._obey(message)
+
+    def _find_coordinator(self) -> None:
+        if self._leaving is None:
+            super()._find_coordinator()
+        else:
+            self._forget_coordinator()
+
+    def _start(self, order: Message) -> None:
+        self._failed.clear()
+        for local_rank, each in enumerate(order["workers"]):
+            restarts = int(each["env"]["TORCHELASTIC_RESTART_COUNT"])
+            each["files"] = self._logs.files(restarts, local_rank, int(each["rank"]))
+            each["args"] = fill_macros(self._setup["args"], local_rank)
+        super()._start(order)
+
+    def _tell(self, message: Message) -> None:
+        """A worker that ends because we told it to is no failure of the run."""
+        if "ended" in message and message["ended"]["code"]:
+            self._note_failure(message["ended"])
+        if self._leaving is None:
+            super()._tell(message)
+
+    def _note_failure(self, report: Message) -> None:
+        rank, worker = int(report["rank"]), self.workers.crew.workers.get(int(report["rank"]))
+        if worker is None or rank in self._failed:
+            return
+        local_rank = list(self.workers.crew.workers).index(rank)
+        written = worker.error_file if worker.error_file and os.path.exists(worker.error_file) else ""
+        self._failed[rank] = FailedWorker(
+            rank, local_rank, worker.pid, int(report["code"]), float(report.get("at") or time.time()), written,
+            str(report.get("traceback", "")),
+        )  # fmt: skip
+
+    def _hear_end(self, told: Message) -> None:
+        self.exit_code = FAILED if told["code"] else 0
+        self._why = str(told["why"])
+        root = self._failed.get(told.get("rank", -1))
+        if root is not None and told.get("node") == self.node:
+            others = [each for each in self._failed.values() if each is not root]
+            self._talk("\n" + render_report(self.args.training_script, socket.getfqdn(), root, others))
+            _pass_on(root.error_file)
+            self._reported = True
+        elif "rank" in told:
+            self._why = f"rank {told['rank']} on {host_of(told['node'])} failed; what it said is there"
+
+    # Being told to end
+
+    def _handle_signals(self) -> None:
+        while self.signals:
+            number = self.signals.pop(0)
+            if number not in self._handled:
+                self.workers.signal(number)  # torchrun dies of these; who listens for them may want to save
+            elif self._leaving is None:
+                self._leave(number)
+            elif number == signal.SIGINT:
+                self.exit_code = FAILED  # asked for twice: at once
+
+    def _leave(self, number: int) -> None:
+        self._leaving = Farewell(number, time.monotonic())
+        self._why = f"ended by {signal.Signals(number).name}"
+        if self._hosted is not None:
+            self._hosted.leave(signal.Signals(number).name)
+        for worker in self.workers.crew.running():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if worker.pid:
+                    os.killpg(worker.pid, number)
+
+    def _leave_too(self, name: str) -> None:
+        self._leave(int(signal.Signals[name]))
+
+    def _watch_out(self) -> None:
+        if self._leaving is None:
+            super()._watch_out()
+            return
+        gone_s = time.monotonic() - self._leaving.since
+        grace_s = GRACE_S if self.args.shutdown_timeout is None else self.args.shutdown_timeout
+        linger_s = LINGER_S if self.args.nodes.max > 1 else 0.0
+        if gone_s >= grace_s or (gone_s >= linger_s and not self.workers.crew.running()):
+            self.exit_code = FAILED
+
+
+def signals_named(text: str) -> set[signal.Signals]:
+    """Of `--signals-to-handle`; a name that this system does not know is passed over, as torchrun does."""
+    names = {word.strip() for word in text.split(",")} - {"SIGKILL", "SIGSTOP"}
+    return {signal.Signals[name] for name in names if name in signal.Signals.__members__}
+
+
+def _absence_s(args: TorchrunArgs) -> float:
+    """How long a rendezvous that was there may be gone: as long as torchrun tries to keep alive."""
+    return seconds(args, "keep_alive_interval", 5.0) * seconds(args, "keep_alive_max_attempt", 3.0)
+
+
+def _pass_on(error_file: str) -> None:
+    """Whoever started us may itself wait for an error file: it gets the first worker's, as torchrun gives it."""
+    target = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if target and error_file:
+        with contextlib.suppress(OSError), open(error_file, "rb") as source, open(target, "wb") as file:
+            file.write(source.read())

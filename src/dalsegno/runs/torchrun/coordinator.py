@@ -1,0 +1,291 @@
+"""The coordinator of a torchrun: in a thread of the agent on the meeting's host, with its life and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from zipfile import is_zipfile
+
+from dalsegno.errors import UsageError
+from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.coordinator import Coordinator
+from dalsegno.runs.coordinator.events import Finish
+from dalsegno.runs.coordinator.generations import Run
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.messages import Broken, Word
+from dalsegno.runs.coordinator.report import Teller, Told
+from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.coordinator.staff import Boss, NoStaff
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.journal import RunEvent
+from dalsegno.runs.submit.frameworks import World, torch_env
+from dalsegno.runs.submit.site import TORCH_MODULES
+from dalsegno.runs.torchrun.args import TorchrunArgs
+from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Meeting, host_of, is_loopback, parse_endpoint
+from dalsegno.train.frames import Message
+
+# ---- A torchrun as its coordinator and its agents see it: the shape, the workers' variables, what each node
+# starts.
+
+
+# Nothing can be below it, so nothing is kept: this coordinator lives and dies with its agent, as torchrun's does.
+NOWHERE = Path(os.devnull)
+JOIN_S = 600.0
+LAST_CALL_S = 30.0
+
+
+@dataclass(frozen=True)
+class TorchrunSite:
+    """`launch.site.Terms` for a torchrun command line."""
+
+    args: TorchrunArgs
+    run: str  # torchrun's run id
+    id: str  # ours, of which there is only one
+    nproc_per_node: int
+    meeting: Meeting
+    store: bool = True  # there is a torch that can hold it; else it is the first worker's part
+    timing: Timing = field(default_factory=Timing)
+    hang_timeout_s: float | None = 0.0
+    own_job: int | None = None
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(NOWHERE / self.id)
+
+    @property
+    def name(self) -> str:
+        return self.args.training_script
+
+    @property
+    def shape(self) -> Shape:
+        nodes = self.args.nodes
+        return Shape(nodes.min, nodes.max, self.nproc_per_node)
+
+    @property
+    def max_restarts(self) -> int:
+        return self.args.max_restarts
+
+    def setup(self) -> Message:
+        """Each node has its own command line; here is only what has to be the same on all."""
+        return {
+            "shape": shape_flags(self.args, self.nproc_per_node),
+            "store": self.store,
+            "gone_s": self.timing.gone_s,
+        }
+
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        world = World(
+            run=self.run,
+            hosts=(self._master(seats.hosts), *seats.hosts[1:]),
+            nproc_per_node=seats.nproc_per_node,
+            port=seats.port,
+            restarts=seats.restarts,
+            max_restarts=self.max_restarts,
+            role=self.args.role,
+            virtual_local_rank=self.args.virtual_local_rank,
+        )
+        return {
+            **torch_env(world, rank, found),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.store),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": self.args.signals_to_handle,
+        }
+
+    def _master(self, hosts: Sequence[str]) -> str:
+        """Who sits on our own node comes to us by the loopback, where the others do not find it."""
+        if self.args.backend == "static" and not self.args.standalone:
+            return parse_endpoint(self.args.endpoint, 0)[0]
+        if self.meeting.alone:
+            return self.args.local_addr or LOOPBACK
+        return self.meeting.host if is_loopback(hosts[0]) and not all(map(is_loopback, hosts)) else hosts[0]
+
+
+def agent_setup(args: TorchrunArgs, python: str, nproc_per_node: int, join_s: float) -> Message:
+    """What this node starts, and how."""
+    is_python = args.run_path or not args.no_python
+    return {
+        "python": python,
+        "modules": list(TORCH_MODULES) if is_python and not _is_bundle(args) else [],
+        "script": args.training_script,
+        "args": list(args.training_script_args),
+        "module": args.module and not args.run_path,
+        "is_python": is_python,
+        "cwd": os.getcwd(),
+        "folder": "",
+        "shape": shape_flags(args, nproc_per_node),
+        "store": True,
+        "env": {},
+        "stdin": True,
+        "absence_s": join_s,
+    }
+
+
+def shape_flags(args: TorchrunArgs, nproc_per_node: int) -> dict[str, str]:
+    """What all nodes have to be told alike."""
+    return {"--nnodes": str(args.nodes), "--nproc-per-node": str(nproc_per_node)}
+
+
+def _is_bundle(args: TorchrunArgs) -> bool:
+    """A folder or an archive with a `__main__` in it, which Python runs like a script, and a forked one does not."""
+    return not args.module and (os.path.isdir(args.training_script) or is_zipfile(args.training_script))
+
+
+def fill_macros(args: Sequence[str], local_rank: int) -> list[str]:
+    """As torchrun does: `${local_rank}` in a worker's arguments is its local rank, and `$$` is one dollar."""
+    return [Template(each).safe_substitute(local_rank=local_rank) for each in args]
+
+
+def seconds(args: TorchrunArgs, name: str, default: float) -> float:
+    """A time in `--rdzv-conf`."""
+    text = args.settings.get(name)
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        what, hint = f"`{text}` is no number of seconds", f"write `{name}={default:g}`, which is the default"
+        raise UsageError(what, where=f"--rdzv-conf {name}", hint=hint) from None
+
+
+# ---- The coordinator of a torchrun: in a thread of the agent on the meeting's host, with its life and its end.
+
+
+Talk = Callable[[str], None]
+
+
+class Hosted:
+    """One such thread. `port` is where it listens; `join` waits until it has said good-bye to everybody."""
+
+    def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk) -> None:
+        self._site, self._keys, self._talk = site, keys, talk
+        self._opened: Future[int] = Future()
+        self._coordinator: TorchrunCoordinator | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+
+    def open(self) -> int:
+        """Start it; OSError if it cannot listen there."""
+        self._thread.start()
+        return self._opened.result()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # whoever waits for the port is told; later it is the thread's own end
+            if not self._opened.done():
+                self._opened.set_exception(error)
+            else:
+                raise
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._coordinator = TorchrunCoordinator(self._site, self._keys, self._talk, self._opened.set_result)
+        await self._coordinator.serve()
+
+    def leave(self, signal_name: str) -> None:
+        """Our agent was told to end: nobody can go on without us, so all are told, and may still save."""
+        self._soon(lambda of: of.leave(signal_name))
+
+    def stop(self, why: str) -> None:
+        self._soon(lambda of: of.stop(1, why))
+
+    def _soon(self, do: Callable[[TorchrunCoordinator], None]) -> None:
+        loop, coordinator = self._loop, self._coordinator
+        if loop is not None and coordinator is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it is over already, and has told everybody
+                loop.call_soon_threadsafe(do, coordinator)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+
+class TorchrunCoordinator(Coordinator):
+    """Counts as torchrun does, listens where torchrun would, and keeps nothing."""
+
+    def __init__(self, site: TorchrunSite, keys: Keys, talk: Talk, opened: Callable[[int], None]) -> None:
+        patience = Patience(site.shape.min_nodes, seconds(site.args, "join_timeout", JOIN_S))
+        gather_s = seconds(site.args, "last_call_timeout", LAST_CALL_S)
+        self._voice = Voice(site, talk)
+        super().__init__(site, patience.work_for, gather_s, self._voice)
+        self.run = Run(site.shape, site.max_restarts, literal=True)
+        self._terms, self._keys, self._opened = site, keys, opened
+
+    async def open(self) -> None:
+        meeting, secret = self._terms.meeting, self._keys.secret
+        self.agents = Agents(self._keys.mark, secret, self._terms.timing, self)
+        greeting = None if meeting.alone else self._keys.greeting
+        self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
+
+    def _write_state(self, durable: bool) -> bool:
+        """Nobody comes after us."""
+        return True
+
+    def leave(self, signal_name: str) -> None:
+        """Who leaves now is not lost."""
+        self._voice.quiet = True
+        self.agents.send_all({"leave": signal_name})
+
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        """There is no other node to take the place of one that cannot start workers."""
+        if isinstance(word, Broken):
+            self.stop(1, f"{host_of(peer.name)}: {word.why}")
+        else:
+            super().agent_said(peer, word)
+
+
+class Patience(NoStaff):
+    """Nobody is asked for: agents come by themselves. Too few for too long end the run, as they end torchrun's."""
+
+    def __init__(self, least: int, join_s: float) -> None:
+        super().__init__()
+        self._least, self._join_s = least, join_s
+        self._short_since: float | None = None
+        self._boss: Boss | None = None
+
+    def work_for(self, boss: Boss) -> Patience:
+        self._boss = boss
+        return self
+
+    def look_after(self) -> None:
+        boss, now = self._boss, time.monotonic()
+        if boss is None or len(boss.present) >= self._least:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since > self._join_s and not boss.closing:
+            boss.stop(1, f"{len(boss.present)} of {self._least} nodes came within {self._join_s:.0f} s")
+
+
+class Voice(Teller):
+    """Says the little that people want to know between start and end; torchrun's users look at nothing but output."""
+
+    def __init__(self, site: TorchrunSite, talk: Talk) -> None:
+        super().__init__(site)
+        self._talk = talk
+        self.quiet = False
+
+    def journal(self, event: RunEvent, **what: object) -> None:
+        if event == RunEvent.LOST and not self.quiet:
+            self._talk(f"lost {host_of(str(what['node']))}: {what['why']}")
+
+    def note(self, text: str) -> None:
+        """Of what is imported ahead: nobody asked for it, so nobody is told that it did not work."""
+
+    def generation(self, run: Run) -> None:
+        if run.generation > 1 and run.group is not None:
+            nodes = len(run.group.places)
+            why = f": rank {run.last.rank} on {host_of(run.last.node)} {run.last.what()}" if run.last else ""
+            of = f"{run.restarts} of {run.max_restarts} restarts used"
+            self._talk(f"starting again on {nodes} node{'s' if nodes > 1 else ''} ({of}){why}")
+
+    def status(self, of: Told) -> None:
+        """There is no file to write it to."""
+
+    def ended(self, of: Told, end: Finish) -> None:
+        """Each agent says it, on its own node."""

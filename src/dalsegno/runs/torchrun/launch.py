@@ -1,0 +1,186 @@
+"""One node's `torchrun`: finds the meeting, opens it if it is ours, and serves as the node's agent to the end."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dalsegno.errors import DalsegnoError, UsageError
+from dalsegno.runs.coordinator.liveness import Timing, told_gone_s
+from dalsegno.runs.submit.frameworks import torch_threads
+from dalsegno.runs.submit.program import find_python
+from dalsegno.runs.submit.request import check_size
+from dalsegno.runs.torchrun.agent import TorchrunAgent
+from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
+from dalsegno.runs.torchrun.coordinator import JOIN_S, Hosted, Talk, TorchrunSite, agent_setup, seconds
+from dalsegno.runs.torchrun.logs import Logs, Tee, Write
+from dalsegno.runs.torchrun.meeting import Keys, Meeting, agent_name, find_meeting, find_munge, is_own_address
+from dalsegno.system.machine import gpu_files
+from dalsegno.system.processes import LocalRunner
+
+FAREWELL_S = 10.0
+_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+
+
+@dataclass(frozen=True)
+class World:
+    """What a launch touches beside its own processes."""
+
+    environ: Mapping[str, str]
+    talk: Talk
+    write: Write
+
+
+def launch(args: TorchrunArgs, world: World) -> int:
+    """Run the workers of this node to the end of the run; the exit code is torchrun's."""
+    check(args, world.environ)
+    check_size((args.training_script, *args.training_script_args))
+    for text in remarks(args):
+        world.talk(text)
+    nproc = count_processes(args.nproc_per_node, os.cpu_count() or 1, count_gpus(world.environ))
+    check_devices(args, nproc, world.environ)
+    os.environ.update(torch_threads(nproc, cpus_per_process(world.environ, nproc), os.environ))
+    meeting = find_meeting(args, is_own_address)
+    run = str(uuid.uuid4()) if is_single(args) else args.rdzv_id
+    endpoint = f"{meeting.host}:{meeting.port}"
+    keys = Keys(run, endpoint, None if meeting.alone else find_munge(world.environ), meeting.alone)
+    return _Launch(args, world, nproc, meeting, run, keys).serve()
+
+
+@dataclass
+class _Launch:
+    args: TorchrunArgs
+    world: World
+    nproc: int
+    meeting: Meeting
+    run: str
+    keys: Keys
+
+    def serve(self) -> int:
+        python = choose_python(self.world.environ)
+        join_s = seconds(self.args, "join_timeout", JOIN_S)
+        setup = agent_setup(self.args, python, self.nproc, join_s)
+        hosted, port = self._host(python) if self.meeting.ours else (None, self.meeting.port)
+        known = self.keys.secret if self.meeting.alone else b""
+        connect = {"run": self.keys.mark, "secret": known.hex(), "addresses": [self.meeting.host], "port": port}
+        name = agent_name(self.args, self.world.environ, socket.gethostname(), os.getpid())
+        logs = Logs(self.args, self.run, Tee(self.world.write))
+        agent = TorchrunAgent(self.args, setup, connect, name, self.keys, logs, self.world.talk, hosted)
+        try:
+            return agent.serve()
+        finally:
+            if hosted is not None:
+                hosted.stop("the node that held the rendezvous has left")
+                hosted.join(FAREWELL_S)
+
+    def _host(self, python: str) -> tuple[Hosted | None, int]:
+        """Open the meeting; where somebody of this node already has, go there."""
+        self.keys.make()
+        site = TorchrunSite(
+            self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
+            store=has_torch(python), timing=Timing(told_gone_s(self.world.environ)),
+        )  # fmt: skip
+        hosted = Hosted(site, self.keys, self.world.talk)
+        try:
+            port = hosted.open()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise _cannot_listen(self.meeting.port, error) from error
+            return None, self.meeting.port
+        if not self.keys.private:
+            who = f"anyone who can reach {self.keys.endpoint} can join, as with torchrun"
+            self.world.talk(f"no munge here: {who}. Snapshots in memory stay on their node")
+        return hosted, port
+
+
+def _cannot_listen(port: int, error: OSError) -> DalsegnoError:
+    hint = "name another port, above 1023, in `--rdzv-endpoint` or `--master-port`"
+    return DalsegnoError(f"cannot listen on port {port}: {error.strerror}", where=socket.gethostname(), hint=hint)
+
+
+def cpus_per_process(environ: Mapping[str, str], nproc: int) -> int:
+    """Of a task that Slurm started with `-c`; 0 elsewhere."""
+    told = environ.get("SLURM_CPUS_PER_TASK", "")
+    return max(1, int(told) // nproc) if told.isdigit() else 0
+
+
+def is_single(args: TorchrunArgs) -> bool:
+    """Where torchrun makes up a run id of its own."""
+    bare = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
+    return args.standalone or (bare and args.nodes.max == 1)
+
+
+def check(args: TorchrunArgs, environ: Mapping[str, str]) -> None:
+    """What can be known before anything starts."""
+    if args.logs_specs is not None:
+        raise UsageError("log specs of your own are not taken", where="--logs-specs", hint="use --log-dir, -r and -t")
+    is_file = args.run_path or not (args.no_python or args.module)
+    if is_file and not os.path.exists(args.training_script):
+        what = f"there is no script `{args.training_script}`"
+        raise DalsegnoError(what, where=os.getcwd(), hint="name a file by its path from here, a module with `-m`")
+    if args.no_python and not args.run_path and shutil.which(args.training_script, path=environ.get("PATH")) is None:
+        what, hint = f"there is no program `{args.training_script}`", "name it by its path, or add its folder to PATH"
+        raise DalsegnoError(what, where="--no-python", hint=hint)
+
+
+def check_devices(args: TorchrunArgs, nproc: int, environ: Mapping[str, str]) -> None:
+    visible = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
+    if args.virtual_local_rank and visible and len(visible.split(",")) < nproc:
+        hint = "each process needs one: lower `--nproc-per-node`, or leave out `--virtual-local-rank`"
+        what = f"{nproc} processes, but only these GPUs: {visible}"
+        raise DalsegnoError(what, where="--virtual-local-rank", hint=hint)
+
+
+def remarks(args: TorchrunArgs) -> list[str]:
+    """What torchrun takes, and we do otherwise."""
+    said = []
+    if args.backend.startswith("etcd"):
+        said.append(
+            f"no etcd is asked: the nodes meet at {args.endpoint or 'localhost'} itself, which must be one of them"
+        )
+    if args.numa_binding:
+        said.append("--numa-binding has no effect here: srun's --cpu-bind and --mem-bind do that")
+    return said
+
+
+def choose_python(environ: Mapping[str, str]) -> str:
+    """Ours, if it has torch, as torchrun's is its own; else the user's first."""
+    named = environ.get("PYTHON_EXEC")
+    if named:
+        return shutil.which(named, path=environ.get("PATH")) or named
+    return sys.executable if importlib.util.find_spec("torch") else find_python(environ)
+
+
+def has_torch(python: str) -> bool:
+    if python == sys.executable:
+        return importlib.util.find_spec("torch") is not None
+    try:
+        return LocalRunner().run([python, "-c", _HAS_TORCH], timeout_s=60).exit_code == 0
+    except DalsegnoError:
+        return False
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Without asking a driver: what is made visible, else what there is."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if name in environ:
+            words = [word.strip() for word in environ[name].split(",")]
+            return len(words[: words.index("-1")] if "-1" in words else [word for word in words if word])
+    return len(gpu_files(os.listdir("/dev"))) or _amd_gpus()
+
+
+def _amd_gpus() -> int:
+    """Those that the kernel's driver lists with compute units; CPUs are in the same list without."""
+    nodes, count = "/sys/class/kfd/kfd/topology/nodes", 0
+    for node in os.listdir(nodes) if os.path.isdir(nodes) else ():
+        with open(f"{nodes}/{node}/properties") as file:
+            count += any(line.startswith("simd_count ") and line.split()[1] != "0" for line in file)
+    return count

@@ -1,0 +1,218 @@
+"""Where the workers of a torchrun write: to our own output, to files in torchrun's layout, or to both."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from dalsegno.runs.torchrun.args import TorchrunArgs, parse_streams
+
+# ---- Following files while they grow: their lines, each behind its worker's name, go to our own output too.
+
+
+INTERVAL_S = 0.05
+_CHUNK = 1 << 20
+Write = Callable[[int, bytes], None]  # which output (1 or 2), and what
+
+
+@dataclass
+class Tail:
+    """One file's: whose lines these are, and where they go; those with one of the `words` to the file `kept` too."""
+
+    prefix: bytes
+    stream: int
+    kept: str = ""
+    words: tuple[bytes, ...] = ()
+    offset: int = 0
+    rest: bytes = b""  # of a line that is not whole yet
+
+    def take(self, data: bytes, last: bool) -> list[bytes]:
+        """Whole lines, with their prefix; at the very end what is left counts as one."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if last and self.rest:
+            lines, self.rest = [*lines, self.rest], b""
+        return [self.prefix + line + b"\n" for line in lines]
+
+
+class Tee:
+    """A thread of its own, from the first file on: a reader that is slow holds up no worker and no agent."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._tails: dict[str, Tail] = {}
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, path: str, tail: Tail) -> None:
+        """From its beginning; a file that is followed already goes on from where it is."""
+        self._tails.setdefault(path, tail)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tee", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """When nobody writes any more: the rest is shown, then it ends."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(INTERVAL_S):
+            self._look(last=False)
+        self._look(last=True)
+
+    def _look(self, last: bool) -> None:
+        for path, tail in list(self._tails.items()):
+            for data in _new_data(path, tail):
+                self._show(tail, tail.take(data, last=False))
+            if last:
+                self._show(tail, tail.take(b"", last=True))
+
+    def _show(self, tail: Tail, lines: list[bytes]) -> None:
+        if lines:
+            self._write(tail.stream, b"".join(lines))
+        chosen = [line for line in lines if any(word in line for word in tail.words)]
+        if chosen and tail.kept:
+            with contextlib.suppress(OSError), open(tail.kept, "ab") as file:
+                file.writelines(chosen)
+
+
+def _new_data(path: str, tail: Tail) -> Iterator[bytes]:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(tail.offset)
+        while data := file.read(_CHUNK):
+            tail.offset += len(data)
+            yield data
+
+
+def write_all(stream: int, data: bytes) -> None:
+    """To one of our own outputs; one that nobody reads any more takes nothing."""
+    with contextlib.suppress(OSError):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(stream, view) :]
+
+
+# ---- Folders for logs that nobody asked to have anywhere: named as torchrun names them, and swept after a lost
+# node.
+
+
+PREFIX, LOCK = "torchelastic_", ".lock"
+
+
+class Temporary:
+    """One such folder, ours until it is closed."""
+
+    def __init__(self) -> None:
+        sweep()
+        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        new = os.path.join(self.path, f"{LOCK}.new")
+        self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(new, os.path.join(self.path, LOCK))  # held before anyone can find it
+
+    def close(self, *unwanted: str) -> None:
+        """Gone, unless somebody wrote something; files of the names that are not wanted do not count."""
+        os.close(self._lock)
+        _remove_if_bare(self.path, unwanted)
+
+
+def sweep(*unwanted: str) -> None:
+    """Those whose holders were killed. torchrun's own have no lock, and are left alone."""
+    there = tempfile.gettempdir()
+    for name in os.listdir(there):
+        path = os.path.join(there, name)
+        with contextlib.suppress(OSError):  # removed, or in use
+            if name.startswith(PREFIX) and os.lstat(path).st_uid == os.getuid() and _is_left(path):
+                _remove_if_bare(path, unwanted)
+
+
+def _is_left(path: str) -> bool:
+    handle = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    finally:
+        os.close(handle)
+
+
+def _remove_if_bare(path: str, unwanted: tuple[str, ...]) -> None:
+    files = [os.path.join(where, name) for where, _, names in os.walk(path) for name in names if name not in unwanted]
+    if not any(os.stat(file).st_size for file in files):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- Where the workers of a torchrun write: to our own output, to files in torchrun's layout, or to both.
+
+
+STDOUT, STDERR = 1, 2  # torchrun's bits for them, and their numbers as files
+ERROR_FILE = "error.json"
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+class Logs:
+    """One node's part. Folders are made when workers start; a folder of ours with nothing in it is not left behind."""
+
+    def __init__(self, args: TorchrunArgs, run: str, tee: Tee) -> None:
+        self.args, self.run, self._tee = args, run, tee
+        self._redirects, self._tees = parse_streams(args.redirects), parse_streams(args.tee)
+        self._base: Path | None = None
+        self._temporary: Temporary | None = None
+
+    def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
+        """Of one life of a worker: `output`, `log` (its errors), `error_file`. "" is where our own goes."""
+        if self.args.log_dir == os.devnull:
+            return {"output": "", "log": "", "error_file": ""}
+        attempt = self._folder() / f"attempt_{restarts}"
+        folder = attempt / str(local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = {stream: self._path(folder, stream, local_rank) for stream in (STDOUT, STDERR)}
+        for stream, path in paths.items():
+            if _bits(self._tees, local_rank) & stream and self._is_shown(local_rank):
+                self._follow(path, attempt, stream, local_rank, rank)
+        return {"output": paths[STDOUT], "log": paths[STDERR], "error_file": str(folder / ERROR_FILE)}
+
+    def _path(self, folder: Path, stream: int, local_rank: int) -> str:
+        redirected = _bits(self._redirects, local_rank) | _bits(self._tees, local_rank)
+        if redirected & stream:
+            return str(folder / f"{_NAMES[stream]}.log")
+        return "" if self._is_shown(local_rank) else os.devnull
+
+    def _is_shown(self, local_rank: int) -> bool:
+        return not self.args.shown_ranks or local_rank in self.args.shown_ranks
+
+    def _follow(self, path: str, attempt: Path, stream: int, local_rank: int, rank: int) -> None:
+        template = self.args.log_line_prefix_template or "[${role_name}${local_rank}]:"
+        prefix = Template(template).safe_substitute(role_name=self.args.role, local_rank=local_rank, rank=rank)
+        words = self.args.duplicate_stdout_filters if stream == STDOUT else self.args.duplicate_stderr_filters
+        kept = str(attempt / f"filtered_{_NAMES[stream]}.log") if words else ""
+        self._tee.follow(path, Tail(prefix.encode(), stream, kept, tuple(word.encode() for word in words)))
+
+    def _folder(self) -> Path:
+        if self._base is None:
+            root = self.args.log_dir
+            if not root:
+                self._temporary = Temporary()
+                root = self._temporary.path
+            os.makedirs(root, exist_ok=True)
+            safe = self.run.replace(os.sep, "_")
+            self._base = Path(tempfile.mkdtemp(prefix=f"{safe}_", dir=root))
+        return self._base
+
+    def close(self, ended_well: bool) -> None:
+        """Of a temporary folder nothing stays but output, and after a failure the errors that the report names."""
+        self._tee.close()
+        if self._temporary:
+            self._temporary.close(*([ERROR_FILE] if ended_well else []))
+
+
+def _bits(streams: Mapping[int | None, int], local_rank: int) -> int:
+    return streams.get(local_rank, streams.get(None, 0))

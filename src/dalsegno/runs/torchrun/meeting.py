@@ -1,0 +1,271 @@
+"""Where the agents of a torchrun meet, and which of them listens there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dalsegno.errors import UsageError
+from dalsegno.runs.agent.link import Refused
+from dalsegno.runs.submit.frameworks import LAST_PORT
+from dalsegno.runs.submit.values import shown
+from dalsegno.runs.torchrun.args import TorchrunArgs
+from dalsegno.train.frames import Message
+
+LOOPBACK = "127.0.0.1"
+C10D_PORT = 29_400
+_ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)?(?::(?P<port>\d+))?", re.ASCII)
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """`ours`: this node may listen there. `alone`: no other node comes, so nobody else has to find it."""
+
+    host: str
+    port: int  # 0: any
+    ours: bool
+    alone: bool = False
+
+
+ALONE = Meeting(LOOPBACK, 0, ours=True, alone=True)
+
+
+def find_meeting(args: TorchrunArgs, is_ours: Callable[[str], bool]) -> Meeting:
+    """As torchrun finds it: at the master for `static`, else at the endpoint. `is_ours` tells this node's names."""
+    if args.standalone or args.nodes.max == 1:
+        return ALONE
+    if args.backend == "static":
+        return _static(args)
+    host, port = parse_endpoint(args.endpoint or "localhost", C10D_PORT)
+    if port == 0:
+        return ALONE  # a port that nobody knows
+    said = _said_to_be_host(args.settings.get("is_host", ""))
+    return Meeting(host, port, is_ours(host) if said is None else said)
+
+
+def _static(args: TorchrunArgs) -> Meeting:
+    host, port = parse_endpoint(args.endpoint, 0)
+    if not port:
+        what = f"{shown(args.endpoint)} names no port, and the static rendezvous has none of its own"
+        raise UsageError(what, where="--rdzv-endpoint", hint="write `host:29500`, or `--rdzv-backend c10d`")
+    return Meeting(host, port, ours=args.node_rank == 0)
+
+
+def _said_to_be_host(text: str) -> bool | None:
+    word = text.lower()
+    if word and word not in (*_TRUE, *_FALSE):
+        what, hint = f"{shown(text)} is neither true nor false", "write `is_host=1` or `is_host=0`"
+        raise UsageError(what, where="--rdzv-conf is_host", hint=hint)
+    return word in _TRUE if word else None
+
+
+def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
+    """`host`, `host:port`, `[::1]:port`, `:port`."""
+    found = _ENDPOINT.fullmatch(text.strip())
+    if found is None or int(found["port"] or 0) > LAST_PORT:
+        raise UsageError(f"{shown(text)} is no `host:port`", where="--rdzv-endpoint", hint="write `node-1:29400`")
+    host = (found["host"] or "localhost").strip("[]")
+    return host, int(found["port"]) if found["port"] is not None else default_port
+
+
+def is_own_address(host: str) -> bool:
+    """Whether a name means this node: only on its own addresses can a node open a socket."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.bind((address[0], 0))
+                return True
+    return False
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("localhost", "::1")
+
+
+# ---- munge, which signs for a user: what one process of theirs seals, only theirs can open, on any node of the
+# cluster.
+
+
+_LIBRARY = "libmunge.so.2"
+_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
+_SLURM_CONF = "/etc/slurm/slurm.conf"
+_AUTH_SOCKET = re.compile(r"^\s*AuthInfo\s*=.*?socket=([^,\s]+)", re.IGNORECASE | re.MULTILINE)
+_OPT_SOCKET, _OPT_UID_RESTRICTION = 8, 9  # munge.h
+
+
+class NotSealed(OSError):
+    """Nothing that munge vouches for as our own."""
+
+
+@dataclass(frozen=True)
+class Munge:
+    """`socket` leads to the daemon."""
+
+    socket: str
+
+    def seal(self, data: bytes) -> str:
+        """Each call gives another one, and each can be opened once on a node."""
+        library, sealed = _load(), ctypes.c_char_p()
+        context = self._context(library)
+        try:
+            library.munge_ctx_set(context, _OPT_UID_RESTRICTION, ctypes.c_uint32(os.getuid()))
+            code = library.munge_encode(ctypes.byref(sealed), context, data, len(data))
+            if code or sealed.value is None:
+                raise NotSealed(_words(library, code))
+            return sealed.value.decode()
+        finally:
+            library.munge_ctx_destroy(context)
+
+    def unseal(self, sealed: str) -> bytes:
+        library, data, size = _load(), ctypes.c_void_p(), ctypes.c_int()
+        uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+        context = self._context(library)
+        try:
+            code = library.munge_decode(
+                sealed.encode(), context, *(ctypes.byref(each) for each in (data, size, uid, gid))
+            )
+            if code:
+                raise NotSealed(_words(library, code))
+            if uid.value != os.getuid():
+                raise NotSealed(f"it was made by the user with number {uid.value}")
+            return ctypes.string_at(data.value or 0, size.value)
+        finally:
+            library.munge_ctx_destroy(context)
+
+    def _context(self, library: ctypes.CDLL) -> ctypes.c_void_p:
+        context = ctypes.c_void_p(library.munge_ctx_create())
+        library.munge_ctx_set(context, _OPT_SOCKET, ctypes.c_char_p(self.socket.encode()))
+        return context
+
+
+def find_munge(environ: Mapping[str, str]) -> Munge | None:
+    """The one that this node's Slurm uses, if it answers."""
+    for path in (_slurm_socket(environ.get("SLURM_CONF") or _SLURM_CONF), *_SOCKETS):
+        if path and os.path.exists(path) and _answers(Munge(path)):
+            return Munge(path)
+    return None
+
+
+def _answers(munge: Munge) -> bool:
+    try:
+        return munge.seal(b"") != ""
+    except (OSError, NotSealed):  # no library, or a socket without a daemon
+        return False
+
+
+def _slurm_socket(conf: str) -> str:
+    try:
+        with open(conf, errors="replace") as file:
+            found = _AUTH_SOCKET.search(file.read())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(_LIBRARY)
+    library.munge_ctx_create.restype = ctypes.c_void_p
+    library.munge_strerror.restype = ctypes.c_char_p
+    return library
+
+
+def _words(library: ctypes.CDLL, code: int) -> str:
+    return bytes(library.munge_strerror(code) or b"").decode(errors="replace")
+
+
+# ---- The secret of a torchrun's run: made by the agent that listens, told to those of the same user, and to no one
+# else.
+
+
+class Sealer(Protocol):
+    """munge, or its like."""
+
+    def seal(self, data: bytes) -> str: ...
+
+    def unseal(self, sealed: str) -> bytes:
+        """NotSealed unless a process of our own user sealed it."""
+        ...
+
+
+@dataclass
+class Keys:
+    """Both sides of it. `trouble` is why the last greeting could not be used."""
+
+    run: str
+    endpoint: str
+    munge: Sealer | None
+    alone: bool = False  # no other node comes
+    trouble: str = ""
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def private(self) -> bool:
+        """Whether only agents of our own user can know the secret."""
+        return self.alone or self.munge is not None
+
+    def make(self) -> bytes:
+        self.secret = secrets.token_bytes(32) if self.private else self._derived()
+        return self.secret
+
+    def greeting(self) -> Message:
+        """What whoever connects is told first. A seal of its own for each: munge opens none twice."""
+        sealed = self.munge.seal(self.mark.encode() + self.secret) if self.munge else ""
+        return {"run": self.mark, "sealed": sealed}
+
+    def unlock(self, greeting: Message) -> bytes:
+        """The secret, from a greeting. Who has munge takes nothing unsealed: anybody could have sent that."""
+        if greeting.get("run") != self.mark:
+            raise self._refuse(f"another run than `{self.run}` is at {self.endpoint}; choose another port")
+        sealed = str(greeting.get("sealed") or "")
+        if self.munge is None and not sealed:
+            return self._derived()
+        if self.munge is None:
+            raise self._refuse(f"{self.endpoint} proves itself with munge, which does not answer on this node")
+        if not sealed:
+            raise self._refuse(f"{self.endpoint} has no munge and this node has: nobody knows who answers there")
+        return self._unseal(self.munge, sealed)
+
+    def _unseal(self, munge: Sealer, sealed: str) -> bytes:
+        try:
+            data = munge.unseal(sealed)
+        except NotSealed as error:
+            raise self._refuse(f"munge does not vouch for who answers at {self.endpoint}: {error}") from error
+        mark = self.mark.encode()
+        if not data.startswith(mark):
+            raise self._refuse(f"what {self.endpoint} sealed is for another run")
+        self.trouble = ""
+        return data[len(mark) :]
+
+    def _refuse(self, why: str) -> Refused:
+        self.trouble = why
+        return Refused(why)
+
+    @property
+    def mark(self) -> str:
+        """A name of the run that fits everywhere, and gives nothing away."""
+        return hashlib.sha256(f"torchrun\0{self.run}".encode()).hexdigest()[:16]
+
+    def _derived(self) -> bytes:
+        return hashlib.sha256(f"torchrun\0{self.run}\0{self.endpoint}".encode()).digest()
+
+
+# ---- Agents' names in a torchrun: several may run on one node, and names sort by the order that was given. Pure.
+
+
+def agent_name(args: TorchrunArgs, environ: Mapping[str, str], host: str, pid: int) -> str:
+    """`ORDER@HOST#PID`. The order is `--node-rank` where that counts, else that of Slurm's tasks."""
+    order = str(args.node_rank) if args.backend == "static" else environ.get("SLURM_PROCID", "")
+    return f"{order if order.isdigit() else 0}@{host}#{pid}"
+
+
+def host_of(agent: str) -> str:
+    return agent.partition("@")[2].rpartition("#")[0] or agent

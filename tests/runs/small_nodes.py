@@ -1,0 +1,257 @@
+"""Nodes of a run without their processes: slots, copies and words as values, and the real decisions about them.
+
+What the coordinator's table, the rule for slots and the keepers' plan decide is their own code. Only what carries it
+out is played: a snapshot is a record, a message a value in a queue, a lost node one that is not there any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+from dalsegno.runs.coordinator.group import Group, Shape, form_group
+from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.train.frames import Message
+from dalsegno.train.keeper.holdings import Held as OnNode
+from dalsegno.train.keeper.orders import Keep, KeeperAddress
+from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, key_of, slot_for, spent, to_send
+from dalsegno.train.memory.files import SlotName
+from dalsegno.train.memory.record import ABSENT, Extent, Record, free_slots
+from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
+
+SLOTS = 3
+PART = Extent(512, 64, 2, 0)
+Key = tuple[int, int, bool]  # rank, slot, whether it is a copy
+_seq = itertools.count(1)
+_ports = itertools.count(1)
+
+
+@dataclass
+class Node:
+    name: str
+    memory: dict[Key, Record] = field(default_factory=dict)
+    safe: Safe | None = None
+    keep: Keep = field(default_factory=lambda: Keep("a", b"", "", 0))
+    sent: dict[tuple[int, int], object] = field(default_factory=dict)
+    inbox: list[Message] = field(default_factory=list)
+    port: int = field(default_factory=lambda: next(_ports))
+
+    @property
+    def address(self) -> KeeperAddress:
+        return KeeperAddress("10.0.0.1", self.port, self.name)
+
+    def held(self) -> list[OnNode]:
+        return [OnNode(SlotName("a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
+
+    def told(self) -> list[Held]:
+        return [
+            Held(each.rank, each.record.step, each.record.generation, each.record.world, each.own, each.shared)
+            for each in self.held()
+        ]
+
+    def write(self, rank: int, step: int, world: int, resumed: int | None) -> bool:
+        """As a worker does."""
+        slots = [self.memory.get((rank, slot, False)) for slot in range(SLOTS)]
+        free = free_slots(slots, self.keep.generation, resumed, self.safe)
+        if free:
+            record = Record(next(_seq), step, self.keep.generation, rank, world, PART, PART)
+            self.memory[rank, free[0], False] = record
+        return bool(free)
+
+    def has(self, record: Record) -> bool:
+        return record in self.memory.values()
+
+    def receive(self, one: OnNode) -> bool:
+        """As a buddy's keeper does."""
+        copy = replace(one.record, shared=ABSENT)
+        copies = [self.memory.get((one.rank, slot, True)) for slot in range(COPIES)]
+        if copy in copies:
+            return True
+        slot = slot_for(copies, [each is not None for each in copies], self.keep, self.safe)
+        if slot is not None:
+            self.memory[one.rank, slot, True] = copy
+        return slot is not None
+
+    def fetch(self, own: Record | None, shared: Record | None, rank: int) -> None:
+        if own is not None:
+            self.memory[rank, OWN, True] = replace(own, shared=ABSENT)
+        if shared is not None:
+            self.memory[rank, SHARED, True] = replace(shared, own=ABSENT)
+
+    def look(self) -> None:
+        """As its keeper does after each change."""
+        for one in spent(self.held(), self.safe):
+            del self.memory[one.rank, one.name.slot, one.copy]
+
+
+class Cluster:
+    """A run on nodes that come and go, one rank on each; `resumed`: what each generation went on from."""
+
+    def __init__(self, size: int, spares: int) -> None:
+        self.shape = Shape(size, size, 1)
+        self.coordinator = Memory()
+        self.nodes: dict[str, Node] = {}
+        self.ready: list[str] = []
+        self.names = (f"n{number}" for number in itertools.count())
+        self.group: Group | None = None
+        self.steps: dict[int, int] = {}
+        self.resumed: list[tuple[int, int] | None] = []
+        self.safe = NOWHERE  # as the coordinator last called it
+        self.now = 0.0
+        for _ in range(size + spares):
+            self.join(next(self.names))
+        self.begin()
+
+    # The life of a run
+
+    def join(self, name: str) -> None:
+        self.nodes.setdefault(name, Node(name))
+        self.say_hello(self.nodes[name])
+        self.ready.append(name)
+
+    def begin(self) -> None:
+        """The next generation, if there are nodes enough."""
+        before = self.group.agents if self.group else ()
+        number = self.group.generation + 1 if self.group else 1
+        group = form_group(number, self.shape, self.ready, before)
+        if group is None:
+            return
+        self.group = group
+        self.start(group)
+
+    def end(self) -> None:
+        """All workers are stopped: agents have heard all that was said before, and tell what they hold."""
+        for name in self.ready:
+            self.hear(self.nodes[name], len(self.nodes[name].inbox))
+            self.coordinator.heard(name, self.nodes[name].told())
+
+    def restart(self) -> None:
+        self.end()
+        self.begin()
+
+    def lose(self, name: str) -> None:
+        """With all its memory; what was under way to it is lost too."""
+        del self.nodes[name]
+        self.ready.remove(name)
+        self.coordinator.lost(name)
+        if self.group and name in self.group.agents:
+            self.restart()
+
+    def lose_agents(self, back: list[str], late: int) -> None:
+        """Of all nodes at once. They come back in this order, with the memory of their nodes, so many of them late."""
+        for name, old in self.nodes.items():
+            self.coordinator.lost(name)
+            self.nodes[name] = Node(name, old.memory, old.safe)
+        for name in back[: len(back) - late]:
+            self.say_hello(self.nodes[name])
+        self.ready = back[: self.shape.max_nodes]
+        self.begin()
+        for name in back[self.shape.max_nodes :]:
+            self.join(name)
+
+    # One thing at a time
+
+    def train(self, rank: int) -> None:
+        """One step of one rank. None is ahead of another by more than one."""
+        if self.group is None or self.steps[rank] > min(self.steps.values()):
+            return
+        self.steps[rank] += 1
+        node = self.nodes[self.group.agents[rank]]
+        resumed = self.resumed[-1]
+        node.write(rank, self.steps[rank], self.group.world_size, resumed[1] if resumed else None)
+
+    def send(self, name: str) -> None:
+        """One snapshot to the buddy, if there is one to send."""
+        node = self.nodes[name]
+        buddy = next((each for each in self.nodes.values() if each.address == node.keep.buddy), None)
+        sent = {key for key, address in node.sent.items() if address == node.keep.buddy}
+        one = to_send(node.held(), node.keep, sent, node.safe)
+        if buddy is not None and one is not None and buddy.receive(one):
+            node.sent[key_of(one)] = node.keep.buddy
+            buddy.look()
+
+    def hear(self, node: Node, count: int = 1) -> None:
+        for message in node.inbox[:count]:
+            self.obey(node, message)
+        del node.inbox[:count]
+
+    # How it is said
+
+    def say_hello(self, node: Node) -> None:
+        self.coordinator.heard(node.name, node.told(), node.address[:2], node.safe)
+
+    def start(self, group: Group) -> None:
+        for rank, name in enumerate(group.agents):
+            node, told = self.nodes[name], self.coordinator.start(group, name, self.now)
+            resume = told["resume"]
+            step = resume["step"] if resume else None
+            node.keep = Keep("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
+            node.safe = parse_word(told["safe"])
+            self.safe = node.safe.place
+            self.steps[rank] = step or 0
+            if resume:
+                self.fetch(node, rank, resume)
+        self.resumed.append((resume["generation"], resume["step"]) if resume else None)
+
+    def fetch(self, node: Node, rank: int, told: Message) -> None:
+        """What is not at home comes from where the coordinator said it is."""
+        place = (told["generation"], told["step"])
+        here = [each for each in node.held() if each.place == place]
+        has_own = any(each.own and each.rank == rank for each in here)
+        own = None if has_own else self.at(told["own"][str(rank)], place, rank)
+        shared = None if any(each.shared for each in here) else self.at(told["shared"], place)
+        node.fetch(own, shared, rank)
+
+    def at(self, addresses: list[list[object]], place: tuple[int, int], rank: int | None = None) -> Record:
+        holders = [each for each in self.nodes.values() if [*each.address] in addresses]
+        found = [
+            one.record
+            for each in holders
+            for one in each.held()
+            if one.place == place and (one.shared if rank is None else one.own and one.rank == rank)
+        ]
+        assert found, f"{place} of rank {rank} is not where it was said to be"
+        return found[0]
+
+    def tell(self, name: str) -> None:
+        """A keeper has looked, and its agent tells what is there."""
+        node = self.nodes[name]
+        node.look()
+        self.coordinator.heard(name, node.told())
+        self.look()
+
+    def look(self, seconds: float = 0.0) -> None:
+        """The coordinator does, so much later."""
+        self.now += seconds
+        for to, message in self.coordinator.words(self.group, self.now) if self.group else ():
+            if to in self.nodes:
+                self.nodes[to].inbox.append(message)
+            if "safe" in message:
+                self.safe = parse_word(message["safe"]).place
+
+    def obey(self, node: Node, message: Message) -> None:
+        if "buddy" in message:
+            node.keep = replace(node.keep, buddy=KeeperAddress(*message["buddy"]["address"]))
+        if "safe" in message:
+            node.safe = parse_word(message["safe"])
+
+    # What is true, whoever knows it
+
+    def holders(self, place: tuple[int, int]) -> dict[int, set[str]]:
+        """The nodes that hold each rank's own part of a step."""
+        world = self.shape.max_nodes
+        return {
+            rank: {
+                node.name
+                for node in self.nodes.values()
+                for one in node.held()
+                if one.place == place and one.own and one.rank == rank
+            }
+            for rank in range(world)
+        }
+
+    def newest_safe(self) -> tuple[int, int]:
+        """The newest place that no single node takes along."""
+        places = {one.place for node in self.nodes.values() for one in node.held()}
+        return max((p for p in places if min(map(len, self.holders(p).values())) > 1), default=(-1, -1))

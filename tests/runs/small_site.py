@@ -1,0 +1,57 @@
+"""A run that asks nothing of Slurm and of no framework: plain scripts, agents that come by themselves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.group import Shape
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.site import Seats
+from dalsegno.runs.folder import RunFolder
+from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.processes import LocalRunner
+from dalsegno.train.contract import RUN
+from dalsegno.train.frames import Message
+
+
+@dataclass(frozen=True)
+class SmallSite:
+    """`launch.site.Site`, as small as it can be."""
+
+    folder: RunFolder
+    shape: Shape = field(default_factory=lambda: Shape(1, 1, 1))
+    max_restarts: int = 3
+    script: str = "train.py"
+    args: tuple[str, ...] = ()
+    python: str = sys.executable
+    modules: tuple[str, ...] = ("json",)
+    timing: Timing = field(default_factory=lambda: Timing(1.5))
+    hang_timeout_s: float | None = 0
+    name: str = "train"
+    own_job: int | None = None
+    spares: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slurm(self) -> SlurmClient:
+        return SlurmClient(LocalRunner(), self.environment)
+
+    def setup(self) -> Message:
+        return {
+            "python": self.python, "modules": list(self.modules), "script": self.script, "args": list(self.args),
+            "module": False, "is_python": True, "cwd": "/", "folder": str(self.folder.root), "store": False,
+            "env": {RUN: self.folder.run}, "gone_s": self.timing.gone_s, "absence_s": 20.0,
+        }  # fmt: skip
+
+    def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+        world_size = len(seats.hosts) * seats.nproc_per_node
+        return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "RESTARTS": str(seats.restarts), **found}
+
+    def allocation(self, role: JobRole, suspects: Sequence[str], members: Sequence[str]) -> list[str]:
+        raise AssertionError("nothing is asked of Slurm")
+
+    def step(self, job: int, nodes: Sequence[str]) -> list[str]:
+        raise AssertionError("nothing is asked of Slurm")

@@ -1,0 +1,180 @@
+"""What becomes of a step that has ended with another code than 0, under `srun --auto-resume=1`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.auto_resume.decide import (
+    LOOK_S,
+    MOST,
+    SETTLE_S,
+    Again,
+    Choice,
+    Leave,
+    Requeue,
+    Seen,
+    Step,
+    arguments,
+    choose,
+    environment,
+    failures,
+    read_notes,
+    unsettled,
+)
+from dalsegno.runs.auto_resume.program import EVERY_S, GIVE_UP_S, wait_for_choice
+from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
+from dalsegno.slurm.render import SPARE_REASON
+
+JOB = JobInfo(7, "train", "ada", JobState.RUNNING, nodes=("n1", "n2", "n3"), batch=True)
+WHY = {"n2": "down"}
+
+
+def seen(job: JobInfo | None = JOB, failed: Mapping[str, str] = WHY, nodes: str = "n1 n2", **more: object) -> Seen:
+    facts = Seen(tuple(nodes.split()), job, failed=failed, bad=failed)
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def in_state(state: JobState, batch: bool = True) -> JobInfo:
+    return replace(JOB, state=state, batch=batch)
+
+
+# What is chosen -----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_on_healthy_nodes_is_looked_at_for_a_while_and_left():
+    assert choose(seen(failed={}, for_s=LOOK_S / 2)) is None
+    assert choose(seen(failed={}, for_s=LOOK_S)) == Leave()
+
+
+def test_after_a_failure_it_starts_again_in_its_job_where_enough_healthy_nodes_are_left():
+    assert choose(seen()) == Again(JOB, without=("n2",))
+    shrunk = replace(JOB, nodes=("n1", "n3"))  # --no-kill: Slurm has taken the node from the job
+    assert choose(seen(shrunk)) == Again(shrunk)
+
+
+def test_else_its_batch_job_is_requeued_and_another_cannot_be():
+    assert choose(seen(nodes="n1 n2 n3")) == Requeue("job 7 has 2 of the 3 healthy nodes that the step needs")
+    left = choose(seen(in_state(JobState.RUNNING, batch=False), nodes="n1 n2 n3"))
+    assert isinstance(left, Leave) and "only batch jobs can be requeued" in left.why
+
+
+def test_a_node_that_only_we_have_missed_is_left_to_slurm_for_a_while():
+    assert choose(seen(unsettled=("n2",))) is None
+    assert choose(seen(unsettled=("n2",), for_s=SETTLE_S)) == Again(JOB, without=("n2",))
+    assert choose(seen(in_state(JobState.COMPLETING))) is None
+
+
+def test_a_job_that_has_ended_with_its_node_is_slurm_s_to_start_anew_if_it_has_a_script():
+    assert choose(seen(in_state(JobState.PENDING))) == Leave("job 7 starts anew", ends=True)
+    assert choose(seen(in_state(JobState.NODE_FAIL))) == Leave("job 7 has ended with it")
+    alone = in_state(JobState.NODE_FAIL, batch=False)
+    assert choose(seen(alone, failed={})) == Again(alone, alone=True)
+
+
+def test_what_somebody_has_ended_is_not_started_again():
+    for state in (JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED):
+        assert choose(seen(in_state(state))) == Leave()
+    assert choose(seen(None)) == Leave()
+
+
+def test_a_hangup_counts_unless_it_is_salloc_s_whose_allocation_has_ended_with_a_node():
+    assert choose(seen(hung_up=True)) == Leave()
+    alone = in_state(JobState.NODE_FAIL, batch=False)
+    assert choose(seen(alone, hung_up=True)) == Again(alone, alone=True)
+
+
+def test_there_is_an_end_to_it():
+    alone = in_state(JobState.NODE_FAIL, batch=False)
+    for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):
+        left = choose(facts)
+        assert isinstance(left, Leave) and f"{MOST} times" in left.why
+
+
+# How long it is looked at -------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time passes in pauses alone."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def pause(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+    def until_known(self, look: Callable[[float], Seen]) -> tuple[Choice, float]:
+        choice = wait_for_choice(look, self.pause, lambda: self.now)
+        return choice, self.now - 100.0
+
+
+def test_where_nobody_sets_the_lost_node_down_the_step_starts_again_without_it_all_the_same():
+    choice, waited_s = Clock().until_known(lambda for_s: seen(unsettled=("n2",), for_s=for_s))
+    assert choice == Again(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
+
+
+def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_is_told_of():
+    def look(for_s: float, away_s: float) -> Seen:
+        if for_s < away_s:
+            raise DalsegnoError("slurmctld does not answer")
+        return seen(for_s=for_s)
+
+    assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == Again(JOB, without=("n2",))
+    left, waited_s = Clock().until_known(lambda for_s: look(for_s, math.inf))
+    assert left == Leave("Slurm does not answer, so the step ends here") and waited_s == GIVE_UP_S
+
+
+def test_whoever_is_asked_to_end_does_so_in_the_next_pause():
+    assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == Leave()
+
+
+# What has failed ----------------------------------------------------------------------------------------------
+
+
+def node(name: str, *flags: NodeFlag, state: NodeState = NodeState.ALLOCATED, reason: str = "") -> NodeInfo:
+    return NodeInfo(name, state, frozenset(flags), "as Slurm says", reason)
+
+
+def test_failed_is_what_is_down_silent_or_drained_by_the_controller():
+    nodes = [
+        node("down", state=NodeState.DOWN, reason="Not responding"),
+        node("mute", NodeFlag.NOT_RESPONDING),
+        node("cut"),
+        node("ours", NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] off the bus"),
+        node("theirs", NodeFlag.DRAIN, reason="disk is to be swapped"),
+        node("spare", NodeFlag.DRAIN, reason=SPARE_REASON),
+        node("reboots", NodeFlag.REBOOT_ISSUED),
+        node("fine"),
+    ]
+    found = failures(nodes, silent=["cut"])
+    assert found == {
+        "down": "Not responding",
+        "mute": "does not answer",
+        "cut": "does not answer",
+        "ours": "reboot:xid[79] off the bus",
+        "reboots": "as Slurm says",
+    }
+    assert unsettled(nodes, found) == ["mute", "cut", "reboots"]
+
+
+# Words --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plugin_s_note_names_the_job_and_the_step_s_nodes():
+    assert read_notes("7 0 gpu-[1-2,4]\n") == Step(7, 0, ("gpu-1", "gpu-2", "gpu-4"))
+    for other in ("", "7 0\n", "x 0 n1\n", "7 0 n1\n8 0 n2\n"):
+        assert read_notes(other) is None
+
+
+def test_srun_is_told_what_to_avoid_and_a_new_job_is_like_the_old_one():
+    assert arguments(["srun", "-N2", "a"], Again(JOB, ("n2",))) == ["srun", "--exclude=n2", "-N2", "a"]
+    assert arguments(["srun", "a"], Again(JOB)) == ["srun", "a"]
+    old = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "HOME": "/"}
+    assert environment(old, Again(JOB)) == old
+    like = replace(JOB, partition="train", time_limit_s=7200)
+    expected = {"SLURM_NNODES": "2", "HOME": "/", "SLURM_PARTITION": "train", "SLURM_TIMELIMIT": "120"}
+    assert environment(old, Again(like, alone=True)) == expected
+    assert environment({"HOME": "/"}, Again(like, alone=True)) == {"HOME": "/"}

@@ -1,0 +1,106 @@
+"""The agents of a run as its coordinator holds them."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dalsegno.runs.agent.link import Link
+from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.liveness import Timing
+from dalsegno.runs.coordinator.messages import Noted, Word
+from dalsegno.train.frames import Message
+
+SECRET = b"s" * 32
+HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}
+
+
+class Listener:
+    """What the coordinator would be told."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[object, ...]] = []
+
+    def agent_came(self, peer: Peer) -> None:
+        self.log.append(("came", peer.name))
+
+    def agent_said(self, peer: Peer, word: Word) -> None:
+        self.log.append(("said", peer.name, word))
+
+    def agent_lost(self, agent: str, why: str, silent: bool) -> None:
+        self.log.append(("lost", agent, why, silent))
+
+    def message_too_long(self, agent: str, detail: str) -> None:
+        self.log.append(("too long", agent, detail))
+
+
+@pytest.fixture
+def taken() -> Iterator[None]:
+    """Many ports that are taken for datagrams, and free for connections."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(600)]
+    for sock in sockets:
+        sock.bind(("", 0))
+    yield
+    for sock in sockets:
+        sock.close()
+
+
+def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: None):
+    async def open_many() -> None:
+        for _ in range(400):
+            agents = Agents("train-k3f9x", SECRET, Timing(), Listener())
+            try:
+                await agents.open(0)
+            finally:
+                agents.close()
+
+    asyncio.run(open_many())
+
+
+def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
+    listener = Listener()
+
+    async def twice() -> None:
+        agents = Agents("train-k3f9x", SECRET, Timing(), listener)
+        port = await agents.open(0, host="127.0.0.1")
+        first, second = (Link(SECRET, ["127.0.0.1"], port, "n1") for _ in range(2))
+        for link in (first, second):
+            assert await asyncio.to_thread(link.connect, HELLO)
+        first.send({"note": "one"})
+        assert await asyncio.to_thread(first.receive) == [] and first.sock is None, "the first one is cut off"
+        second.send({"beat": True})
+        second.send({"note": "two"})
+        while ("said", "n1", Noted("two")) not in listener.log:
+            await asyncio.sleep(0.002)
+        second.close()
+        while agents.peers:
+            await asyncio.sleep(0.002)
+        agents.close()
+
+    asyncio.run(twice())
+    assert listener.log == [
+        ("came", "n1"),
+        ("lost", "n1", "another agent took its place", False),
+        ("came", "n1"),
+        ("said", "n1", Noted("two")),
+        ("lost", "n1", "its agent is gone", False),
+    ]
+
+
+def test_an_agent_that_speaks_another_language_is_cut_off():
+    listener = Listener()
+
+    async def talk() -> None:
+        agents = Agents("train-k3f9x", SECRET, Timing(), listener)
+        port = await agents.open(0, host="127.0.0.1")
+        link = Link(SECRET, ["127.0.0.1"], port, "n1")
+        assert await asyncio.to_thread(link.connect, HELLO)
+        link.send({"ended": "yes"})
+        while agents.peers or not listener.log:
+            await asyncio.sleep(0.002)
+        link.close()
+        agents.close()
+
+    asyncio.run(talk())
+    assert listener.log == [("came", "n1"), ("lost", "n1", "its agent is gone", False)]

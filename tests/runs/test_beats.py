@@ -1,0 +1,137 @@
+"""Heartbeats: signed, numbered, and worthless in the hands of a stranger."""
+
+import asyncio
+import socket
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from dalsegno.runs.agent.link import Beat, Heart, beat_key, pack_beat, read_beat
+from dalsegno.runs.coordinator.liveness import Pulse, Timing
+
+KEY = b"s" * 32
+
+
+def test_a_beat_is_read_as_it_was_sent():
+    for beat in (Beat("n1", 1), Beat("", 1 << 62), Beat("knoten-é", 7)):
+        assert read_beat(KEY, pack_beat(KEY, beat)) == beat
+
+
+def test_what_was_not_signed_with_the_key_is_no_beat():
+    data = pack_beat(KEY, Beat("n1", 7))
+    assert read_beat(b"x" * 32, data) is None
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        assert read_beat(KEY, bytes(changed)) is None
+    for length in range(len(data)):
+        assert read_beat(KEY, data[:length]) is None
+    assert read_beat(KEY, data + b"\0") is None
+
+
+class Listening:
+    """A socket in the coordinator's place; `beat`, `data` and `address` are the last that came."""
+
+    def __init__(self) -> None:
+        self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.sock.bind(("127.0.0.1", 0))
+        self.sock.settimeout(60)
+        self.heart = Heart("n1")
+        self.heart.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
+        self.next()
+
+    def next(self) -> Beat:
+        self.data, self.address = self.sock.recvfrom(512)
+        beat = read_beat(KEY, self.data)
+        assert beat is not None
+        self.beat = beat
+        return beat
+
+    def hears(self, data: bytes) -> bool:
+        """Whether the heart takes it for an answer; two more beats tell that it has had the time to."""
+        before = self.heart.heard
+        self.sock.sendto(data, self.address)
+        self.next()
+        self.next()
+        return self.heart.heard > before
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    listening = Listening()
+    yield listening
+    listening.sock.close()
+
+
+def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
+    first = listening.beat
+    assert [listening.next(), listening.next()] == [Beat("n1", first.number + 1), Beat("n1", first.number + 2)]
+
+
+def test_an_answer_of_the_coordinator_is_heard_but_not_twice(listening: Listening):
+    answer = pack_beat(KEY, Beat("", listening.beat.number))
+    assert listening.hears(answer)
+    assert not listening.hears(answer), "whoever has overheard it can send it too"
+
+
+def test_a_forged_answer_is_not_heard(listening: Listening):
+    assert not listening.hears(pack_beat(b"x" * 32, Beat("", listening.beat.number)))
+
+
+def test_our_own_beat_sent_back_is_no_answer(listening: Listening):
+    assert not listening.hears(listening.data)
+
+
+def gone_after(datagrams: Iterable[bytes]) -> tuple[bool, list[bytes]]:
+    """A coordinator that hears these, one at every look; whether it takes the agent for gone, and its answers."""
+
+    async def watch() -> tuple[bool, list[bytes]]:
+        pulse = Pulse(Timing(gone_s=0.2, look_s=0.025), lambda agent: None)
+        pulse.open(0)
+        lost = asyncio.Event()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.setblocking(False)
+            home = ("127.0.0.1", pulse._socket.getsockname()[1])
+            task = asyncio.ensure_future(pulse.watch(lambda agent, why: lost.set()))
+            pulse.expect("n1", KEY)
+            for data in datagrams:
+                sock.sendto(data, home)
+                await asyncio.sleep(0.025)
+                if lost.is_set():
+                    break
+            task.cancel()
+            pulse._socket.close()
+            return lost.is_set(), answers(sock)
+
+    return asyncio.run(watch())
+
+
+def answers(sock: socket.socket) -> list[bytes]:
+    heard = []
+    while True:
+        try:
+            heard.append(sock.recv(512))
+        except BlockingIOError:
+            return heard
+
+
+def test_an_agent_that_beats_is_alive_and_is_answered():
+    lost, heard = gone_after([pack_beat(KEY, Beat("n1", number)) for number in range(1, 16)])
+    assert not lost and [read_beat(KEY, data) for data in heard][:3] == [Beat("", 1), Beat("", 2), Beat("", 3)]
+
+
+def test_no_two_connections_have_a_key_in_common():
+    said = ("nonce of the coordinator", "nonce of the agent", "run", "n1")
+    keys = {beat_key(b"s", *said[:at], "another", *said[at + 1 :]) for at in range(len(said))}
+    assert len(keys | {beat_key(b"s", *said), beat_key(b"x", *said)}) == len(said) + 2
+
+
+def test_beats_that_are_sent_again_keep_nobody_alive():
+    lost, _ = gone_after([pack_beat(KEY, Beat("n1", 7))] * 200)
+    assert lost
+
+
+def test_forged_beats_keep_nobody_alive_and_are_not_answered():
+    lost, heard = gone_after([pack_beat(b"x" * 32, Beat("n1", number)) for number in range(3, 203)])
+    assert lost and heard == []

@@ -1,0 +1,79 @@
+"""The workers of one generation on one node, and what is reported of them."""
+
+import json
+from pathlib import Path
+
+from dalsegno.runs.agent.evidence import oom_kills
+from dalsegno.runs.agent.worker_processes import Crew, run_files
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 7, in <module>
+    step()
+ValueError: bad batch"""
+
+
+def files(folder: Path, rank: int) -> dict[str, str]:
+    return run_files(str(folder), 3, rank)
+
+
+def write_log(folder: Path, rank: int) -> None:
+    Path(files(folder, rank)["log"]).write_text(TRACEBACK)
+
+
+def test_a_crew_knows_who_runs_and_who_ended(tmp_path: Path):
+    crew = Crew(3)
+    for rank in (4, 5):
+        crew.add(rank, **files(tmp_path, rank)).pid = 1000 + rank
+    worker = crew.by_pid(1005)
+    assert worker is not None and worker.rank == 5 and crew.by_pid(9) is None
+    assert crew.ended(worker, 0) == {"generation": 3, "rank": 5, "code": 0}
+    assert [each.rank for each in crew.running()] == [4] and list(crew.reports) == [5]
+
+
+def test_a_bad_end_is_reported_with_its_traceback(tmp_path: Path):
+    crew = Crew(3)
+    worker = crew.add(0, **files(tmp_path, 0))
+    write_log(tmp_path, 0)
+    assert crew.ended(worker, 1) == {
+        "generation": 3, "rank": 0, "code": 1, "traceback": TRACEBACK, "oom": False,
+    }  # fmt: skip
+
+
+def test_a_kill_beside_a_kill_of_the_kernel_is_taken_for_one(tmp_path: Path):
+    crew = Crew(3, oom_before=oom_kills() - 1)
+    assert crew.ended(crew.add(0, **files(tmp_path, 0)), -9)["oom"]
+    assert not crew.ended(crew.add(1, **files(tmp_path, 1)), -11)["oom"]
+
+
+def test_of_those_that_still_run_some_have_told_of_an_error(tmp_path: Path):
+    crew = Crew(3)
+    for rank in (0, 1):
+        crew.add(rank, **files(tmp_path, rank))
+    write_log(tmp_path, 1)
+    assert crew.hurt() == [{"generation": 3, "rank": 1, "code": 1, "traceback": TRACEBACK}]
+
+
+def test_the_log_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
+    write_log(tmp_path, 0)
+    crew = Crew(3)
+    worker = crew.add(0, **files(tmp_path, 0))
+    assert crew.hurt() == []
+    assert crew.ended(worker, 1) == {"generation": 3, "rank": 0, "code": 1, "oom": False}
+
+
+def test_the_error_file_of_an_earlier_life_of_a_rank_is_not_reported(tmp_path: Path):
+    before = Crew(3).add(0, **files(tmp_path, 0))
+    Path(before.error_file).write_text(json.dumps({"message": "RuntimeError: of before"}))
+    crew = Crew(3)
+    crew.add(0, **files(tmp_path, 0))
+    assert crew.hurt() == []
+
+
+def test_the_last_complaint_counts_of_one_that_gave_up_and_not_of_one_that_was_killed_or_runs(tmp_path: Path):
+    crew = Crew(3)
+    gave_up, killed, runs = (crew.add(rank, **files(tmp_path, rank)) for rank in range(3))
+    for worker in (gave_up, killed, runs):
+        Path(worker.log).write_text("error: no data\n")
+    assert crew.ended(gave_up, 2)["traceback"] == "error: no data"
+    assert "traceback" not in crew.ended(killed, -9)
+    assert crew.hurt() == []

@@ -1,0 +1,160 @@
+"""What a dead worker left to tell why it died."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs.agent.evidence import MAX_CHARS, gather, last_traceback, last_words, oom_kills
+
+SIMPLE = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 7, in <module>
+    step()
+ValueError: bad batch"""
+
+CHAINED = """Traceback (most recent call last):
+  File "/home/ada/train.py", line 3, in load
+    open("x")
+FileNotFoundError: x
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 5, in load
+    raise LoadError("x")
+LoadError: x
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 9, in <module>
+    load()
+RuntimeError: no data"""
+
+
+def test_a_traceback_is_taken_from_its_first_line_to_that_of_the_exception():
+    assert last_traceback(f"step 1\nstep 2\n{SIMPLE}\nbye\n") == SIMPLE
+
+
+def test_chained_exceptions_are_one_traceback():
+    assert last_traceback(f"hello\n{CHAINED}\nbye") == CHAINED
+
+
+def test_of_several_the_last_one_counts():
+    handled = SIMPLE.replace("bad batch", "was handled")
+    assert last_traceback(f"{handled}\nwent on\n{SIMPLE}\n") == SIMPLE
+    assert last_traceback(f"{CHAINED}\nwent on\n{SIMPLE}\n") == SIMPLE
+
+
+def test_the_prefix_of_torch_does_not_hide_one():
+    prefixed = "\n".join(f"[rank2]: {line}" for line in CHAINED.splitlines())
+    assert last_traceback(f"[rank2]: hello\n{prefixed}\n[rank2]: bye") == prefixed
+
+
+def test_one_that_was_cut_off_is_taken_as_far_as_it_goes():
+    assert last_traceback(SIMPLE.rpartition("\n")[0]) == SIMPLE.rpartition("\n")[0]
+
+
+@pytest.mark.parametrize("text", ["", "step 1\nstep 2\n", "Traceback is a word"])
+def test_no_traceback_is_none(text: str):
+    assert last_traceback(text) == ""
+
+
+def test_what_an_earlier_life_wrote_is_not_taken(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    log.write_text(SIMPLE + "\n")
+    start = log.stat().st_size
+    with log.open("a") as file:
+        file.write("killed in silence\n")
+    assert gather(str(log), str(tmp_path / "none"), start) == {}
+    assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
+
+
+def test_a_huge_log_is_read_from_its_end_only(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 34)  # 16 GiB of nothing take no room
+        file.seek(0, 2)
+        file.write(b"\n" + SIMPLE.encode())
+    assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
+
+
+def test_bytes_that_are_no_text_do_not_hide_it(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    log.write_bytes(b"\xff\xfe\n" + SIMPLE.encode())
+    assert gather(str(log), str(tmp_path / "none")) == {"traceback": SIMPLE}
+
+
+def test_a_very_long_message_is_cut_at_its_start(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    log.write_text(SIMPLE + "x" * 20000)
+    assert gather(str(log), str(tmp_path / "none")) == {"traceback": (SIMPLE + "x" * 20000)[-MAX_CHARS:]}
+
+
+def test_nothing_is_found_where_there_is_nothing(tmp_path: Path):
+    assert gather(str(tmp_path / "no.log"), str(tmp_path / "no.json")) == {}
+
+
+def test_the_error_file_of_torch_goes_before_the_log(tmp_path: Path):
+    error = tmp_path / "error.json"
+    extra = {"py_callstack": SIMPLE, "timestamp": "1700000000"}
+    error.write_text(json.dumps({"message": {"message": "ValueError: bad batch", "extraInfo": extra}}))
+    log = tmp_path / "rank0.log"
+    log.write_text(CHAINED)
+    assert gather(str(log), str(error)) == {"traceback": SIMPLE, "at": 1700000000.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({"message": "RuntimeError: in C++"}, {"traceback": "RuntimeError: in C++"}),
+        ({"message": {"message": "only words"}}, {"traceback": "only words", "at": 0.0}),
+        ({"message": {"extraInfo": {}}}, {}),
+        ({"message": {"extraInfo": {"timestamp": "soon"}, "message": "x"}}, {}),
+        ({}, {}),
+        ([], {}),
+        (None, {}),
+    ],
+)
+def test_error_files_of_other_makes(tmp_path: Path, content: object, found: dict[str, object]):
+    error = tmp_path / "error.json"
+    error.write_text(json.dumps(content))
+    assert gather(str(tmp_path / "no.log"), str(error)) == found
+
+
+def test_a_broken_error_file_leaves_the_log(tmp_path: Path):
+    (tmp_path / "error.json").write_text('{"mess')
+    (tmp_path / "rank0.log").write_text(SIMPLE)
+    assert gather(str(tmp_path / "rank0.log"), str(tmp_path / "error.json")) == {"traceback": SIMPLE}
+
+
+def test_the_kernel_counts_those_it_killed_for_memory():
+    assert oom_kills() >= 0
+
+
+def test_a_script_that_does_not_parse_says_where(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    done = subprocess.run([sys.executable, "-c", "compile('a = 1\\nprint(', 'train.py', 'exec')"], capture_output=True)
+    told = done.stderr.decode()
+    shown = told[told.index('  File "train.py"') :]  # as the warm parent shows it: without its own frames
+    log.write_text(f"hello\n{shown}")
+    assert gather(str(log), "") == {"traceback": shown.rstrip("\n")}
+    assert "line 2" in shown and "SyntaxError: '(' was never closed" in shown
+
+
+@pytest.mark.parametrize(
+    "line", ["train.py: error: the following arguments are required: --data", "bash: x: not found"]
+)
+def test_of_one_that_gave_up_the_last_line_is_told_if_it_complains(tmp_path: Path, line: str):
+    log = tmp_path / "rank0.log"
+    log.write_text(f"step 1\n{line}\n\n")
+    assert last_words(str(log)) == {"traceback": line}
+    assert last_words(str(log), since=log.stat().st_size) == {} == last_words(str(tmp_path / "none"))
+
+
+def test_a_last_line_that_complains_of_nothing_tells_nothing(tmp_path: Path):
+    log = tmp_path / "rank0.log"
+    log.write_text("an error that was handled\nstep 7\n")
+    assert last_words(str(log)) == {} == gather(str(log), "")

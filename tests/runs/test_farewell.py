@@ -1,0 +1,66 @@
+"""A run leaves nothing in the memory of nodes whose agents were killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from dalsegno.runs.coordinator.coordinator import say_farewell
+from dalsegno.runs.coordinator.events import Finish
+from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.staff import NoStaff
+from dalsegno.runs.folder import RunFolder
+
+
+class Nodes(NoStaff):
+    """Agents come when they are called, and say hello a moment later."""
+
+    def __init__(self, memory: Memory, alive: Collection[str]) -> None:
+        super().__init__()
+        self.memory, self.alive, self.called = memory, alive, set[str]()
+        self.swept_before_dismissed: set[str] = set()
+
+    async def call_back(self, nodes: Collection[str]) -> set[str]:
+        self.called = set(nodes) & set(self.alive)
+        for node in self.called:
+            asyncio.get_running_loop().call_later(0.05, self.memory.used.discard, node)
+        return self.called
+
+    async def dismiss(self, code: int | None = None) -> None:
+        self.swept_before_dismissed = self.called - self.memory.used
+
+
+class Ending:
+    """As much of a coordinator as says farewell."""
+
+    def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], resting: bool = False) -> None:
+        self.memory, self.folder, self.resting, self.said_farewell = Memory(), RunFolder(folder), resting, False
+        self.staff, self.agents, self.told = Nodes(self.memory, alive), self, self
+        self.peers: dict[str, object] = {}
+        self.memory.used.update(used)
+
+    def send_all(self, message: Any) -> None: ...
+
+    def keep(self) -> None: ...
+
+    def rests(self, of: Any, why: str) -> None: ...
+
+    def ended(self, of: Any, end: Finish) -> None: ...
+
+
+def farewell(ending: Any) -> None:
+    asyncio.run(say_farewell(ending, Finish(0)))
+
+
+def test_an_agent_is_called_back_to_sweep_where_one_was_killed(tmp_path: Path) -> None:
+    ending = Ending(tmp_path, used=["b", "c"], alive=["a", "b"])
+    farewell(ending)
+    assert ending.staff.called == ending.staff.swept_before_dismissed == {"b"}
+
+
+def test_nobody_is_called_when_the_run_only_rests(tmp_path: Path) -> None:
+    ending = Ending(tmp_path, used=["a"], alive=["a"], resting=True)
+    farewell(ending)
+    assert ending.staff.called == set()

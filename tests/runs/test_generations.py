@@ -1,0 +1,651 @@
+"""A run's life, example by example, and then in every order that hypothesis can think of."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dalsegno.runs.coordinator.causes import Failure, read_failure
+from dalsegno.runs.coordinator.events import (
+    Cancelled,
+    Doubted,
+    Event,
+    Exclude,
+    Finish,
+    GaveUpWaiting,
+    Hung,
+    Joined,
+    Leaving,
+    Left,
+    Moved,
+    OpenStore,
+    Order,
+    Release,
+    Start,
+    Stop,
+    Stopped,
+    StoreOpened,
+    Wait,
+    Waited,
+    WorkerEnded,
+)
+from dalsegno.runs.coordinator.generations import FORGIVEN_S, Phase, Run, advance
+from dalsegno.runs.coordinator.group import Shape, form_group
+from dalsegno.runs.status import RunCause
+
+TWO = Shape(2, 2, 1)
+
+
+def play(run: Run, *events: Event) -> tuple[Run, list[Order]]:
+    orders: list[Order] = []
+    for event in events:
+        run, more = advance(run, event)
+        orders += more
+    return run, orders
+
+
+def running(shape: Shape = TWO, *agents: str, **more: object) -> Run:
+    names = agents or ("a", "b")
+    run, _ = play(Run(shape, **more), *(Joined(agent) for agent in names), StoreOpened(names[0], 1, 5000))  # type: ignore[arg-type]
+    assert run.phase is Phase.RUNNING
+    return run
+
+
+def fault(
+    message: str = "ValueError: bad batch", rank: int = 1, node: str = "b", code: int = 1, line: int = 7
+) -> Failure:
+    text = f'Traceback (most recent call last):\n  File "/home/ada/train.py", line {line}, in step\n{message}'
+    return read_failure(rank, node, code, text if code > 0 else "")
+
+
+def test_free_ranks_go_to_nodes_in_service_first_and_who_is_seated_keeps_its_seat():
+    run, orders = play(running(TWO, "a", "b"), Joined("c"), Joined("d"), Doubted(frozenset({"a", "c"})), Left("b"))
+    assert orders == [Stop("a", 1)] and run.phase is Phase.STOPPING
+    run, _ = play(run, Stopped("a", 1))
+    assert run.group is not None and run.group.agents == ("a", "d")
+    run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), Stopped("a", 2))
+    assert run.group is not None and run.group.agents == ("a", "c"), "where there is no other"
+
+
+NOISE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4211"
+
+
+def ended(run: Run, failure: Failure, age_s: float = 60.0) -> WorkerEnded:
+    return WorkerEnded(failure.node, run.generation, failure.rank, failure.code, failure, age_s)
+
+
+def all_stopped(run: Run, **failures: tuple[Failure, ...]) -> list[Event]:
+    return [Stopped(agent, run.generation, failures.get(agent, ())) for agent in sorted(run.waiting_for)]
+
+
+def fail(run: Run, failure: Failure, age_s: float = 60.0) -> tuple[Run, list[Order]]:
+    """One generation fails and is gone; gives what is ordered then."""
+    run, _ = play(run, ended(run, failure, age_s))
+    return play(run, *all_stopped(run))
+
+
+def restart(run: Run, failure: Failure, age_s: float = 60.0) -> Run:
+    """… and the next one runs."""
+    run, _ = fail(run, failure, age_s)
+    run, _ = play(run, *([Waited()] if run.pausing else []))
+    run, _ = play(run, StoreOpened("a", run.generation, 1))
+    assert run.phase is Phase.RUNNING
+    return run
+
+
+def test_a_generation_forms_when_all_are_there_and_starts_when_its_store_is_open():
+    run, orders = play(Run(TWO), Joined("a"))
+    assert orders == []
+    run, orders = play(run, Joined("b"))
+    assert orders == [OpenStore("a", 1)]
+    _, orders = play(run, StoreOpened("a", 1, 4321))
+    assert [(order.agent, order.store_port) for order in orders if isinstance(order, Start)] == [
+        ("a", 4321),
+        ("b", 4321),
+    ]
+
+
+def test_all_workers_done_ends_the_run_well():
+    run, orders = play(
+        running(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0), Stopped("a", 1), Stopped("b", 1)
+    )
+    assert (run.phase, orders[-1]) == (Phase.ENDED, Finish(0))
+
+
+def test_a_worker_that_dies_ends_the_generation_everywhere_and_the_next_one_forms():
+    run, orders = play(running(), WorkerEnded("b", 1, 1, -9))
+    assert orders == [Stop("a", 1), Stop("b", 1)]
+    run, orders = play(run, Stopped("a", 1))
+    assert orders == []
+    run, orders = play(run, Stopped("b", 1))
+    assert orders == [OpenStore("a", 2)] and run.restarts == 1
+
+
+def test_after_too_many_failures_the_run_ends_with_the_workers_code():
+    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, 3), Stopped("a", 1), Stopped("b", 1))
+    why = "rank 1 on b ended with exit code 3, and no restart was asked for"
+    assert orders[-1] == Finish(3, read_failure(1, "b", 3), why)
+    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, -9), Stopped("a", 1), Stopped("b", 1))
+    why = "rank 1 on b was ended by SIGKILL, and no restart was asked for"
+    assert orders[-1] == Finish(137, read_failure(1, "b", -9), why)
+
+
+@pytest.mark.parametrize(("most", "said"), [(1, "1 restart"), (2, "2 restarts")])
+def test_a_run_that_is_killed_again_and_again_ends_when_its_restarts_are_used_up(most: int, said: str):
+    run = running(max_restarts=most)
+    for _ in range(most):
+        run = restart(run, fault(code=-9))
+    run, orders = fail(run, fault(code=-9))
+    assert orders == [Finish(137, fault(code=-9), f"rank 1 on b was ended by SIGKILL, after {said}")]
+
+
+def test_the_same_traceback_twice_running_ends_the_run():
+    run = restart(running(), fault("ValueError: bad batch 17", rank=0, node="a"))
+    again = fault("ValueError: bad batch 91", rank=1, node="b")
+    run, orders = fail(run, again)
+    why = "rank 1 on b failed: ValueError: bad batch 91, as it did before: restarting would not help"
+    assert (run.phase, orders) == (Phase.ENDED, [Finish(1, again, why)])
+
+
+def test_another_traceback_is_another_fault():
+    run = restart(running(), fault(line=7))
+    run, orders = fail(run, fault(line=8))
+    assert orders == [OpenStore("a", 3)]
+
+
+def test_complaints_of_peers_are_not_taken_for_the_cause():
+    run = running(max_restarts=0)
+    real = fault(rank=0, node="a")
+    run, _ = play(run, ended(run, fault(NOISE)), ended(run, real))
+    _, orders = play(run, *all_stopped(run))
+    assert isinstance(orders[0], Finish) and orders[0].cause == real
+
+
+def test_the_cause_may_be_known_only_when_its_process_was_stopped():
+    run = running(max_restarts=0)
+    real = fault(rank=0, node="a")
+    run, _ = play(run, ended(run, fault(NOISE)))
+    _, orders = play(run, *all_stopped(run, a=(real,)))
+    assert isinstance(orders[0], Finish) and orders[0].cause == real
+
+
+def test_complaints_alone_are_no_bug_however_often_they_come():
+    run = running(max_restarts=5)
+    for _ in range(4):
+        run = restart(run, fault(NOISE))
+    assert run.restarts == 4
+
+
+def test_a_script_that_asks_not_to_be_restarted_is_not():
+    run, orders = fail(running(), fault(code=93))
+    assert (run.phase, orders[0].code if isinstance(orders[0], Finish) else orders) == (Phase.ENDED, 93)
+
+
+def test_a_script_that_asks_not_to_be_restarted_while_the_nodes_are_needed_back_is_not_either():
+    run = running()
+    run, orders = play(run, Leaving(), ended(run, fault(code=93)), WorkerEnded("a", 1, 0, 75))
+    _, more = play(run, *all_stopped(run))
+    assert [order.code for order in [*orders, *more] if isinstance(order, Finish)] == [93]
+
+
+def test_saved_by_all_ends_the_run_with_its_code():
+    run, orders = play(running(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
+    run, orders = play(run, *all_stopped(run))
+    assert orders == [Finish(75)]
+
+
+def test_saved_by_one_and_done_by_the_others_is_saved():
+    run, _ = play(running(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 0))
+    assert play(run, *all_stopped(run))[1] == [Finish(75)]
+
+
+def test_what_peers_of_a_lost_node_complain_of_costs_nothing():
+    run = running(TWO, "a", "b", "spare", max_restarts=0)
+    run, _ = play(run, Left("a"), ended(run, fault(NOISE)))
+    run, orders = play(run, *all_stopped(run))
+    assert (orders, run.restarts, run.lost_member) == ([OpenStore("spare", 2)], 0, False)
+
+
+def test_the_complaint_may_come_before_the_loss_is_known():
+    run = running(TWO, "a", "b", "spare", max_restarts=0)
+    run, _ = play(run, ended(run, fault(NOISE)), Left("a"))
+    run, orders = play(run, *all_stopped(run))
+    assert (orders, run.restarts) == ([OpenStore("spare", 2)], 0)
+
+
+def test_a_real_fault_beside_a_lost_node_is_charged():
+    run = running(TWO, "a", "b", "spare")
+    run, _ = play(run, Left("a"), ended(run, fault()))
+    run, _ = play(run, *all_stopped(run))
+    assert run.restarts == 1
+
+
+def test_a_spare_that_leaves_excuses_nobody():
+    run = running(TWO, "a", "b", "spare")
+    run, _ = play(run, ended(run, fault(NOISE)), Left("spare"))
+    run, _ = play(run, *all_stopped(run))
+    assert run.restarts == 1
+
+
+def test_what_peers_complain_of_while_a_run_grows_costs_nothing():
+    run = running(Shape(1, 3, 1), "a", "b", "c", max_restarts=0)
+    run, _ = play(run, Left("c"))
+    run, _ = play(run, *all_stopped(run))
+    run, _ = play(run, StoreOpened("a", 2, 1), Joined("d"), ended(run, fault(NOISE)))
+    run, orders = play(run, *all_stopped(run))
+    assert (orders, run.restarts) == ([OpenStore("a", 3)], 0)
+
+
+def test_the_second_failure_that_comes_at_once_is_followed_by_a_pause():
+    run = restart(running(), fault(line=1), age_s=2.0)
+    run, orders = fail(run, fault(line=2), age_s=2.0)
+    assert (run.phase, orders) == (Phase.GATHERING, [Wait(1.0)])
+    run, orders = play(run, Joined("c"), Left("c"), Joined("d"), GaveUpWaiting())
+    assert orders == [], "nothing forms during the pause"
+    assert play(run, Waited())[1] == [OpenStore("a", 3)]
+
+
+def test_a_failure_that_came_late_does_not_count_as_one_that_came_at_once():
+    run = restart(running(), fault(line=1), age_s=300.0)
+    assert fail(run, fault(line=2), age_s=2.0)[1] == [OpenStore("a", 3)]
+
+
+def test_a_worker_that_was_killed_is_replaced_at_once():
+    run = restart(running(), fault(code=-9), age_s=1.0)
+    assert fail(run, fault(code=-9), age_s=1.0)[1] == [OpenStore("a", 3)]
+
+
+def test_a_generation_that_ran_long_gives_the_budget_back():
+    run = running(max_restarts=1)
+    for _ in range(5):
+        run = restart(run, fault(code=-9), age_s=FORGIVEN_S)
+    assert (run.restarts, run.spent) == (5, 1)
+    assert isinstance(fail(run, fault(code=-9), age_s=FORGIVEN_S - 1)[1][0], Finish)
+
+
+def test_a_node_on_which_a_worker_crashed_twice_running_is_left_out():
+    run = restart(running(TWO, "a", "b", "spare"), fault(code=-11))
+    run, orders = fail(run, fault(code=-11))
+    assert orders == [Exclude("b"), OpenStore("a", 3)]
+    assert run.group is not None and run.group.agents == ("a", "spare") and "b" not in run.ready
+
+
+def test_a_node_that_slurm_has_out_of_service_is_left_until_it_is_mended():
+    run, orders = fail(running(TWO, "a", "b", "spare"), replace(fault(code=-9), healthy=False))
+    (left,) = [order for order in orders if isinstance(order, Exclude)]
+    assert (left.agent, left.until_mended) == ("b", True) and "b" not in run.ready
+
+
+@pytest.mark.parametrize("first", [fault(code=-9), fault(code=-11, node="a", rank=0), fault(NOISE)])
+def test_a_node_is_left_out_for_nothing_less(first: Failure):
+    run = restart(running(TWO, "a", "b", "spare"), first)
+    assert fail(run, fault(code=-11))[1] == [OpenStore("a", 3)]
+
+
+def test_leaving_waits_for_all_workers_and_then_releases_the_nodes():
+    run, orders = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75))
+    assert orders == []
+    run, orders = play(run, WorkerEnded("b", 1, 1, -15))
+    assert orders == [Stop("a", 1), Stop("b", 1)]
+    run, orders = play(run, *all_stopped(run))
+    assert (run.phase, run.restarts, orders) == (Phase.GATHERING, 0, [Release()])
+
+
+@pytest.mark.parametrize("codes", [(-15, 0), (0, -15), (1, 0), (75, 0), (0, 143)])
+def test_an_end_without_all_being_done_is_no_success_when_leaving(codes: tuple[int, int]):
+    run = running()
+    run, _ = play(run, Leaving(), *(WorkerEnded("ab"[rank], 1, rank, code) for rank, code in enumerate(codes)))
+    assert play(run, *all_stopped(run))[1] == [Release()]
+
+
+def test_a_run_that_is_done_as_it_is_told_to_leave_is_done():
+    run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0))
+    assert play(run, *all_stopped(run))[1] == [Finish(0)]
+
+
+def test_agents_that_go_before_their_workers_end_release_the_nodes_too():
+    run, orders = play(running(), Leaving(), Left("a"))
+    assert orders == [Stop("b", 1)]
+    assert play(run, Left("b"))[1] == [Release()]
+
+
+def test_after_a_move_generations_go_on_with_agents_of_another_job():
+    run, _ = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75), WorkerEnded("b", 1, 1, 75))
+    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"))
+    run, orders = play(run, Joined("x"), Joined("y"))
+    assert orders == [], "not before the move is over"
+    run, orders = play(run, Moved())
+    assert (orders, run.generation) == ([OpenStore("x", 2)], 2)
+
+
+def test_leaving_while_a_generation_forms_does_not_begin_it():
+    run, orders = play(Run(TWO), Joined("a"), Joined("b"), Leaving(), Stopped("a", 1), Stopped("b", 1))
+    assert orders == [OpenStore("a", 1), Stop("a", 1), Stop("b", 1), Release()]
+    assert play(run, StoreOpened("a", 1, 1)) == (run, [])
+
+
+def test_leaving_while_nothing_runs_releases_at_once():
+    assert play(Run(TWO), Joined("a"), Leaving())[1] == [Release()]
+
+
+def test_being_told_to_leave_twice_releases_once():
+    _, orders = play(Run(TWO), Joined("a"), Leaving(), Leaving())
+    assert orders == [Release()]
+
+
+def test_a_fault_from_before_a_move_is_not_charged_after_it():
+    run = running()
+    run, _ = play(run, ended(run, fault()), Leaving())
+    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"), Joined("x"), Joined("y"), Joined("z"), Moved())
+    run, _ = play(run, StoreOpened("x", 2, 1), Left("y"))
+    run, orders = play(run, *all_stopped(run))
+    assert (orders, run.restarts) == ([OpenStore("x", 3)], 0)
+
+
+def test_a_run_that_hangs_starts_again():
+    run, orders = play(running(), Hung(1, "no step for 600 s"))
+    assert orders == [Stop("a", 1), Stop("b", 1)]
+    run, orders = play(run, *all_stopped(run))
+    assert (orders, run.restarts) == ([OpenStore("a", 2)], 1)
+    assert run.last is not None and run.last.sentence() == "rank 0 on a ended: no step for 600 s"
+
+
+def test_a_run_that_hangs_every_time_ends():
+    run = running(max_restarts=2)
+    for _ in range(2):
+        run, _ = play(run, Hung(run.generation, "no step for 60 s"))
+        run, _ = play(run, *all_stopped(run))
+        run, _ = play(run, StoreOpened("a", run.generation, 1))
+    run, _ = play(run, Hung(run.generation, "no step for 60 s"))
+    assert [type(order) for order in play(run, *all_stopped(run))[1]] == [Finish]
+
+
+def test_a_hang_of_an_old_generation_is_ignored():
+    run = restart(running(), fault())
+    assert play(run, Hung(1, "no step")) == (run, [])
+
+
+CANCELLED = Finish(143, why="cancelled", about=RunCause.CANCELLED)
+
+
+def test_a_run_can_be_cancelled_while_it_gathers():
+    assert play(Run(TWO), Joined("a"), Cancelled())[1] == [CANCELLED]
+
+
+def test_a_run_can_be_cancelled_while_its_store_opens():
+    run, orders = play(Run(TWO), Joined("a"), Joined("b"), Cancelled())
+    assert orders[1:] == [Stop("a", 1), Stop("b", 1)]
+    assert play(run, *all_stopped(run))[1] == [CANCELLED]
+
+
+def test_a_run_can_be_cancelled_while_a_generation_stops():
+    run = running()
+    run, _ = play(run, ended(run, fault()), Cancelled())
+    assert play(run, *all_stopped(run))[1] == [CANCELLED]
+
+
+def test_a_run_can_be_cancelled_while_it_pauses():
+    run = restart(running(), fault(line=1), age_s=1.0)
+    run, _ = fail(run, fault(line=2), age_s=1.0)
+    assert run.pausing and play(run, Cancelled())[1] == [CANCELLED]
+
+
+def test_a_run_can_be_cancelled_while_it_leaves():
+    run, _ = play(running(), Leaving(), Cancelled())
+    assert play(run, *all_stopped(run))[1] == [CANCELLED]
+
+
+def test_a_run_that_has_ended_hears_nothing_more():
+    run, _ = play(Run(TWO), Cancelled())
+    for event in (Joined("a"), Left("a"), Cancelled(), Leaving(), Moved(), Waited(), GaveUpWaiting(), Hung(0, "")):
+        assert advance(run, event) == (run, [])
+
+
+def test_a_lost_node_is_replaced_by_a_spare_at_its_rank_and_costs_no_restart():
+    run = running(TWO, "a", "b", "spare")
+    run, orders = play(run, Left("a"), Stopped("b", 1))
+    assert orders == [Stop("b", 1), OpenStore("spare", 2)]
+    assert run.group is not None and run.group.agents == ("spare", "b") and run.restarts == 0
+
+
+def test_a_lost_node_without_a_spare_waits_for_one_that_joins():
+    run, orders = play(running(), Left("b"), Stopped("a", 1))
+    assert (run.phase, orders) == (Phase.GATHERING, [Stop("a", 1)])
+    run, orders = play(run, Joined("c"))
+    assert orders == [OpenStore("a", 2)]
+
+
+def test_an_elastic_run_goes_on_smaller_and_grows_back():
+    run = running(Shape(1, 2, 1))
+    run, _ = play(run, Left("b"), Stopped("a", 1), StoreOpened("a", 2, 1))
+    assert run.group is not None and run.group.world_size == 1
+    run, orders = play(run, Joined("c"))
+    assert orders == [Stop("a", 2)]
+    run, _ = play(run, Stopped("a", 2), StoreOpened("a", 3, 1))
+    assert run.group is not None and run.group.agents == ("a", "c")
+
+
+def test_an_elastic_run_starts_small_only_when_the_waiting_is_over():
+    run, orders = play(Run(Shape(1, 2, 1)), Joined("a"))
+    assert orders == []
+    _, orders = play(run, GaveUpWaiting())
+    assert orders == [OpenStore("a", 1)]
+
+
+def test_an_elastic_run_that_lost_all_its_agents_at_once_waits_for_all_again():
+    run, _ = play(running(Shape(1, 2, 1)), Left("a"), Left("b"))
+    run, orders = play(run, Joined("c"))
+    assert orders == [], "one of two has come back: the other may be on its way"
+    run, orders = play(run, Joined("d"))
+    assert orders == [OpenStore("c", 2)]
+
+
+def test_words_about_an_old_generation_are_ignored():
+    run, _ = play(running(), WorkerEnded("b", 1, 1, 1), Stopped("a", 1), Stopped("b", 1), StoreOpened("a", 2, 1))
+    assert play(run, WorkerEnded("a", 1, 0, 1), Stopped("a", 1), StoreOpened("a", 1, 7)) == (run, [])
+
+
+def test_a_cancelled_run_stops_everything_and_ends():
+    _, orders = play(running(), Cancelled(), Stopped("a", 1), Stopped("b", 1))
+    assert orders == [Stop("a", 1), Stop("b", 1), CANCELLED]
+
+
+def test_a_node_lost_while_the_store_opens():
+    _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), Stopped("b", 1))
+    assert orders[-1] == OpenStore("c", 2)
+
+
+def test_survivors_keep_their_ranks_and_a_smaller_group_closes_up():
+    group = form_group(2, Shape(1, 3, 2), ["c", "a", "x"], before=["a", "b", "c"])
+    assert group is not None and [(p.agent, p.first_rank) for p in group.places] == [("a", 0), ("x", 2), ("c", 4)]
+    smaller = form_group(2, Shape(1, 3, 2), ["c", "a"], before=["a", "b", "c"])
+    assert smaller is not None and smaller.agents == ("a", "c") and smaller.world_size == 4
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Agents that obey late, die at any moment, and new ones that join; the machine must keep its promises."""
+
+    agents = Bundle("agents")
+
+    @initialize(least=st.integers(1, 3), more=st.integers(0, 2), nproc=st.integers(1, 2))
+    def begin(self, least: int, more: int, nproc: int) -> None:
+        self.run = Run(Shape(least, least + more, nproc), max_restarts=5)
+        self.count = 0
+        self.alive: set[str] = set()
+        self.cold: set[str] = set()  # of the living: without a warm parent just now
+        self.workers: dict[str, int] = {}  # agent -> generation it runs workers of
+        self.inbox: list[OpenStore | Start | Stop] = []
+        self.released = False
+        self.finished = 0
+
+    def tell(self, event: Event) -> None:
+        before = self.run.generation
+        self.run, orders = advance(self.run, event)
+        assert before <= self.run.generation <= before + 1
+        self.inbox += [order for order in orders if isinstance(order, OpenStore | Start | Stop)]
+        self.finished += sum(isinstance(order, Finish) for order in orders)
+        for order in orders:
+            if isinstance(order, Release):
+                assert not self.workers.keys() & set(self.run.ready), "released while something ran"
+                self.released = True
+            elif isinstance(order, Exclude):
+                self.leave(order.agent)
+
+    def leave(self, agent: str) -> None:
+        self.alive.discard(agent)
+        self.cold.discard(agent)
+        self.workers.pop(agent, None)
+
+    @rule(target=agents)
+    def join(self) -> str:
+        self.count += 1
+        agent = f"n{self.count}"
+        self.alive.add(agent)
+        self.tell(Joined(agent))
+        return agent
+
+    @rule(agent=agents)
+    def die(self, agent: str) -> None:
+        self.leave(agent)
+        self.tell(Left(agent))
+
+    @rule(agent=agents)
+    def join_again(self, agent: str) -> None:
+        if agent in self.alive - self.cold:
+            self.tell(Joined(agent))
+
+    @rule(agent=agents)
+    def grow_cold(self, agent: str) -> None:
+        """Its warm parent dies, and its workers with it; the agent lives on."""
+        if agent in self.alive:
+            self.workers.pop(agent, None)
+            self.cold.add(agent)
+            self.inbox = [order for order in self.inbox if order.agent != agent]
+            self.tell(Left(agent))
+
+    @precondition(lambda self: bool(self.cold))
+    @rule(data=st.data())
+    def grow_warm(self, data: st.DataObject) -> None:
+        agent = data.draw(st.sampled_from(sorted(self.cold)))
+        self.cold.discard(agent)
+        self.tell(Joined(agent))
+
+    @precondition(lambda self: bool(self.inbox))
+    @rule(data=st.data())
+    def obey(self, data: st.DataObject) -> None:
+        """Orders to one agent come in order; between agents any order is possible."""
+        agent = data.draw(st.sampled_from(self.inbox)).agent
+        self.obey_next(next(order for order in self.inbox if order.agent == agent))
+
+    def obey_next(self, order: OpenStore | Start | Stop) -> None:
+        self.inbox.remove(order)
+        if order.agent not in self.alive:
+            return
+        if isinstance(order, OpenStore):
+            self.tell(StoreOpened(order.agent, order.generation, 1000 + order.generation))
+        elif isinstance(order, Start):
+            assert order.agent not in self.workers, "started before the old workers were stopped"
+            self.workers[order.agent] = order.group.generation
+        else:
+            self.workers.pop(order.agent, None)
+            hurt = (fault(rank=0, node=order.agent),) if order.generation % 3 == 0 else ()
+            self.tell(Stopped(order.agent, order.generation, hurt))
+
+    @precondition(lambda self: bool(self.workers))
+    @rule(
+        data=st.data(),
+        code=st.sampled_from([0, 0, 0, 1, 1, 75, 93, -9, -11]),
+        message=st.sampled_from(["ValueError: bad batch", "OSError: disk", NOISE]),
+        age_s=st.sampled_from([1.0, 60.0, 2 * FORGIVEN_S]),
+    )
+    def worker_ends(self, data: st.DataObject, code: int, message: str, age_s: float) -> None:
+        agent = data.draw(st.sampled_from(sorted(self.workers)))
+        group = self.run.group
+        if group is None or agent not in group.agents or self.workers[agent] != group.generation:
+            return
+        first = next(place.first_rank for place in group.places if place.agent == agent)
+        rank = first + data.draw(st.integers(0, group.nproc_per_node - 1))
+        self.tell(ended(self.run, fault(message, rank, agent, code), age_s))
+
+    @precondition(lambda self: not self.run.leaving)
+    @rule()
+    def leave_the_nodes(self) -> None:
+        self.tell(Leaving())
+
+    @precondition(lambda self: self.released)
+    @rule()
+    def move(self) -> None:
+        self.released = False
+        self.tell(Moved())
+
+    @rule(late=st.booleans())
+    def hang(self, late: bool) -> None:
+        self.tell(Hung(self.run.generation - late, "no step for 600 s"))
+
+    @precondition(lambda self: self.run.pausing)
+    @rule()
+    def wait(self) -> None:
+        self.tell(Waited())
+
+    @rule()
+    def give_up_waiting(self) -> None:
+        self.tell(GaveUpWaiting())
+
+    @invariant()
+    def one_generation_at_a_time(self) -> None:
+        assert len(set(self.workers.values())) <= 1
+
+    @invariant()
+    def ranks_are_dense(self) -> None:
+        group = self.run.group
+        if group:
+            assert [place.group_rank for place in group.places] == list(range(len(group.places)))
+            assert len(set(group.agents)) == len(group.agents)
+            shape = self.run.shape
+            assert shape.min_nodes <= len(group.places) <= shape.max_nodes
+
+    @invariant()
+    def it_never_waits_with_enough_nodes(self) -> None:
+        run = self.run
+        if run.phase is Phase.GATHERING and not run.pausing and not run.leaving:
+            assert len(run.ready) < run.shape.max_nodes
+
+    @invariant()
+    def it_never_waits_for_the_dead(self) -> None:
+        assert self.run.waiting_for <= self.alive
+
+    @invariant()
+    def it_ends_once(self) -> None:
+        assert self.finished == (self.run.phase is Phase.ENDED)
+
+    def teardown(self) -> None:
+        """Once faults end and everyone obeys, the run runs or has ended, provided there are nodes enough."""
+        if not hasattr(self, "run"):
+            return
+        for agent in sorted(self.cold):
+            self.tell(Joined(agent))
+        self.obey_all()
+        if self.run.leaving and self.run.phase is Phase.RUNNING and self.run.group:
+            for rank in sorted(self.run.group.ranks):
+                self.tell(WorkerEnded("", self.run.generation, rank, 75))
+            self.obey_all()
+        for event in (Waited(), Moved()):
+            self.tell(event)
+        self.obey_all()
+        if len(self.run.ready) >= self.run.shape.max_nodes:
+            assert self.run.phase in (Phase.RUNNING, Phase.ENDED)
+
+    def obey_all(self) -> None:
+        while self.inbox:
+            self.obey_next(self.inbox[0])
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_the_machine_is_a_value():
+    run = Run(TWO)
+    assert replace(run) == run and advance(run, Left("nobody")) == (run, [])

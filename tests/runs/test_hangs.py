@@ -1,0 +1,93 @@
+"""When no step for so long is a hang, and when ranks that have not returned are idle."""
+
+from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, Marks
+from dalsegno.runs.coordinator.messages import Work
+
+
+def stepping(marks: Marks, *times: float, first: int = 0) -> Marks:
+    for number, now in enumerate(times, first):
+        marks.step(number, now)
+    return marks
+
+
+def test_without_steps_nothing_is_known_and_nothing_is_a_hang():
+    assert Marks(None, 0.0).overdue_s(1e6) is None
+
+
+def test_the_first_steps_may_take_any_time():
+    marks = stepping(Marks(None, 0.0), *(60.0 * number for number in range(ENOUGH_STEPS)))
+    assert marks.limit_s() is None and marks.overdue_s(1e6) is None
+
+
+def test_ten_times_the_median_step_is_a_hang():
+    marks = stepping(Marks(None, 0.0), 0.0, 600.0, 620.0, 640.0, 660.0, 680.0)
+    assert marks.limit_s() == 200.0
+    assert marks.overdue_s(880.0) is None and marks.overdue_s(881.0) == 201.0
+
+
+def test_short_steps_are_given_a_minute():
+    marks = stepping(Marks(None, 0.0), *(0.1 * number for number in range(20)))
+    assert marks.limit_s() == 60.0
+
+
+def test_a_limit_of_the_users_holds_from_the_start():
+    marks = Marks(30.0, 100.0)
+    assert marks.overdue_s(130.0) is None and marks.overdue_s(131.0) == 31.0
+
+
+def test_a_limit_of_zero_is_never():
+    assert stepping(Marks(0, 0.0), *range(50)).overdue_s(1e9) is None
+
+
+def test_the_first_rank_to_reach_a_step_makes_the_mark():
+    marks = Marks(30.0, 0.0)
+    stepping(marks, 10.0, 20.0)
+    marks.step(1, 25.0)
+    marks.step(0, 26.0)
+    assert marks.last == 20.0
+
+
+def test_output_counts_only_where_no_steps_are_told():
+    marks = Marks(30.0, 0.0)
+    marks.sign(20.0)
+    assert marks.overdue_s(45.0) is None
+    marks.sign(10.0)
+    assert marks.last == 20.0, "an older sign takes nothing back"
+    stepping(marks, 21.0, 22.0)
+    marks.sign(50.0)
+    assert marks.overdue_s(53.0) == 31.0, "a log that goes on is no step"
+
+
+def test_old_steps_are_forgotten():
+    times = [1000.0 * number for number in range(10)] + [9000.0 + number for number in range(1, 300)]
+    assert stepping(Marks(None, 0.0), *times).limit_s() == 60.0
+
+
+def test_after_the_last_step_nothing_is_a_hang() -> None:
+    for timeout_s in (None, 5.0):
+        marks = Marks(timeout_s, 0.0)
+        for number in range(10):
+            marks.step(number, float(number))
+        assert marks.overdue_s(1000.0) is not None
+        marks.rest()
+        assert marks.overdue_s(1000.0) is None
+
+
+def test_ranks_are_idle_since_the_last_of_them_did_something():
+    activity = Activity()
+    for now in range(0, 100, 5):
+        activity.heard(0, Work(3.0, 0), now)
+        activity.heard(1, Work(min(now, 40) * 0.5, 0), now)  # half a processor, until 40
+    assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([0, 1], 95.0) == 55.0
+
+
+def test_threads_that_only_wait_are_idle_and_a_slow_upload_is_not():
+    activity = Activity()
+    for now in range(0, 100, 5):
+        activity.heard(0, Work(now * 0.005, 0), now)
+        activity.heard(1, Work(0.0, now * (1 << 20)), now)
+    assert activity.idle_s([0], 95.0) == 95.0 and activity.idle_s([1], 95.0) == 0.0
+
+
+def test_nothing_is_said_of_a_rank_that_was_not_heard_of():
+    assert Activity().idle_s([0], 1e6) == 0.0 and Activity().idle_s([], 1e6) == 0.0

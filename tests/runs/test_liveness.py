@@ -1,0 +1,124 @@
+"""Silence, a probe, a verdict: an agent's life as its coordinator sees it, look by look."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dalsegno.runs.coordinator.liveness import Liveness, Look, Timing
+
+TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
+
+
+def watching(timing: Timing = TIMING) -> Liveness:
+    liveness = Liveness(timing)
+    liveness.watch("a", 0.0)
+    return liveness
+
+
+def looks(
+    liveness: Liveness, until: float, before: Callable[[float], None] = lambda now: None
+) -> list[tuple[float, Look]]:
+    """Look ten times a second; gives the looks at which there was something to see."""
+    every = [round(0.1 * number, 1) for number in range(1, round(until * 10) + 1)]
+    seen = []
+    for now in every:
+        before(now)
+        look = liveness.look(now)
+        if look != Look():
+            seen.append((now, look))
+    return seen
+
+
+def test_an_agent_that_beats_is_left_alone():
+    liveness = watching()
+    assert looks(liveness, 60.0, lambda now: liveness.beat("a", now)) == []
+
+
+def test_silence_is_followed_by_a_probe_and_then_by_the_verdict():
+    seen = looks(watching(), 5.0)
+    assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
+    assert all(look == Look(probe=("a",)) for _, look in seen[:-1])
+    assert seen[-1][1] == Look(gone=(("a", "its host has not answered for 1.6 s"),))
+
+
+def test_a_verdict_is_given_once():
+    assert sum(bool(look.gone) for _, look in looks(watching(), 30.0)) == 1
+
+
+@pytest.mark.parametrize("gone_s", [0.7, 1.0, 1.5, 3.0, 5.0, 30.0])
+def test_the_verdict_comes_within_the_time_that_was_set(gone_s: float):
+    now, look = looks(watching(Timing(gone_s=gone_s)), gone_s)[-1]
+    assert look.gone and 0.8 * gone_s <= now <= gone_s
+
+
+def test_a_host_that_answers_probes_is_alive_however_silent_its_agent():
+    liveness = watching()
+
+    def answer(now: float) -> None:
+        if now >= 0.9:
+            liveness.answered("a", now)
+
+    assert not any(look.gone for _, look in looks(liveness, 29.0, answer))
+
+
+def test_an_agent_that_says_nothing_for_very_long_is_stuck_though_its_host_answers():
+    liveness = watching()
+    seen = looks(liveness, 31.0, lambda now: liveness.answered("a", now))
+    assert seen == [(30.0, Look(gone=(("a", "its agent has said nothing for 30 s, though its host answers"),)))]
+
+
+def test_a_third_of_a_second_of_lost_beats_is_nothing():
+    liveness = watching()
+
+    def beat(now: float) -> None:
+        if not 1.0 < now <= 1.3:
+            liveness.beat("a", now)
+
+    assert looks(liveness, 3.0, beat) == []
+
+
+def test_an_agent_that_is_stopped_for_three_seconds_while_its_kernel_answers_is_not_lost():
+    liveness = watching()
+
+    def live(now: float) -> None:
+        if 1.0 < now <= 4.0:
+            if now >= 1.9:
+                liveness.answered("a", now)
+        else:
+            liveness.beat("a", now)
+
+    seen = looks(liveness, 8.0, live)
+    assert not any(look.gone for _, look in seen) and {now for now, _ in seen} <= {1.8, 1.9}
+
+
+def test_after_a_pause_of_our_own_everyone_is_forgiven():
+    liveness = watching()
+    liveness.look(0.1)
+    assert liveness.look(9.0) == Look(), "we slept, not they"
+    assert liveness.look(9.1) == Look()
+    assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "and one period later they are judged as ever"
+
+
+def looks_from(liveness: Liveness, start: float, end: float) -> list[Look]:
+    return [liveness.look(start + 0.1 * number) for number in range(round((end - start) * 10) + 1)]
+
+
+def test_words_of_one_who_is_not_watched_do_not_make_it_watched():
+    liveness = Liveness(TIMING)
+    liveness.beat("stranger", 1.0)
+    liveness.answered("stranger", 1.0)
+    assert looks(liveness, 5.0) == []
+
+
+def test_a_forgotten_agent_is_not_judged():
+    liveness = watching()
+    liveness.forget("a")
+    liveness.forget("a")
+    assert looks(liveness, 5.0) == []
+
+
+def test_each_agent_has_its_own_time():
+    liveness = watching()
+    liveness.watch("b", 0.0)
+    seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))
+    assert seen[-1] == (1.6, Look(gone=(("a", "its host has not answered for 1.6 s"),)))

@@ -1,0 +1,36 @@
+"""Whether a host answers at all."""
+
+import asyncio
+
+from dalsegno.runs.coordinator.liveness import unreachable
+from dalsegno.slurm.facts import NodeInfo, NodeState
+
+NOWHERE = "224.0.0.1"  # the address of a group: the kernel knows of no way there for TCP
+
+
+async def no_port() -> int:
+    raise AssertionError("slurmd is not to be disturbed")
+
+
+def asked(*nodes: NodeInfo, port: int | None = None) -> list[str]:
+    async def usual() -> int:
+        return port or 0
+
+    return asyncio.run(unreachable(nodes, no_port if port is None else usual))
+
+
+def node(name: str, address: str, port: int = 0) -> NodeInfo:
+    return NodeInfo(name, NodeState.IDLE, address=address, port=port)
+
+
+def test_a_kernel_that_refuses_is_there_and_slurmd_is_left_in_peace():
+    assert asked(node("n1", "127.0.0.1"), node("n2", "localhost")) == []
+
+
+def test_a_host_that_says_nothing_is_not():
+    assert asked(node("n1", "127.0.0.1"), node("n2", NOWHERE), port=6818) == ["n2"]
+
+
+def test_of_one_that_cannot_be_asked_nothing_is_said():
+    assert asked(node("n1", ""), node("n2", "no.such.host.invalid")) == []
+    assert asked(node("n1", NOWHERE), port=0) == []  # nobody knows where its slurmd listens

@@ -1,0 +1,133 @@
+"""When nothing becomes safe: ranks agree again on steps to keep, and a crash costs little meanwhile."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
+from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.train.memory.safe import Safe
+from tests.runs.small_nodes import Cluster
+
+STEP_S = 0.5
+
+
+def rounds(cluster: Cluster, count: int, sends: bool = True, hears: int = 9) -> None:
+    """Each of a step of every rank, and half a second. `hears`: how many words a node gets to hear in one."""
+    for _ in range(count):
+        for rank in cluster.steps:
+            cluster.train(rank)
+        for name in [*cluster.nodes]:
+            if sends:
+                cluster.send(name)
+            cluster.tell(name)
+        cluster.look(STEP_S)
+        for node in cluster.nodes.values():
+            cluster.hear(node, hears)
+
+
+def safe_step(cluster: Cluster) -> int:
+    return cluster.newest_safe()[1]
+
+
+def test_while_all_goes_well_the_safe_step_follows_and_nothing_is_given_up() -> None:
+    cluster = Cluster(2, 0)
+    rounds(cluster, 40)
+    assert safe_step(cluster) >= 38
+    assert all(node.safe and node.safe.floor == 0 for node in cluster.nodes.values())
+
+
+def test_ranks_that_have_kept_different_steps_agree_again() -> None:
+    cluster = Cluster(2, 0)
+    rounds(cluster, 3)
+    one, other = cluster.nodes.values()
+    for node, rank, skips in ((one, 0, 1), (other, 1, 0)):  # each has skipped what the other has
+        for step in range(cluster.steps[rank] + 1, cluster.steps[rank] + 7):
+            if step % 2 == skips:
+                node.write(rank, step, 2, None)
+    cluster.steps = {0: 10, 1: 10}
+    kept = [{record.step for record in node.memory.values()} for node in (one, other)]
+    stuck = safe_step(cluster)
+    assert not {step for step in kept[0] & kept[1] if step > stuck}, "nothing that could become safe"
+    rounds(cluster, int(PATIENCE_S / STEP_S) + 2 * AHEAD)
+    assert safe_step(cluster) > 10
+
+
+def test_a_buddy_that_takes_nothing_costs_no_more_than_some_seconds_of_work_when_a_worker_dies() -> None:
+    cluster = Cluster(2, 0)
+    rounds(cluster, 5)
+    safe = cluster.newest_safe()
+    rounds(cluster, 30, sends=False)
+    assert min(map(len, cluster.holders(safe).values())) == 2, "the safe step stays"
+    reached = cluster.steps[0]
+    cluster.restart()
+    resumed = cluster.resumed[-1]
+    assert resumed is not None
+    assert resumed[1] >= reached - 4 * PATIENCE_S / STEP_S
+    rounds(cluster, 40)
+    assert safe_step(cluster) > reached, "and copies go on when the buddy is well again"
+
+
+def test_a_copy_that_only_takes_long_gets_through() -> None:
+    """Longer than the patience at first: it grows."""
+    cluster = Cluster(2, 0)
+    for _ in range(12):
+        rounds(cluster, 40, sends=False)  # twenty seconds
+        rounds(cluster, 1)
+    assert safe_step(cluster) > 200
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60))
+def test_whatever_was_late_or_skipped_ranks_agree_again(events: list[tuple[int, int, bool]]) -> None:
+    cluster = Cluster(3, 0)
+    for rank, what, sends in events:
+        name = sorted(cluster.nodes)[rank]
+        if what == 0:
+            cluster.train(rank)
+        elif what == 1:
+            cluster.steps = dict.fromkeys(cluster.steps, max(cluster.steps.values()))
+            cluster.train(rank)  # the others have left it out
+        elif what == 2:
+            cluster.tell(name)
+        if sends:
+            cluster.send(name)
+    cluster.steps = dict.fromkeys(cluster.steps, max(cluster.steps.values()))
+    reached = cluster.steps[0]
+    rounds(cluster, 150)
+    assert safe_step(cluster) > reached
+
+
+def test_what_was_given_up_is_never_called_safe() -> None:
+    """A rank that has heard of the floor may have overwritten it by now."""
+    safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
+    both = [Held(0, 5, 1, 2), Held(1, 5, 1, 2)]
+    safety.heard("a", both[:1])
+    safety.look(0.0)
+    floor = safety.look(PATIENCE_S + 1).floor
+    assert floor == 5 + AHEAD
+    safety.heard("a", both)
+    safety.heard("b", both)
+    assert safety.look(PATIENCE_S + 1).place < (1, 5)
+    later = [Held(rank, floor, 1, 2) for rank in (0, 1)]
+    safety.heard("a", later)
+    safety.heard("b", later)
+    assert safety.look(PATIENCE_S + 1).place == (1, floor)
+
+
+def test_a_training_that_takes_no_snapshots_gives_nothing_up() -> None:
+    safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
+    for node in ("a", "b"):
+        safety.heard(node, [Held(0, 5, 1, 2), Held(1, 5, 1, 2)])
+    assert safety.look(0.0).place == (1, 5)
+    assert safety.look(1000.0).floor == 0
+
+
+def test_what_a_generation_went_on_from_can_become_safe_in_it() -> None:
+    safety = Safety(["a", "b"], 2, Safe(2, resumed=(1, 7)), now=0.0)
+    both = [Held(0, 7, 1, 2), Held(1, 7, 1, 2)]
+    safety.heard("a", both)
+    assert safety.look(0.0).place < (1, 7)
+    safety.heard("b", both)
+    assert safety.look(0.0).place == (1, 7)

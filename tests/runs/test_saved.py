@@ -1,0 +1,124 @@
+"""What a coordinator leaves to its successor."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.comment import JobRole
+from dalsegno.runs.coordinator.causes import read_failure
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.group import Shape, form_group
+from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, read_saved, write_saved
+from dalsegno.system.children import Process
+
+FRESH = Run(Shape(1, 3, 2), max_restarts=4)
+NODES = ["n1", "n2", "n10"]
+
+nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=3)
+read_failures = st.builds(
+    read_failure,
+    st.integers(0, 7),
+    st.sampled_from(NODES),
+    st.sampled_from([1, 3, 93, -9, -11]),
+    st.sampled_from(["", 'Traceback (most recent call last):\n  File "/t.py", line 1, in <module>\nValueError: é\0']),
+    oom=st.booleans(),
+)
+failures = st.builds(replace, read_failures, why=st.text(max_size=5))
+groups = st.builds(lambda number, ready: form_group(number, FRESH.shape, ready), st.integers(1, 99), nodes)
+runs = st.builds(
+    Run,
+    st.just(FRESH.shape),
+    st.just(FRESH.max_restarts),
+    phase=st.sampled_from(Phase),
+    generation=st.integers(0, 99),
+    ready=nodes.map(tuple),
+    group=groups,
+    done=st.frozensets(st.integers(0, 7)),
+    saved=st.booleans(),
+    waiting_for=nodes.map(frozenset),
+    doubted=nodes.map(frozenset),
+    restarts=st.integers(0, 9),
+    spent=st.integers(0, 9),
+    quick=st.integers(0, 9),
+    failures=st.lists(failures, max_size=2).map(tuple),
+    age_s=st.floats(0, 1e6),
+    lost_member=st.booleans(),
+    last=st.none() | failures,
+    pausing=st.booleans(),
+    leaving=st.booleans(),
+    exit_code=st.none() | st.integers(0, 255),
+    why=st.text(max_size=9),
+    smaller=st.booleans(),
+)
+processes = st.builds(Process, st.integers(1, 1 << 22), st.integers(0, 1 << 40))
+steps = st.builds(SavedStep, processes, nodes.map(tuple))
+jobs = st.builds(
+    SavedJob,
+    st.sampled_from(JobRole),
+    st.none() | st.integers(1, 1 << 26),
+    st.integers(0, 9),
+    st.none() | processes,
+    st.lists(steps, max_size=2).map(tuple),
+)
+all_saved = st.builds(
+    Saved,
+    runs,
+    st.lists(jobs, max_size=2).map(tuple),
+    nodes.map(tuple),
+    st.dictionaries(st.sampled_from(["n1", "n2"]), st.floats(0, 2e9)),
+    st.integers(0, 9),
+    st.none() | st.floats(0, 2e9),
+    st.integers(0, 99),
+    nodes.map(tuple),
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run") / "state.json"
+
+
+@given(saved=all_saved)
+@settings(max_examples=60, deadline=None)
+def test_what_was_written_is_read(path: Path, saved: Saved):
+    write_saved(path, saved)
+    assert read_saved(path, FRESH) == saved
+
+
+def test_shape_and_limits_are_those_of_today(tmp_path: Path):
+    write_saved(tmp_path / "state.json", Saved(replace(FRESH, generation=7)))
+    today = Run(Shape(2, 8, 8), max_restarts=9)
+    saved = read_saved(tmp_path / "state.json", today)
+    assert saved is not None and saved.run == replace(today, generation=7)
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path):
+    write_saved(tmp_path / "state.json", Saved(FRESH))
+    assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_later_version_wrote_beside_it_is_passed_over(tmp_path: Path):
+    path = tmp_path / "state.json"
+    write_saved(path, Saved(FRESH))
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "mood": "good", "run": {**data["run"], "colour": "blue"}}))
+    assert read_saved(path, FRESH) == Saved(FRESH)
+
+
+def test_where_there_is_none_there_is_none(tmp_path: Path):
+    assert read_saved(tmp_path / "state.json", FRESH) is None
+    assert read_saved(tmp_path / "no" / "state.json", FRESH) is None
+
+
+@pytest.mark.parametrize("text", ["", '{"run": {"pha', "[]", "{}", '{"run": {}}', "\0\0\0\0"])
+def test_one_that_cannot_be_read_is_an_error_that_says_how_to_end_the_jobs_it_tells_of(tmp_path: Path, text: str):
+    """It is not synced to disk: a machine that lost its power may leave an empty one."""
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(DalsegnoError, match="is damaged") as caught:
+        read_saved(tmp_path / "state.json", FRESH)
+    assert f"scancel --name={tmp_path.name}" in caught.value.hint

@@ -1,0 +1,57 @@
+"""What Slurm says of a job that is being ended, and what it means."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from dalsegno.runs.coordinator.slurm_jobs import ARRIVAL_S, LONGEST_S, Step, fate
+from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.system.children import Child
+
+
+def ending(**more: object) -> JobInfo:
+    fields: dict[str, object] = {"started_at": 1000, "ends_at": 1030, "time_limit_s": 3600, **more}
+    return JobInfo(7, "train-k3f9x", "ada", JobState.COMPLETING, **fields)  # type: ignore[arg-type]
+
+
+def test_one_that_is_ended_before_its_time_was_cancelled():
+    assert fate(ending()) is JobState.CANCELLED
+    assert fate(ending(time_limit_s=None)) is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("why", [{"preempted_at": 1029}, {"ends_at": 4600}, {"ends_at": None}])
+def test_one_that_is_preempted_out_of_time_or_queued_again_may_still_save(why: dict[str, object]):
+    assert fate(ending(**why)) is JobState.COMPLETING
+
+
+def test_one_that_is_not_being_ended_is_what_slurm_says():
+    assert fate(JobInfo(7, "train-k3f9x", "ada", JobState.RUNNING)) is JobState.RUNNING
+    assert fate(JobInfo(7, "train-k3f9x", "ada", JobState.TIMEOUT)) is JobState.TIMEOUT
+
+
+@dataclass
+class PlayedChild:
+    lives: bool = True
+
+    def alive(self) -> bool:
+        return self.lives
+
+
+def test_an_agent_is_due_for_a_while_after_its_srun_began_and_after_each_look_at_its_node():
+    srun = PlayedChild()
+    step = Step(cast(Child, srun), ("n1", "n2"), began=100.0)
+    assert step.will_bring("n1", 100 + ARRIVAL_S - 1) and not step.will_bring("n1", 100 + ARRIVAL_S)
+    step.looked["n1"] = 100 + ARRIVAL_S
+    assert step.will_bring("n1", 101 + ARRIVAL_S) and not step.will_bring("n2", 101 + ARRIVAL_S)
+    assert not step.will_bring("n3", 101)
+    step.left.add("n1")
+    assert not step.will_bring("n1", 101) and not step.is_slow("n1", 101)
+    srun.lives = False
+    assert not step.will_bring("n2", 101) and not step.is_slow("n2", 101)
+
+
+def test_one_that_is_long_due_may_only_be_slow_unless_nobody_knows_since_when():
+    step = Step(cast(Child, PlayedChild()), ("n1",), began=100.0)
+    assert step.is_slow("n1", 100 + LONGEST_S - 1) and not step.is_slow("n1", 100 + LONGEST_S)
+    assert not Step(cast(Child, PlayedChild()), ("n1",), began=100.0, adopted=True).is_slow("n1", 200)

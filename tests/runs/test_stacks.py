@@ -1,0 +1,84 @@
+"""Where a hanging worker is."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dalsegno.runs.agent.evidence import WAIT_S, capture, capture_all, is_stopped
+from tests.runs.warm_agent import Agent, script
+from tests.waiting import eventually
+
+HANGING = """
+import time
+def deep_in_thought():
+    print("thinks", flush=True)
+    time.sleep(600)
+deep_in_thought()
+"""
+
+
+def hanging(agent: Agent, folder: Path) -> int:
+    pid = agent.fork(script(folder, HANGING), stacks=str(folder / "stacks.txt"))
+    eventually(lambda: "thinks" in (folder / "out").read_text())
+    return pid
+
+
+def test_a_worker_that_hangs_tells_where_it_is_and_lives_on(agent: Agent, tmp_path: Path):
+    pid = hanging(agent, tmp_path)
+    capture(pid, str(tmp_path / "stacks.txt"))
+    capture(pid, str(tmp_path / "stacks.txt"))
+    assert (tmp_path / "stacks.txt").read_text().count("deep_in_thought") == 2
+    assert Path(f"/proc/{pid}").exists()
+
+
+def test_a_process_that_tells_nothing_is_said_to(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        capture(process.pid, str(tmp_path / "stacks.txt"))
+        assert "tells nothing of where it is" in (tmp_path / "stacks.txt").read_text()
+        process.kill()
+
+
+def test_of_a_process_that_was_stopped_it_is_said(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid))
+        capture(process.pid, str(tmp_path / "stacks.txt"))
+        assert "was stopped from outside (SIGSTOP)" in (tmp_path / "stacks.txt").read_text()
+        process.kill()
+
+
+def test_a_place_that_cannot_be_written_to_ends_nothing(agent: Agent, tmp_path: Path):
+    pid = hanging(agent, tmp_path)
+    (tmp_path / "stacks.txt").unlink()
+    capture(pid, str(tmp_path / "stacks.txt"))
+    capture(pid, str(tmp_path / "no" / "folder" / "stacks.txt"))
+    capture(pid, "")
+
+
+SILENT = """
+import faulthandler, os, signal
+from dalsegno.runs.agent.script import STACKS_SIGNAL
+faulthandler.register(STACKS_SIGNAL, open(os.devnull, "w"))
+print(flush=True)
+signal.pause()
+"""
+
+
+def test_many_are_asked_at_once(tmp_path: Path):
+    """They take the signal, and write elsewhere."""
+    processes = [subprocess.Popen([sys.executable, "-c", SILENT], stdout=subprocess.PIPE) for _ in range(10)]
+    files = {process.pid: tmp_path / f"{process.pid}.txt" for process in processes}
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline()
+            files[process.pid].touch()
+        began = time.monotonic()
+        capture_all((pid, str(path)) for pid, path in files.items())
+        assert time.monotonic() - began < 7 * WAIT_S, "one after the other they would take ten times that"
+        assert all("tells nothing" in path.read_text() for path in files.values())
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

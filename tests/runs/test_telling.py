@@ -1,0 +1,89 @@
+"""What people are told of a run, from what its coordinator knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs import journal
+from dalsegno.runs.coordinator.causes import read_failure
+from dalsegno.runs.coordinator.events import Finish
+from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.group import Shape, form_group
+from dalsegno.runs.coordinator.report import Teller
+from dalsegno.runs.coordinator.staff import NoStaff
+from dalsegno.runs.folder import RunFolder
+from dalsegno.runs.status import RunPhase, Status, read_status
+from tests.runs.small_site import SmallSite
+
+SHAPE = Shape(2, 2, 1)
+READY = ("n1", "n2", "n3")
+RUNS = Run(SHAPE, phase=Phase.RUNNING, generation=1, ready=READY, group=form_group(1, SHAPE, READY))
+FAILED = replace(RUNS, phase=Phase.STOPPING, failures=(read_failure(1, "n2", 1, "ValueError: x"),))
+
+
+class Short(NoStaff):
+    """Slurm has been asked for one node more."""
+
+    def __init__(self, coming: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._coming = frozenset(coming)
+
+    waits = property(lambda self: True)  # type: ignore[assignment]
+    coming = property(lambda self: self._coming)  # type: ignore[assignment]
+
+
+@dataclass
+class Known:
+    """`telling.Told`: all that there is to be told."""
+
+    run: Run
+    staff: NoStaff = field(default_factory=NoStaff)
+    started: float | None = 1.0
+    lost_nodes: int = 0
+    end: Finish | None = None
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(self.run.ready)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def told(folder: RunFolder, known: Known) -> Status:
+    Teller(SmallSite(folder)).status(known)
+    status = read_status(folder.status)
+    assert status is not None
+    return status
+
+
+def test_a_run_whose_worker_has_failed_does_not_say_that_it_restarts_before_that_is_decided(folder: RunFolder):
+    assert told(folder, Known(RUNS)).phase is RunPhase.RUNNING
+    assert told(folder, Known(FAILED)).phase is RunPhase.STOPPING
+    assert told(folder, Known(replace(FAILED, phase=Phase.GATHERING, failures=()))).phase is RunPhase.RESTARTING
+    assert told(folder, Known(replace(FAILED, phase=Phase.ENDED, exit_code=1))).phase is RunPhase.ENDING
+
+
+def test_one_that_has_lost_a_node_restarts_whatever_comes(folder: RunFolder):
+    assert told(folder, Known(replace(RUNS, phase=Phase.STOPPING, lost_member=True))).phase is RunPhase.RESTARTING
+
+
+def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
+    gathers = replace(RUNS, phase=Phase.GATHERING, ready=("n1",))
+    assert told(folder, Known(gathers, Short())).message == "waits for 1 more node from Slurm"
+    assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waits for n3 to be ready"
+    begins = replace(gathers, generation=0, group=None)
+    assert told(folder, Known(begins, Short(("n1", "n3")))).message == "", "that agents start is no news"
+    assert told(folder, Known(begins, Short())).message == "waits for 1 more node from Slurm"
+
+
+@pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])
+def test_a_lost_node_is_told_with_what_it_was_to_the_run(folder: RunFolder, node: str, was: str):
+    Teller(SmallSite(folder)).lost(RUNS, node, "its agent is gone")
+    (entry,) = journal.read(folder.journal)
+    assert (entry["event"], entry["node"], entry["was"]) == ("lost", node, was)

@@ -1,0 +1,84 @@
+"""What agents say, as values."""
+
+import pytest
+
+from dalsegno.runs.coordinator.messages import (
+    UNREADABLE,
+    AllStopped,
+    Broken,
+    Cold,
+    Ended,
+    GrantAsked,
+    Hello,
+    LogPiece,
+    Noted,
+    Ready,
+    Report,
+    Signalled,
+    StacksTaken,
+    Stepped,
+    StoreOpen,
+    Word,
+    read_hello,
+    read_word,
+)
+from dalsegno.train.frames import Message
+
+REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", "oom": True, "at": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        ({"ready": {"warm": True, "seconds": 1.5, "threads": ["a"]}}, Ready(True, 1.5, ("a",))),
+        ({"ready": {"warm": False, "seconds": None, "threads": None}}, Ready()),
+        ({"cold": "gone"}, Cold("gone")),
+        ({"broken": "no folder"}, Broken("no folder")),
+        ({"store": 3, "port": 4321}, StoreOpen(3, 4321)),
+        ({"ended": REPORT}, Ended(Report(3, 1, -9, "ValueError: x", oom=True))),
+        ({"ended": {"generation": 3, "rank": 1, "code": 0}}, Ended(Report(3, 1, 0))),
+        ({"stopped": 3, "reports": [REPORT]}, AllStopped(3, (Report(3, 1, -9, "ValueError: x", oom=True),))),
+        ({"stopped": 3}, AllStopped(3)),
+        ({"step": 7, "generation": 3}, Stepped(3, 7)),
+        ({"step": 7, "generation": None}, Stepped(0, 7)),
+        ({"grant": 1, "generation": 3}, GrantAsked(1, 3)),
+        ({"stacks": 3}, StacksTaken(3)),
+        ({"step": 9, "generation": 2, "over": True}, Stepped(2, 9, over=True)),
+        ({"signal": "SIGTERM"}, Signalled("SIGTERM")),
+        ({"note": "hello"}, Noted("hello")),
+        ({"log": "logs/g0001/rank0.log", "text": "x"}, LogPiece("logs/g0001/rank0.log", "x")),
+        ({"beat": True}, None),
+        ({}, None),
+    ],
+)
+def test_every_word_is_read_once(message: Message, word: Word | None):
+    assert read_word(message) == word
+
+
+@pytest.mark.parametrize("message", [{"ended": "yes"}, {"store": 1}, {"ready": 1}, {"step": [], "generation": 1}])
+def test_what_cannot_be_read_is_an_error(message: Message):
+    with pytest.raises(UNREADABLE):
+        read_word(message)
+
+
+def test_a_hello_says_who_it_is_and_what_it_still_has():
+    said = {
+        "agent": "n1", "probe": 4000, "pid": 17, "job": 7, "address": "", "found": {"A": "b"}, "generation": 3,
+        "stopped": 2, "reports": [REPORT], "nonce": "x", "proof": "y", "run": "train-k3f9x",
+    }  # fmt: skip
+    report = Report(3, 1, -9, "ValueError: x", oom=True)
+    assert read_hello(said) == Hello("n1", 4000, 17, 7, "", {"A": "b"}, 3, 2, (report,))
+    assert read_hello({"agent": "n1", "probe": 1, "found": {}}) == Hello("n1", 1)
+
+
+@pytest.mark.parametrize(
+    ("generation", "stopped", "runs"),
+    [
+        (4, 3, True),
+        (3, 3, False),  # the order was lost with the coordinator that gave it
+        (0, 0, False),  # another agent has taken the place of the one that was there
+        (4, 4, False),  # it ended them while nobody was there
+    ],
+)
+def test_an_agent_that_comes_back_still_has_its_workers_or_has_not(generation: int, stopped: int, runs: bool):
+    assert Hello("n1", 1, generation=generation, stopped=stopped).still_runs(4) is runs

@@ -1,0 +1,109 @@
+"""A run in a container: what srun is told."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from dalsegno.errors import UsageError
+from dalsegno.runs.submit.container import (
+    check_container,
+    container_words,
+    guarded,
+    launcher_inside,
+    parse_mounts,
+    takes_containers,
+)
+from dalsegno.runs.submit.request import RunRequest
+from tests.waiting import PATIENCE_S
+
+LAUNCHER = ("/usr/bin/python3.12", "-I", "/opt/lib/dalsegno/programs.py")
+
+
+def request(**fields: object) -> RunRequest:
+    return RunRequest(**{"script": "train.py", "chdir": "/home/ada/work", "container_image": "/fsx/a.sqsh", **fields})  # type: ignore[arg-type]
+
+
+def test_the_runs_own_folders_are_mounted_where_they_are_and_our_package_read_only():
+    assert container_words(request(container_mounts=("/fsx:/data:ro",)), "/runs/train-abc", LAUNCHER) == [
+        "--container-image=/fsx/a.sqsh",
+        "--container-mounts=/home/ada/work:/home/ada/work,/runs/train-abc:/runs/train-abc,"
+        "/opt/lib/dalsegno:/opt/lib/dalsegno:ro,/opt/lib/dalsegno:/.dalsegno/dalsegno:ro,/fsx:/data:ro",
+        "--container-workdir=/home/ada/work",
+    ]
+
+
+def test_what_lies_below_another_folder_is_mounted_with_it():
+    (_, mounts, _) = container_words(request(), "/home/ada/work/runs/train-abc", ("dalsegno",))
+    assert mounts == "--container-mounts=/home/ada/work:/home/ada/work"
+
+
+def test_a_script_from_elsewhere_brings_its_folder():
+    (_, mounts, _) = container_words(request(script="/shared/tools/train.py"), "/home/ada/work/runs/x", ("dalsegno",))
+    assert mounts == "--container-mounts=/home/ada/work:/home/ada/work,/shared/tools:/shared/tools"
+
+
+def test_an_image_beside_the_script_is_named_in_full_and_one_of_a_registry_as_it_is():
+    (image, *_) = container_words(request(container_image="../a.sqsh"), "/runs/x", LAUNCHER)
+    assert image == "--container-image=/home/ada/a.sqsh"
+    (image, *_) = container_words(request(container_image="nvcr.io#nvidia/pytorch:24.01-py3"), "/runs/x", LAUNCHER)
+    assert image == "--container-image=nvcr.io#nvidia/pytorch:24.01-py3"
+
+
+def test_our_programs_run_in_the_images_python():
+    """By a path that is only there: srun may start them on a bare node, and must not be believed."""
+    assert launcher_inside(request(), LAUNCHER) == ("python3", "-I", "/.dalsegno/dalsegno/programs.py")
+    assert launcher_inside(request(container_image=""), LAUNCHER) == LAUNCHER
+
+
+def test_a_program_of_ones_own_starts_in_its_container_or_not_at_all():
+    words = guarded(request(), LAUNCHER, ["echo", "$HOME", "a b"])
+    done = subprocess.run(
+        words, env={"SLURMD_NODENAME": "n1"}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "n1 started no container: `dalsegno containers check` says why\n"
+    there = [word.replace("/.dalsegno/dalsegno", "/") for word in words]
+    assert subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout == "$HOME a b\n"
+    assert guarded(request(container_image=""), LAUNCHER, ["echo"]) == ["echo"]
+
+
+def test_without_an_image_nothing_is_said_of_containers():
+    assert container_words(request(container_image=""), "/runs/x", LAUNCHER) == []
+
+
+@pytest.mark.parametrize("text", ["/fsx", "/fsx:/data", "./here:/there:ro", "/a:/b,/c:/d:ro"])
+def test_mounts_as_pyxis_takes_them(text: str):
+    assert parse_mounts(text) == tuple(text.split(","))
+
+
+@pytest.mark.parametrize("text", ["", "fsx:/data", "/a:b", "/a:/b:ro:x", "/a,,/b", "./here"])
+def test_what_is_no_mount_is_refused(text: str):
+    with pytest.raises(UsageError, match="is no mount"):
+        parse_mounts(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"container_image": "", "container_mounts": ("/a:/a",)}, "nothing to mount into"),
+        ({"container_image": "a.sqsh"}, "not the name of an image"),
+        ({"chdir": "/home/a:b"}, "cannot be mounted"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, object], why: str):
+    with pytest.raises(UsageError, match=why):
+        check_container(request(**fields), "/runs/x")
+
+
+def test_a_cluster_without_containers_is_told_how_to_have_them():
+    with pytest.raises(UsageError, match="knows no --container-image") as caught:
+        check_container(request(), "/runs/x", takes_containers=False)
+    assert "`dalsegno plan` says what is missing" in caught.value.hint
+    assert takes_containers("  --container-image=IMAGE  the image") and not takes_containers("  --container=PATH")
+
+
+def test_an_image_brings_its_own_python():
+    with pytest.raises(UsageError, match="has the image's Python"):
+        request(venv="/home/ada/venv")

@@ -1,0 +1,62 @@
+"""The first process of a batch step: it starts its coordinator again, and passes its code on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs.coordinator.program import CRASHED, MOST_SHORT_LIVES, keep
+from tests.waiting import PATIENCE_S, eventually
+
+LIVES = "import os, sys; f = open(sys.argv[1], 'a'); f.write('x'); f.close(); n = os.stat(sys.argv[1]).st_size; "
+
+
+def kept(tmp_path: Path, then: str) -> tuple[int, int]:
+    """The code, and how many lives it took."""
+    lives = tmp_path / "lives"
+    code = keep([sys.executable, "-c", LIVES + then, str(lives)])
+    return code, lives.stat().st_size
+
+
+def test_a_coordinator_that_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+    assert kept(tmp_path, "sys.exit(3)") == (3, 1)
+
+
+def test_one_that_was_killed_or_crashed_is(tmp_path: Path) -> None:
+    assert kept(tmp_path, f"os.kill(os.getpid(), 9) if n == 1 else sys.exit({CRASHED} if n == 2 else 0)") == (0, 3)
+
+
+def test_one_that_never_lives_is_given_up(tmp_path: Path) -> None:
+    assert kept(tmp_path, "os.kill(os.getpid(), 9)") == (137, MOST_SHORT_LIVES)
+
+
+@pytest.mark.parametrize(("does", "code"), [("signal.signal(15, lambda *_: sys.exit(7))", 7), ("pass", 143)])
+def test_slurm_s_signals_reach_it_and_it_is_not_started_again(tmp_path: Path, does: str, code: int) -> None:
+    ready = tmp_path / "ready"
+    child = f"import signal, sys, time; {does}; open({str(ready)!r}, 'w')\nwhile True: time.sleep(0.1)"
+    imports = "import sys; from dalsegno.runs.coordinator.program import keep"
+    keeper = f"{imports}; sys.exit(keep([sys.executable, '-c', {child!r}]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", keeper], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    eventually(ready.exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == code
+
+
+def test_a_signal_that_comes_while_it_is_being_started_reaches_it_too(tmp_path: Path) -> None:
+    """Whenever it comes after `keep` has begun: the coordinator is never left alone."""
+    child = "import time\nwhile True: time.sleep(0.1)"
+    keeper = (
+        "import os, signal, sys\n"
+        "from dalsegno.runs.coordinator import program as keeping\n"
+        "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os.kill(os.getpid(), signal.SIGTERM))\n"
+        f"sys.exit(keeping.keep([sys.executable, '-c', {child!r}]))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", keeper], env=env, timeout=PATIENCE_S, check=False).returncode == 143

@@ -1,0 +1,98 @@
+"""A request that exists is safe: no word of it can be taken for an option, a second word or a second line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalsegno.errors import UsageError
+from dalsegno.runs.submit.request import RunRequest
+from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.spec.facts import facts_from_json, facts_to_json
+from tests.submit.runs import asked
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(UsageError) as fault:
+        asked(**fields)
+    return fault.value.what
+
+
+@pytest.mark.parametrize("word", ["-x", "--help", "a b", "a\nb", "a;b", "$(id)", "a'b", "", "ä"])
+def test_a_name_that_slurm_could_take_for_something_else_is_refused(word: str) -> None:
+    for field in ("partition", "account", "qos", "constraint", "name"):
+        if word or field == "partition":
+            assert refused(**{field: word or ","})
+    assert refused(exclude=(word,))
+
+
+def test_a_partition_may_be_several() -> None:
+    assert asked(partition="train,spot").partition == "train,spot"
+
+
+@pytest.mark.parametrize("constraint", ["a100", "a100&nvlink", "[rack1|rack2]", "gpu*2&(x|y)*4", "!old"])
+def test_slurm_s_own_constraints_pass(constraint: str) -> None:
+    assert asked(constraint=constraint).constraint == constraint
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"script": ""}, "there is no script to run"),
+        ({"script": "-rf"}, "`-rf` is not a script to run"),
+        ({"args": ("a\0b",)}, "`a?b` holds a zero byte"),
+        ({"venv": "v", "conda": "c"}, "a run has one Python environment: `--venv` or `--conda`, not both"),
+        ({"preload": ("a",), "no_preload": True}, "`--preload` and `--no-preload` exclude each other"),
+        ({"preload": ("a,b",)}, "`a,b` is not the name of a Python module"),
+        ({"env": (("A B", "1"),)}, "`A B=1` is not a variable and its value"),
+        ({"chdir": "/a\nb"}, "`/a?b` is not a path Slurm can take"),
+        ({"spares": -1}, "`--spares` cannot be -1"),
+        ({"nproc_per_node": 0}, "`--nproc-per-node` cannot be 0"),
+        ({"framework": "pytorch"}, "`pytorch` is no framework we know"),
+        ({"framework": "mpi", "nodes": Nodes(1, 4)}, "a run of framework mpi cannot change its size"),
+        ({"signal_lead_s": 70_000}, "Slurm cannot send a signal 70000 s before the end"),
+        ({"time_limit_s": 60}, "a limit of 60 s leaves no time before its signal, 120 s ahead"),
+        ({"sbatch_args": ("train.sh",)}, "`train.sh` is not one of Slurm's long options"),
+        ({"sbatch_args": ("--a=b\n#SBATCH --uid=0",)}, "`--a=b?#SBATCH --uid=0` is not one of Slurm's long options"),
+        ({"sbatch_args": ("--nodes=9",)}, "`--nodes` is ours to write"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError) as fault:
+        RunRequest(**{"script": "train.py", **fields})
+    assert fault.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("fields", "processes"),
+    [({}, 1), ({"gpus_per_node": Gpus(8)}, 8), ({"gpus_per_node": Gpus(8), "nproc_per_node": 2}, 2)],
+)
+def test_processes_per_node_are_as_asked_else_one_for_each_gpu_else_one(fields: dict[str, Any], processes: int) -> None:
+    assert asked(**fields).processes_per_node == processes
+
+
+@pytest.mark.parametrize(
+    ("script", "label"),
+    [("src/train.py", "train"), ("./a b.sh", "a-b"), ("hello", "hello"), (".hidden", "hidden"), ("日本.py", "run")],
+)
+def test_a_run_without_a_name_bears_its_script_s(script: str, label: str) -> None:
+    assert asked(script).label == label
+    assert asked(script, name="mine").label == "mine"
+
+
+TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))
+
+
+@given(
+    args=st.lists(TEXT).map(tuple),
+    env=st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT).map(lambda found: tuple(found.items())),
+    exclude=st.lists(st.from_regex(r"[a-z][0-9]{1,3}", fullmatch=True)).map(tuple),
+    spares=st.integers(0, 9),
+)
+def test_a_request_survives_being_saved(args: Any, env: Any, exclude: Any, spares: int) -> None:
+    request = RunRequest("train.py", args, Nodes(1, 4), env=env, exclude=exclude, spares=spares, gpus_per_node=Gpus(2))
+    assert facts_from_json(RunRequest, json.loads(json.dumps(facts_to_json(request)))) == request

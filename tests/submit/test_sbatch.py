@@ -1,0 +1,162 @@
+"""The batch script: whole ones against golden files, and that no word of a user's ever becomes two."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next
+from dalsegno.runs.submit.slurm_args import render_commands, render_sbatch, sbatch_word
+from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.system.processes import LocalRunner
+from tests.submit.runs import FOREIGN, HEAD, planned
+
+NASTY = ["a b", "it's", '"q"', "a\nb", "$HOME", "`id`", "\\", "*", "", "#SBATCH --uid=0", "--", "-x", "ä", "!1"]
+
+PLANS = {
+    "smallest": planned(),
+    "whole": planned(
+        nodes=Nodes(2, 4), spares=1, gpus_per_node=Gpus(8, "h100"), cpus_per_task=12, memory_mib=524_288,
+        partition="train", time_limit_s=36 * 3600, account="ml", qos="high", constraint="[rack1|rack2]",
+        exclude=("gpu1", "gpu2"), env=(("NCCL_DEBUG", "INFO"), ("NOTE", "it's\nhere")), venv="/home/ada/my env",
+        max_restarts=5, preload=("transformers",), fresh=True, hang_timeout_s=600, signal_lead_s=300,
+        chdir="/home/ada/100% #1", output="out", sbatch_args=("--reservation=mon morning", "--nice=5"),
+    ),
+    "mpi": planned(script="./hello", args=("--size", "2"), nodes=2, nproc_per_node=4, framework="mpi"),
+    "plain": planned(conda="/opt/conda/envs/ml", args=tuple(NASTY), framework="plain"),
+}  # fmt: skip
+PLANS["next"] = plan_next(PLANS["whole"])
+COMMANDS = {
+    "head": planned(HEAD, nodes=4, spares=1, gpus_per_node=Gpus(8), time_limit_s=7200, chdir="/home/ada"),
+    "head-mpi": planned(HEAD, nodes=2, framework="mpi", script="./hello"),
+}
+COMMANDS["head-join"] = plan_join(COMMANDS["head"], suspects=["train-3"], members=["train-1", "train-2", "train-4"])
+COMMANDS["head-next"] = plan_next(COMMANDS["head"])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_scripts_are_as_they_were(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"jobs/{name}.sbatch", render_sbatch(PLANS[name]))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_commands_that_a_head_runs_are_as_they_were(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"jobs/{name}.txt", render_commands(COMMANDS[name]))
+
+
+def test_without_a_head_a_dry_run_shows_the_script_and_the_step_in_it() -> None:
+    shown = render_commands(planned())
+    assert shown.startswith(render_sbatch(planned()))
+    assert "\n# srun " in shown
+
+
+# ---- sbatch's own reader of its lines (src/sbatch/opt.c), to read ours back
+
+
+def read_by_sbatch(script: str) -> list[str]:
+    """The options sbatch finds: it stops at the first line that is neither a comment nor blank."""
+    found: list[str] = []
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            found.extend(_words(_blank_out(line.removeprefix("#SBATCH"))))
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+def _blank_out(line: str) -> str:
+    for word in ("packjob", "hetjob"):
+        at = line.lower().find(word)
+        if at >= 0:
+            line = line[:at] + " " * len(word) + line[at + len(word) :]
+    return line
+
+
+def _words(line: str) -> list[str]:
+    words: list[str] = []
+    word, quote, escaped, started = "", "", False, False
+    for letter in line + " ":
+        if letter.isspace() and not quote:
+            words += [word] if started else []
+            word, escaped, started = "", False, False
+            continue
+        started = True
+        if escaped:
+            escaped = False
+        elif letter == "\\":
+            escaped = True
+            continue
+        elif quote:
+            if letter == quote:
+                quote = ""
+                continue
+        elif letter in "\"'":
+            quote = letter
+            continue
+        elif letter == "#":
+            return [*words, *([word] if word else [])]
+        word += letter
+    assert not quote, f"unmatched {quote} in {line}"
+    return words
+
+
+LINE = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp", "Cn", "Co", "Cf"]), min_size=1)
+
+
+@given(LINE)
+@example("/a b/#1")
+@example('it\'s \\ "quoted"')
+@example("my-hetjob-PackJob")
+def test_sbatch_reads_back_any_word_that_stands_on_a_line(value: str) -> None:
+    word = f"--output={value}"
+    if word.isprintable():
+        assert read_by_sbatch(f"#SBATCH {sbatch_word(word)}\n") == [word]
+
+
+def test_a_word_over_two_lines_is_refused() -> None:
+    with pytest.raises(DalsegnoError, match="cannot stand in a batch script"):
+        sbatch_word("--output=a\nb")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_sbatch_sees_no_option_that_we_did_not_write(name: str) -> None:
+    names = [word.partition("=")[0] for word in read_by_sbatch(render_sbatch(PLANS[name]))]
+    assert len(names) == len(set(names))
+    assert "--uid" not in names
+
+
+def test_a_percent_sign_in_a_path_is_no_pattern() -> None:
+    assert "--output=/home/ada/100%% #1/out/train-k3f9/job-%j.log" in read_by_sbatch(render_sbatch(PLANS["whole"]))
+
+
+# ---- the shell's part
+
+
+def command_line(plan: RunPlan) -> list[str]:
+    """The last command of the script, as a shell splits it. It may run over several lines."""
+    script = render_sbatch(plan)
+    return shlex.split(script[script.index("\nexec ") :])[1:]
+
+
+def test_nothing_of_the_user_s_but_the_folder_stands_in_the_script() -> None:
+    plan = planned(args=("hunter2",), env=(("WANDB_API_KEY", "hunter2"),))
+    assert "hunter2" not in render_sbatch(plan)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_scripts_please_the_shell_s_own_checker(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text(render_sbatch(PLANS[name]))
+    assert LocalRunner().run(["/bin/bash", "-n", str(script)]).exit_code == 0
+
+
+def test_a_foreign_cluster_s_run_is_one_script_with_its_coordinator_in_the_batch_step() -> None:
+    words = command_line(planned(FOREIGN, nodes=2))
+    assert words[:4] == ["/home/ada/venv/bin/python", "-m", "dalsegno", "run-coordinator"]
+    assert words[4:] == [planned(FOREIGN, nodes=2).folder]

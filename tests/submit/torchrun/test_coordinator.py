@@ -1,0 +1,19 @@
+"""The coordinator in its thread: it may end at any moment, also while it is being told something."""
+
+from __future__ import annotations
+
+from dalsegno.runs.torchrun.args import TorchrunArgs
+from dalsegno.runs.torchrun.coordinator import Hosted, TorchrunSite
+from dalsegno.runs.torchrun.meeting import ALONE, Keys
+
+
+def test_one_that_is_over_can_still_be_told_to_leave_and_to_stop() -> None:
+    keys, said = Keys("j", "h:1", None), list[str]()
+    keys.make()
+    hosted = Hosted(TorchrunSite(TorchrunArgs("train.py"), "j", "id", 1, ALONE), keys, said.append)
+    assert hosted.open() > 0
+    hosted.stop("seen enough")
+    hosted.join(30)
+    hosted.leave("SIGTERM")
+    hosted.stop("seen more than enough")
+    assert said == []

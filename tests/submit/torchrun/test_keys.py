@@ -1,0 +1,87 @@
+"""Whom the agents of a torchrun trust, with munge and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.runs.agent.link import Refused
+from dalsegno.runs.agent.snapshots import Snapshots
+from dalsegno.runs.torchrun.meeting import Keys, NotSealed, find_munge
+
+
+class Wax:
+    """A munge for a test: `user` seals, and opens what the same user sealed."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+    def seal(self, data: bytes) -> str:
+        return f"{self.user}:{data.hex()}"
+
+    def unseal(self, sealed: str) -> bytes:
+        user, _, data = sealed.partition(":")
+        if user != self.user:
+            raise NotSealed(f"made by {user}")
+        return bytes.fromhex(data)
+
+
+def test_the_secret_comes_sealed_and_is_another_each_time() -> None:
+    host, other = Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", Wax("ada"))
+    assert other.unlock(host.greeting() | {"nonce": "x"}) == host.secret == b""
+    assert host.make() != Keys("j", "h:1", Wax("ada")).make()
+    assert other.unlock(host.greeting()) == host.secret != b""
+
+
+def test_without_munge_the_key_is_what_both_know() -> None:
+    host, other = Keys("j", "h:1", None), Keys("j", "h:1", None)
+    assert host.make() == other.unlock(host.greeting())
+    assert host.secret != Keys("j", "h:2", None).make()
+    assert host.secret.hex() not in str(host.greeting()) and host.secret.hex() not in repr(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "why"),
+    [
+        (Keys("j", "h:1", Wax("eve")), Keys("j", "h:1", Wax("ada")), "munge does not vouch"),
+        (Keys("j", "h:1", None), Keys("j", "h:1", Wax("ada")), "nobody knows who answers"),
+        (Keys("j", "h:1", Wax("ada")), Keys("j", "h:1", None), "munge, which does not answer on this node"),
+        (Keys("k", "h:1", None), Keys("j", "h:1", None), "another run than `j` is at h:1"),
+    ],
+)
+def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:
+    host.make()
+    with pytest.raises(Refused):
+        other.unlock(host.greeting())
+    assert why in other.trouble
+
+
+def test_a_socket_without_a_daemon_is_no_munge(tmp_path: Path) -> None:
+    (tmp_path / "socket").touch()
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(f"ClusterName=x\nAuthInfo=ttl=60,socket={tmp_path / 'socket'}\n")
+    found = find_munge({"SLURM_CONF": str(conf)})
+    assert found is None or found.socket != str(tmp_path / "socket")
+
+
+def test_keepers_prove_the_secret_that_came_sealed() -> None:
+    """An agent has none when it starts; keepers that went on without would let anybody in."""
+    orders: list[dict[str, Any]] = []
+    snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
+    snapshots.hear({"keeper": 1}, orders.append)
+    snapshots.take_secret(b"sealed")
+    assert orders[-1]["keep"]["secret"] == b"sealed".hex()
+
+
+def test_who_knows_only_what_can_be_guessed_keeps_snapshots_on_the_node() -> None:
+    assert not Keys("j", "h:1", None).private
+    assert Keys("j", "h:1", Wax("ada")).private and Keys("j", "h:1", None, alone=True).private
+    snapshots = Snapshots("j", "n1", b"", "door", lambda *task: True, lambda message: None)
+    snapshots.stay_here()
+    snapshots.take_secret(b"guessed")
+    orders: list[dict[str, Any]] = []
+    snapshots.hear({"keeper": 1}, orders.append)
+    assert orders[-1]["keep"]["secret"] not in ("", b"guessed".hex())
+    assert snapshots.hello()["keeper"] == 0, "nobody is told where to send copies, or to fetch them from"

@@ -1,0 +1,71 @@
+"""Where the agents of a torchrun meet, and which of them listens there."""
+
+from __future__ import annotations
+
+import pytest
+
+from dalsegno.errors import UsageError
+from dalsegno.runs.torchrun.args import TorchrunArgs, parse_torchrun
+from dalsegno.runs.torchrun.meeting import ALONE, Meeting, find_meeting, is_own_address, parse_endpoint
+
+
+def read(line: str) -> TorchrunArgs:
+    args = parse_torchrun([*line.split(), "train.py"])
+    assert args is not None
+    return args
+
+
+@pytest.mark.parametrize(
+    ("line", "meeting"),
+    [
+        ("", ALONE),
+        ("--standalone --nproc-per-node 8", ALONE),
+        ("--master-port 29501", ALONE),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:0", ALONE),
+        ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint localhost:0", ALONE),
+        ("--nnodes 2 --rdzv-backend c10d", Meeting("localhost", 29400, ours=False)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me", Meeting("me", 29400, ours=True)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7", Meeting("me", 7, ours=True)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7", Meeting("you", 7, ours=False)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint you:7 --rdzv-conf is_host=1", Meeting("you", 7, ours=True)),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint me:7 --rdzv-conf is_host=False", Meeting("me", 7, ours=False)),
+        ("--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint me:2379", Meeting("me", 2379, ours=True)),
+        ("--nnodes 2 --master-addr you --node-rank 0", Meeting("you", 29500, ours=True)),
+        ("--nnodes 2 --master-addr me --master-port 7 --node-rank 1", Meeting("me", 7, ours=False)),
+    ],
+)
+def test_where_the_agents_meet_and_who_listens(line: str, meeting: Meeting) -> None:
+    assert find_meeting(read(line), lambda host: host == "me") == meeting
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a", ("a", 1)),
+        ("a:7", ("a", 7)),
+        ("[::1]:7", ("::1", 7)),
+        (":7", ("localhost", 7)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+    ],
+)
+def test_endpoints(text: str, place: tuple[str, int]) -> None:
+    assert parse_endpoint(text, 1) == place
+
+
+@pytest.mark.parametrize("text", ["a:b", "a:99999", "a b", "::1:7", "a:7:8"])
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_endpoint(text, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["--nnodes 2 --rdzv-endpoint a", "--nnodes 2 --rdzv-backend c10d --rdzv-conf is_host=x"]
+)
+def test_meetings_that_cannot_be(line: str) -> None:
+    with pytest.raises(UsageError):
+        find_meeting(read(line), lambda host: False)
+
+
+def test_a_node_knows_its_own_addresses() -> None:
+    assert is_own_address("localhost") and is_own_address("127.0.0.1")
+    assert not is_own_address("192.0.2.1") and not is_own_address("no-such-host.invalid")

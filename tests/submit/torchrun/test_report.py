@@ -1,0 +1,46 @@
+"""What is said of a worker that failed for good: torchrun's own report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dalsegno.runs.torchrun.agent import FailedWorker, render_report
+
+
+def test_a_report_is_laid_out_as_torchruns() -> None:
+    root = FailedWorker(3, 1, 4711, 1, 0.0, "/l/error.json", "Traceback:\nValueError: bad")
+    other = FailedWorker(2, 0, 4710, -9, 0.0)
+    lines = render_report("train.py", "gpu-1", root, [other]).splitlines()
+    assert lines[:4] == ["=" * 53, "train.py FAILED", "-" * 53, "Failures:"]
+    assert lines[4:] == [
+        "[1]:",
+        lines[5],
+        "  host      : gpu-1",
+        "  rank      : 2 (local_rank: 0)",
+        "  exitcode  : -9 (pid: 4710)  (SIGKILL)",
+        "  error_file: <N/A>",
+        "  traceback : Signal 9 (SIGKILL) received by PID 4710",
+        "-" * 53,
+        "Root Cause (first observed failure):",
+        "[0]:",
+        lines[5],
+        "  host      : gpu-1",
+        "  rank      : 3 (local_rank: 1)",
+        "  exitcode  : 1 (pid: 4711) ",
+        "  error_file: /l/error.json",
+        "  traceback : Traceback:",
+        "  ValueError: bad",
+        "=" * 53,
+    ]
+
+
+def test_a_report_is_word_for_word_torchs_own(tmp_path: Path) -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    theirs = errors.ProcessFailure(local_rank=1, pid=4711, exitcode=-9, error_file=str(tmp_path / "none"))
+    ours = FailedWorker(3, 1, 4711, -9, theirs.timestamp)
+    import socket
+
+    said = str(errors.ChildFailedError("train.py", {3: theirs})).strip()
+    assert render_report("train.py", socket.getfqdn(), ours) == said

@@ -1,0 +1,375 @@
+"""`dalsegno torchrun` for real on this machine: exit codes, signals, restarts, output. No torch is needed for these."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.submit.torchrun.launcher import Launcher, ended
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
+
+C10D = ["--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1"]
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One without torch: workers are then processes of their own, and start at once."""
+    folder = tmp_path_factory.mktemp("python")
+    venv.create(folder, symlinks=True, with_pip=False)
+    return str(folder / "bin" / "python3")
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path, bare_python: str) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path, bare_python)
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+# ---- ends
+
+
+def test_all_well_is_0_and_nothing_is_left(torchrun: Launcher) -> None:
+    done = torchrun.run(
+        "--nproc-per-node", "2", torchrun.script("import os; os.write(1, b'rank %s\\n' % os.environb[b'RANK'])")
+    )
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"])
+    assert done.stderr == ""
+    assert torchrun.left() == []
+
+
+def test_a_worker_that_fails_is_1_with_a_report_of_the_first(torchrun: Launcher) -> None:
+    torchrun.script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)")
+    done = torchrun.run("--nproc-per-node", "2", "train.py")
+    assert done.returncode == 1
+    assert "train.py FAILED" in done.stderr
+    assert "  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: " in done.stderr
+    assert torchrun.left() == []
+
+
+@pytest.mark.parametrize("code", ["3", "75", "93", "-9"])
+def test_every_failure_is_one_restart_of_so_many(torchrun: Launcher, code: str) -> None:
+    torchrun.script(
+        f"""
+        import os, sys
+        print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "of", os.environ["TORCHELASTIC_MAX_RESTARTS"])
+        sys.stdout.flush()
+        os.kill(os.getpid(), 9) if {code} < 0 else sys.exit({code})
+        """
+    )
+    done = torchrun.run("--max-restarts", "3", "train.py")
+    assert (done.returncode, done.stdout.splitlines()) == (1, [f"attempt {each} of 3" for each in range(4)])
+    assert f"exitcode  : {code} " in done.stderr
+
+
+def test_a_run_that_comes_right_is_0(torchrun: Launcher) -> None:
+    torchrun.script("import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '2')")
+    assert torchrun.run("--max-restarts", "2", "train.py").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nowhere.py"], 1, "there is no script `nowhere.py`"),
+        (["--no-python", "no-such-program"], 1, "there is no program `no-such-program`"),
+        (["--nproc-per-node", "tpu", "train.py"], 2, "--nproc-per-node"),
+        (["--logs-specs", "mine", "train.py"], 2, "--logs-specs"),
+        (["--nnodez", "2", "train.py"], 2, "torchrun would not take this"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(torchrun: Launcher, words: list[str], code: int, said: str) -> None:
+    torchrun.script("")
+    done = torchrun.run(*words)
+    assert done.returncode == code and said in done.stderr
+
+
+# ---- what runs
+
+
+def test_executables_modules_and_macros(torchrun: Launcher) -> None:
+    done = torchrun.run("--no-python", "--nproc-per-node", "2", "sh", "-c", "echo $$LOCAL_RANK ${local_rank} $$@", "sh")
+    assert sorted(done.stdout.splitlines()) == ["0 0", "1 1"], done.stderr
+    (torchrun.folder / "pack").mkdir()
+    torchrun.script("import sys; print(sys.argv[1:], __name__, __package__)", "pack/part.py")
+    assert torchrun.run("-m", "pack.part", "a b").stdout == "['a b'] __main__ pack\n"
+    torchrun.script("import sys; print(sys.argv)")
+    assert torchrun.run("--run-path", "train.py", "--x").stdout == "['train.py', '--x']\n"
+    assert torchrun.run("train.py", "a", "--", "-h").stdout == "['train.py', 'a', '--', '-h']\n"
+
+
+def test_standard_input_is_the_worker_s(torchrun: Launcher) -> None:
+    torchrun.script("print('read', input())")
+    (torchrun.folder / "words").write_text("something\n")
+    import subprocess
+
+    from tests.submit.torchrun.launcher import OURS
+
+    with open(torchrun.folder / "words") as words:
+        done = subprocess.run(
+            [*OURS, "train.py"], cwd=torchrun.folder, env=torchrun.environment(), stdin=words, capture_output=True,
+            text=True, timeout=100, check=False,
+        )  # fmt: skip
+    assert done.stdout == "read something\n", done.stderr
+
+
+# ---- where output goes
+
+
+def test_files_and_prefixes(torchrun: Launcher) -> None:
+    torchrun.script("import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)")
+    done = torchrun.run("--nproc-per-node", "2", "--log-dir", "logs", "-r", "1:3", "-t", "0:1", "train.py")
+    assert done.stdout == "[default0]:out 0\n" and done.stderr == "err\n"
+    (folder,) = (torchrun.folder / "logs").iterdir()
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert files == ["attempt_0/0/stdout.log", "attempt_0/1/stderr.log", "attempt_0/1/stdout.log"]
+    assert (folder / "attempt_0/1/stdout.log").read_text() == "out 1\n"
+
+
+def test_filters_by_rank_role_and_word(torchrun: Launcher) -> None:
+    torchrun.script("import os\nprint('loss', os.environ['RANK'])\nprint('noise')")
+    words = ["--nproc-per-node", "2", "--log-dir", "logs", "--role", "t", "--tee", "3", "--local-ranks-filter", "1"]
+    done = torchrun.run(*words, "--duplicate-stdout-filters", "loss", "train.py")
+    assert done.stdout == "[t1]:loss 1\n[t1]:noise\n"
+    (kept,) = (torchrun.folder / "logs").glob("*/attempt_0/filtered_stdout.log")
+    assert kept.read_text() == "[t1]:loss 1\n"
+    assert torchrun.run("--nproc-per-node", "2", "--local-ranks-filter", "1", "train.py").stdout == "loss 1\nnoise\n"
+
+
+def test_a_restart_has_its_own_folder(torchrun: Launcher) -> None:
+    torchrun.script("import os, sys; print('x'); sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')")
+    torchrun.run("--max-restarts", "1", "--log-dir", "logs", "-r", "3", "train.py")
+    assert len(list((torchrun.folder / "logs").glob("*/attempt_[01]/0/stdout.log"))) == 2
+
+
+# ---- being told to end
+
+WAITS = """
+import os, signal, sys, time
+def note(number, frame):
+    os.write(1, f"got {signal.Signals(number).name}\\n".encode())
+    sys.exit(0)
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], note)
+os.write(1, b"up\\n")
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_signals_reach_all_workers_and_the_end_is_1(torchrun: Launcher, name: str) -> None:
+    torchrun.script(WAITS)
+    process = torchrun.start("--nproc-per-node", "2", "train.py", name)
+    assert process.stdout is not None and process.stdout.readline() + process.stdout.readline() == "up\nup\n"
+    process.send_signal(signal.Signals[name])
+    done = ended(process)
+    assert (done.returncode, done.stdout) == (1, f"got {name}\n" * 2)
+    assert f"ended by {name}" in done.stderr and "FAILED" not in done.stderr
+    assert torchrun.left() == []
+
+
+def test_a_worker_that_does_not_end_is_killed_after_the_grace(torchrun: Launcher) -> None:
+    torchrun.script(
+        """
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen(["sleep", "100"], start_new_session=True)
+        os.write(1, b"up\\n")
+        time.sleep(100)
+        """
+    )
+    process = torchrun.start("--shutdown-timeout", "1", "--max-restarts", "3", "train.py")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.terminate()
+    assert ended(process).returncode == 1
+    assert torchrun.left() == []
+
+
+def test_a_signal_that_is_not_handled_is_the_workers_own(torchrun: Launcher) -> None:
+    """torchrun dies of it; whoever listens for Slurm's warning wants to save, and go on."""
+    torchrun.script(WAITS)
+    process = torchrun.start("train.py", "SIGUSR1")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGUSR1)
+    done = ended(process)
+    assert (done.returncode, done.stdout) == (0, "got SIGUSR1\n")
+
+
+def test_nothing_outlives_an_agent_that_is_killed(torchrun: Launcher) -> None:
+    torchrun.script(WAITS)
+    process = torchrun.start("--nproc-per-node", "2", "train.py", "SIGTERM")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.kill()
+    eventually(lambda: not [line for line in torchrun.left() if line.startswith("process")])
+
+
+# ---- several agents
+
+TOLD = """
+import json, os, sys, time
+names = ["RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
+os.write(1, (json.dumps([int(os.environ[name]) for name in names]) + "\\n").encode())  # whole, beside the others'
+while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+
+
+def test_agents_meet_at_the_endpoint_and_the_second_on_a_node_dials(torchrun: Launcher, port: int) -> None:
+    torchrun.script(TOLD)
+    words = ["--nnodes", "2", "--nproc-per-node", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py"]
+    done = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
+    assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
+    told = sorted(json.loads(line) for each in done for line in each.stdout.splitlines())
+    assert told == [[rank, rank // 2, 4, 2, 0] for rank in range(4)]
+    assert torchrun.left() == []
+
+
+def test_static_agents_have_the_ranks_they_were_given(torchrun: Launcher, port: int) -> None:
+    torchrun.script(TOLD)
+    common = ["--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    order = [2, 0, 1]
+    started = [torchrun.start(*common, "--node-rank", str(rank), "train.py") for rank in order]
+    told = [json.loads(ended(each).stdout) for each in started]
+    assert told == [[rank, rank, 3, 3, 0] for rank in order]
+
+
+def test_a_run_grows_shrinks_and_spends_no_restart_on_it(torchrun: Launcher, port: int) -> None:
+    torchrun.script(TOLD)
+    end = torchrun.folder / "end"
+    words = ["--nnodes", "1:2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", str(end)]
+    first = torchrun.start(*words)
+    assert first.stdout is not None
+    assert json.loads(first.stdout.readline()) == [0, 0, 1, 1, 0]
+    second = torchrun.start(*words)
+    assert json.loads(first.stdout.readline()) == [0, 0, 2, 2, 0]
+    second.kill()
+    assert json.loads(first.stdout.readline()) == [0, 0, 1, 1, 0]
+    end.touch()
+    done = ended(first)
+    assert done.returncode == 0 and "lost" in done.stderr
+
+
+def test_a_failure_on_one_node_ends_all_and_is_told_where_it_was(torchrun: Launcher, port: int) -> None:
+    torchrun.script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(100)")
+    words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py"]
+    done = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
+    assert [each.returncode for each in done] == [1, 1]
+    reports = [each.stderr for each in done if "FAILED" in each.stderr]
+    assert len(reports) == 1 and "exitcode  : 7" in reports[0]
+    assert any("rank 1 on " in each.stderr and "what it said is there" in each.stderr for each in done)
+
+
+def test_whoever_loses_the_rendezvous_ends_in_time(torchrun: Launcher, port: int) -> None:
+    torchrun.script(TOLD)
+    words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", "never"]
+    host, other = torchrun.start(*words), None
+    eventually(lambda: _listens(port))
+    other = torchrun.start(*words)
+    assert other.stdout is not None and other.stdout.readline()
+    host.kill()
+    done = ended(other)
+    assert done.returncode == 1 and f"localhost:{port} does not answer any more" in done.stderr
+    eventually(lambda: not [line for line in torchrun.left() if line.startswith("process")])
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_both_nodes_may_still_save_when_they_are_told_to_end(
+    torchrun: Launcher, port: int, first: int, second: int
+) -> None:
+    torchrun.script(WAITS)
+    words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}", "train.py", "SIGTERM"]
+    nodes = [torchrun.start(*words), torchrun.start(*words)]
+    for node in nodes:
+        assert node.stdout is not None and node.stdout.readline() == "up\n"
+    nodes[first].terminate()
+    nodes[second].terminate()
+    done = [ended(node) for node in nodes]
+    assert [(each.returncode, each.stdout) for each in done] == [(1, "got SIGTERM\n")] * 2
+    assert torchrun.left() == []
+
+
+def test_too_few_nodes_for_too_long_are_the_end(torchrun: Launcher, port: int) -> None:
+    torchrun.script("")
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=1"]
+    done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
+    assert done.returncode == 1 and "1 of 2 nodes came within 1 s" in done.stderr
+    alone = torchrun.run(*words, "--rdzv-endpoint", f"192.0.2.1:{port}", "train.py")
+    assert alone.returncode == 1 and f"nobody has answered at 192.0.2.1:{port}" in alone.stderr
+
+
+def test_command_lines_that_differ_are_told(torchrun: Launcher, port: int) -> None:
+    torchrun.script("import time; time.sleep(100)")
+    words = ["--nnodes", "2", *C10D, "--rdzv-endpoint", f"localhost:{port}"]
+    host = torchrun.start(*words, "train.py")
+    eventually(lambda: _listens(port))
+    other = torchrun.run(*words, "--nproc-per-node", "2", "train.py")
+    assert other.returncode == 1 and "--nproc-per-node 2, the others 1" in other.stderr
+    stranger = torchrun.run(
+        "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "mine", "--rdzv-conf", "join_timeout=1",
+        "--rdzv-endpoint", f"localhost:{port}", "train.py",
+    )  # fmt: skip
+    assert stranger.returncode == 1 and "another run than `mine`" in stranger.stderr
+    host.terminate()
+    assert ended(host).returncode == 1
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_launcher_s_own_error_file_gets_the_worker_s(torchrun: Launcher) -> None:
+    torchrun.script(
+        """
+        import json, os, sys
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            more = {"py_callstack": "Traceback: bad", "timestamp": "7"}
+            json.dump({"message": {"message": "bad", "extraInfo": more}}, file)
+        sys.exit(1)
+        """
+    )
+    target = torchrun.folder / "passed-on.json"
+    done = torchrun.run("--log-dir", "logs", "train.py", TORCHELASTIC_ERROR_FILE=str(target))
+    assert done.returncode == 1 and "traceback : Traceback: bad" in done.stderr
+    assert "/attempt_0/0/error.json" in done.stderr
+    assert json.loads(target.read_text())["message"]["message"] == "bad"
+    assert os.environ.get("TORCHELASTIC_ERROR_FILE") != str(target)
+
+
+def test_a_folder_with_a_main_in_it_runs_as_python_runs_it(torchrun: Launcher) -> None:
+    (torchrun.folder / "bundle").mkdir()
+    torchrun.script("import beside; print(beside.word)", "bundle/__main__.py")
+    torchrun.script("word = 'found'", "bundle/beside.py")
+    done = torchrun.run("bundle")
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+
+
+@pytest.mark.parametrize("id", ["x" * 150, "ünï cödé"])
+def test_any_run_id_will_do(torchrun: Launcher, port: int, id: str) -> None:
+    torchrun.script("import os; print(os.environ['TORCHELASTIC_RUN_ID'])")
+    words = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=0.1", "--rdzv-id", id]
+    done = torchrun.run(*words, "--rdzv-endpoint", f"localhost:{port}", "train.py")
+    assert (done.returncode, done.stdout) == (0, id + "\n"), done.stderr
+
+
+def test_a_signal_that_is_not_listed_still_leaves_no_orphan(torchrun: Launcher) -> None:
+    torchrun.script(WAITS)
+    process = torchrun.start("--signals-to-handle", "SIGUSR2,SIGKILL,SIGNONE", "train.py", "SIGTERM")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.terminate()
+    assert ended(process).stdout == "got SIGTERM\n"
+    assert torchrun.left() == []

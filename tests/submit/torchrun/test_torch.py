@@ -1,0 +1,150 @@
+"""`dalsegno torchrun` beside torch's own: the same variables for the same line, and its documentation's examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.submit.torchrun.launcher import OURS, Launcher, ended, python_with_torch
+
+pytestmark = pytest.mark.cluster  # real processes, some with torch: too slow for the unit part
+
+THEIRS = ["-m", "torch.distributed.run"]
+
+DUMP = """
+import json, os, sys
+with open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+    json.dump([dict(os.environ), sys.argv[2:], os.getcwd(), __name__, os.getpgid(0) == os.getpid()], file)
+"""
+
+DDP = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    total = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if "die" in sys.argv and restarts == "0" and dist.get_rank() == 1:
+        os._exit(9)
+    if "raise" in sys.argv and dist.get_rank() == 1:
+        raise ValueError("bad batch")
+    dist.barrier()
+    os.write(1, f"{dist.get_rank()} of {dist.get_world_size()}: {int(total)} after {restarts}\\n".encode())
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path, python_with_torch())
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def dump(torchrun: Launcher, program: list[str], name: str, words: list[str], **env: str) -> list[list[object]]:
+    """What each rank found, in the order of ranks."""
+    done = torchrun.run(*words, torchrun.script(DUMP), name, "a b", "${local_rank}", program=program, **env)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(torchrun.folder.glob(f"{name}-*.json"))]
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["--standalone", "--nproc-per-node", "2"], {}),
+        (["--master-port", "29517", "--max-restarts", "3", "--role", "trainer"], {"OMP_NUM_THREADS": "3"}),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job"], {"PET_NPROC_PER_NODE": "2"}),
+        (
+            ["--nproc-per-node", "2", "--virtual-local-rank", "--signals-to-handle", "SIGTERM,SIGUSR2"],
+            {"CUDA_VISIBLE_DEVICES": "4,5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
+        ),
+    ],
+)
+def test_workers_find_the_same_variables(torchrun: Launcher, words: list[str], env: dict[str, str]) -> None:
+    theirs = dump(torchrun, [torchrun.python, *THEIRS], "theirs", words, **env)
+    ours = dump(torchrun, OURS, "ours", words, **env)
+    assert len(ours) == len(theirs)
+    given = {**torchrun.environment(), **env}
+    for their, our in zip(theirs, ours, strict=True):
+        assert our[1:] == their[1:]
+        assert comparable(our[0], given) == comparable(their[0], given)
+
+
+def comparable(found: object, given: dict[str, str]) -> dict[str, str]:
+    """What a launcher has set, less what is another each time and what is only ours."""
+    assert isinstance(found, dict)
+    changed = {name: value for name, value in found.items() if given.get(name) != value}
+    assert 0 < int(changed.pop("MASTER_PORT")) < 65536
+    address = socket.gethostbyname(changed.pop("MASTER_ADDR"))
+    assert address.startswith("127.") or address in socket.gethostbyname_ex(socket.gethostname())[2]
+    file = changed.pop("TORCHELASTIC_ERROR_FILE").replace(changed["TORCHELASTIC_RUN_ID"], "RUN")
+    uuid = re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", changed["TORCHELASTIC_RUN_ID"])
+    run = "a uuid" if uuid else changed["TORCHELASTIC_RUN_ID"]
+    where = re.sub(r".*/torchelastic_\w+/RUN_\w+/", "", file)
+    own = {name: value for name, value in changed.items() if not name.startswith("DALSEGNO_")}
+    return {**own, "TORCHELASTIC_RUN_ID": run, "TORCHELASTIC_ERROR_FILE": where, "MASTER_ADDR": "this node"}
+
+
+# ---- https://docs.pytorch.org/docs/stable/elastic/run.html: lines as they stand there, but for their variables
+
+WELL = ["0 of 2: 3 after 0", "1 of 2: 3 after 0"]
+
+
+def lines(text: str) -> list[str]:
+    return sorted(text.splitlines())
+
+
+def test_single_node_multi_worker(torchrun: Launcher) -> None:
+    done = torchrun.run("--standalone", "--nnodes=1", "--nproc-per-node=2", torchrun.script(DDP))
+    assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr
+    assert torchrun.left() == []
+
+
+def test_stacked_single_node_multi_worker(torchrun: Launcher) -> None:
+    torchrun.script(DDP)
+    words = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nnodes=1", "--nproc-per-node=2", "train.py"]
+    stacked = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
+    assert [(each.returncode, lines(each.stdout)) for each in stacked] == [(0, WELL), (0, WELL)]
+
+
+def test_fault_tolerant(torchrun: Launcher, port: int) -> None:
+    torchrun.script(DDP)
+    words = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
+             f"--rdzv-endpoint=localhost:{port}", "train.py", "die"]  # fmt: skip
+    nodes = [ended(each) for each in [torchrun.start(*words), torchrun.start(*words)]]
+    assert [each.returncode for each in nodes] == [0, 0], [each.stderr for each in nodes]
+    assert lines("".join(each.stdout for each in nodes)) == ["0 of 2: 3 after 1", "1 of 2: 3 after 1"]
+    assert torchrun.left() == []
+
+
+def test_elastic(torchrun: Launcher, port: int) -> None:
+    words = ["--nnodes=1:4", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=7", "--rdzv-backend=c10d",
+             f"--rdzv-endpoint=localhost:{port}", torchrun.script(DDP)]  # fmt: skip
+    done = torchrun.run(*words, PET_RDZV_CONF="last_call_timeout=1")
+    assert (done.returncode, lines(done.stdout)) == (0, WELL), done.stderr
+
+
+def test_a_traceback_that_was_recorded_is_in_the_report(torchrun: Launcher) -> None:
+    done = torchrun.run("--nproc-per-node", "2", torchrun.script(DDP), "raise")
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("train.py FAILED") :]
+    assert "rank      : 1 (local_rank: 1)" in report and "ValueError: bad batch" in report
+    assert "error.json" in report
