@@ -106,7 +106,7 @@ MAY_PRINT = {
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
     "targets/real/on_node.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
-    "targets/local/room.py": "a daemon: what it prints is its log",
+    "targets/local/machine_room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",
     "node_agent/agent.py": "a daemon: what it prints is its log",
     "targets/local/assets/": "stand-alone programs that run inside virtual hosts",

@@ -139,8 +139,7 @@ def open_target(target: str, place: Place) -> LocalTarget:
 
 def owner_of(place: Place) -> int | None:
     """Return the uid of the person whose cluster it is; None where that cannot be read."""
-    from dalsegno.targets.local.folder import Folder
-    from dalsegno.targets.local.store import read_state_leniently
+    from dalsegno.targets.local.folder import Folder, read_state_leniently
 
     state = read_state_leniently(Folder(place.folder))
     try:
@@ -283,9 +282,8 @@ def unpacked_homes(env: Mapping[str, str] = os.environ) -> list[Path]:
 
 def _images_at_hand(env: Mapping[str, str]) -> str:
     """Of the cluster this shell is on, else of the only one; "" if its file names none, or none of ours is at hand."""
-    from dalsegno.targets.local.folder import Folder
-    from dalsegno.targets.local.layout import jobs_images
-    from dalsegno.targets.local.store import read_applied
+    from dalsegno.targets.local.desired import jobs_images
+    from dalsegno.targets.local.folder import Folder, read_applied
 
     if env.get("SLURM_CONF") and not cluster_id(env):
         return ""

@@ -17,9 +17,8 @@ from dalsegno.slurm.client import SlurmClient
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import owner_name
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.room_client import MachineRoom
-from dalsegno.targets.local.store import read_applied
+from dalsegno.targets.local.folder import Folder, read_applied
+from dalsegno.targets.local.machine_room_client import MachineRoom
 
 SLURM_S = 15.0  # longer than it takes Slurm's commands to say that nobody answers
 BOOT_S = 30.0  # a virtual host boots in half a second

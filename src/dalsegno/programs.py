@@ -16,7 +16,7 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "step-again": "dalsegno.runs.auto_resume.program",
     "controller": "dalsegno.controller",
     "gpu-facts": "dalsegno.health.readers.nvml_apart",
-    "machine-room": "dalsegno.targets.local.room",
+    "machine-room": "dalsegno.targets.local.machine_room",
     "break-worker": "dalsegno.targets.real.on_node",
     "undo-fault": "dalsegno.targets.local.breaking.timer",
     "node-agent": "dalsegno.node_agent.agent",

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dalsegno.cli.bench_ddp import command
-from dalsegno.cli.bench_ranks import Rank, run_ranks
+from dalsegno.cli.bench_ddp import Rank, command, run_ranks
 from dalsegno.errors import DalsegnoError, UsageError
 
 

@@ -18,7 +18,7 @@ from dalsegno.cli.main import cli
 from dalsegno.health import Gpu, Remedy
 from dalsegno.recovery.actions import Drain
 from dalsegno.recovery.controller import SOCKET, Controller
-from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.facts import Fault
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.store import Store
 from dalsegno.recovery.watch import JOURNAL

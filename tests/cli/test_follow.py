@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.screen import prefixed
+from dalsegno.cli.follow import prefixed
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.logs import Line

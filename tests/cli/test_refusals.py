@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.refusals import end_hint
+from dalsegno.cli.follow import end_hint
 from dalsegno.runs.status import RunCause
 from tests.cli.runs import make_run, status
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from dalsegno.cli.cancel import command as cancel
 from dalsegno.cli.logs import command as logs
-from dalsegno.cli.run_facts import age
 from dalsegno.cli.runs import command as runs
 from dalsegno.cli.runs import row
+from dalsegno.cli.statusline import age
 from dalsegno.errors import NotThere
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.goodput import Goodput, Progress, TimeKind

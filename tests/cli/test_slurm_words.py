@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.slurm_words import as_typed, in_text, way_in
+from dalsegno.cli.asking import as_typed, in_text, way_in
 
 
 def test_in_a_shell_without_slurm_a_cluster_of_ours_is_asked_through_its_own_shell(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dalsegno.system.children import descendants, find
 from dalsegno.system.hosts import host_process
-from dalsegno.targets.local.cables import port_name
+from dalsegno.targets.local.network import port_name
 from tests.cluster.conftest import Cli
 from tests.cluster.test_up_down import idle_nodes, interrupt, kill_host, small
 from tests.waiting import eventually

@@ -6,9 +6,8 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import make_folder
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.folder import ApplyStage, Folder, State, write_applied, write_state
 from dalsegno.targets.local.nodes import Nodes, open_nodes
-from dalsegno.targets.local.store import ApplyStage, State, write_applied, write_state
 from tests.local.test_desired import ROOT, cluster, put
 
 SLURM = "slurm-wlm 22.05.8"

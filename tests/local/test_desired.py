@@ -29,15 +29,13 @@ from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.desired import Desired, desired, hosts_file
-from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.layout import limits_sentence, slurm_layout
+from dalsegno.targets.local.daemons import START
+from dalsegno.targets.local.desired import Desired, desired, hosts_file, limits_sentence, slurm_layout
+from dalsegno.targets.local.folder import ApplyStage, Folder, State
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
-from dalsegno.targets.local.services import START
 from dalsegno.targets.local.shell import user_env
-from dalsegno.targets.local.store import ApplyStage, State
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
 V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))

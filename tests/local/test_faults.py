@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dalsegno.cli.inject import command, read_words, told
-from dalsegno.cli.times import parse_time
+from dalsegno.cli.out import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.children import Process
 from dalsegno.system.processes import LocalRunner

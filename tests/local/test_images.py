@@ -8,9 +8,9 @@ import pytest
 from dalsegno.cluster import images_home
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.spec.facts import Containers
+from dalsegno.targets.local.desired import jobs_images
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.images import failure, import_all
-from dalsegno.targets.local.layout import jobs_images
 from tests.local.sites import folder_of
 from tests.local.test_desired import cluster
 

@@ -18,9 +18,9 @@ from dalsegno.targets.local.breaking.hardware import CHANGES, tell, with_faults
 from dalsegno.targets.local.breaking.kinds import KINDS
 from dalsegno.targets.local.breaking.network import check_mended, drop_program
 from dalsegno.targets.local.breaking.records import HISTORY, Injected, forget, injected_into, note, remember, remembered
+from dalsegno.targets.local.machine_room import mend
 from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.rebuilding import mend
-from dalsegno.targets.local.telemetry import healthy_node
+from dalsegno.targets.local.placement import healthy_node
 from tests.local.sites import folder_of, nodes_of
 from tests.local.test_desired import cluster
 

@@ -13,10 +13,9 @@ import pytest
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.files import locked
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
-from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.room import Room
-from dalsegno.targets.local.room_client import MachineRoom
-from dalsegno.targets.local.store import ApplyStage
+from dalsegno.targets.local.folder import ApplyStage, Folder
+from dalsegno.targets.local.machine_room import Room
+from dalsegno.targets.local.machine_room_client import MachineRoom
 from tests.local.sites import folder_of
 
 OWNER = os.geteuid()

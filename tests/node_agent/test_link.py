@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.result import Result, Verdict, passed
-from dalsegno.recovery.agent_orders import Answer
 from dalsegno.recovery.agent_view import AgentView, Presence
+from dalsegno.recovery.agents import Answer
 from dalsegno.recovery.probes import Place
 from dalsegno.system.children import descendants, start_ticks
 from tests.recovery.played_agents import Scene, secret_of

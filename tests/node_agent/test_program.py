@@ -17,9 +17,9 @@ from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
 from dalsegno.node_agent.agent import Options, main, parse_options
 from dalsegno.programs import launcher
-from dalsegno.recovery.agent_orders import Answer, OrderEnd
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.pairing import prove
+from dalsegno.recovery.agents import Answer, OrderEnd
+from dalsegno.recovery.node_link import prove
 from dalsegno.recovery.probes import Place
 from dalsegno.system.children import MARK, descendants, marked
 from tests.recovery.played_agents import NODES, Scene, secret_of

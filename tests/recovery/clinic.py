@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dalsegno.recovery.act import Hands
 from dalsegno.recovery.actions import Action, Note, Turn
+from dalsegno.recovery.decide import SETTLE_S
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
-from dalsegno.recovery.healer import Healer
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.sight import SETTLE_S
 from dalsegno.recovery.store import Store
+from dalsegno.recovery.watch import Healer
 
 STEP_S = 1.0
 

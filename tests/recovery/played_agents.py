@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dalsegno.health.messages import BEAT
 from dalsegno.health.wire import AGENT, CONTROLLER, Hello, hello_message, is_welcome, seal_of
-from dalsegno.recovery.agent_door import STRANGER_S
+from dalsegno.recovery.agent_server import STRANGER_S
 from dalsegno.recovery.agents import Agents
 from dalsegno.recovery.probes import Place
 from dalsegno.train.frames import Message, Reader, pack, parse

@@ -29,10 +29,9 @@ from dalsegno.health.messages import (
 )
 from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import Hello, hello_message
-from dalsegno.recovery.agent_door import STRANGERS
-from dalsegno.recovery.agent_orders import MOST_BYTES, MOST_ORDERS, Answer, OrderEnd
+from dalsegno.recovery.agent_server import STRANGERS
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.agents import RESTART_S, Agents, merge
+from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, Agents, Answer, OrderEnd, merge
 from dalsegno.recovery.presence import LOOK_S
 from dalsegno.recovery.probes import Place
 from dalsegno.train.frames import Message, pack

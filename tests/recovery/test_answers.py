@@ -15,17 +15,16 @@ import pytest
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Gpu, Remedy, Verdict
 from dalsegno.recovery.actions import Drain, Mend, Note, Turn
-from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.book import DAY_S
-from dalsegno.recovery.check_news import News
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
 from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.fault import Fault
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.phase import Held, Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.run_hints import News
 from dalsegno.recovery.store import Store
+from dalsegno.recovery.user_socket import Answers
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message
 

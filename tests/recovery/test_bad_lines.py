@@ -12,7 +12,7 @@ from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_told
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.topic import Subject, Topic
+from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from tests.recovery.clinic import STEP_S, Clinic, MakeClinic
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Finding, Remedy, Result, failed, passed, unknown, warned
-from dalsegno.recovery.check_news import CALM_S, MOST, CheckNews
+from dalsegno.recovery.run_hints import CALM_S, MOST, CheckNews
 from tests.recovery.clinic import MakeClinic
 
 

@@ -7,9 +7,8 @@ import pytest
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Mend, Turn
 from dalsegno.recovery.book import Mark, MarkKind
-from dalsegno.recovery.forecast import Forecast, forecast
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.repair import Forecast, forecast
 from tests.recovery.clinic import Clinic, MakeClinic
 
 

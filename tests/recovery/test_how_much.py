@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import Held, Phase
 from tests.recovery.clinic import MakeClinic
 
 

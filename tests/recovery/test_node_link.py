@@ -17,14 +17,13 @@ from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
 from dalsegno.node_agent import orders
 from dalsegno.node_agent.collective import DIED
 from dalsegno.node_agent.orders import check_settings
-from dalsegno.recovery.agent_orders import Answer, OrderEnd, Orders, Pending
+from dalsegno.recovery.agent_server import Roster
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
+from dalsegno.recovery.agents import Answer, OrderEnd, Orders, Pending
 from dalsegno.recovery.evidence import INCOMPLETE
-from dalsegno.recovery.node_link import NodeLink
-from dalsegno.recovery.pairing import prove
+from dalsegno.recovery.node_link import NodeLink, prove
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.probes import Place
-from dalsegno.recovery.roster import Roster
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.train.frames import MAX_BYTES, pack
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of

@@ -12,8 +12,8 @@ from dalsegno.recovery.actions import Note, Release
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.recovery.store import Store
-from dalsegno.recovery.topic import Subject, Topic
 
 OLD = """
 CREATE TABLE nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);

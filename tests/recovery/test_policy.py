@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.act import remedies_of
+from dalsegno.recovery.facts import Fault
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
-from dalsegno.recovery.fault import Fault
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, read_reason, write_reason
 from dalsegno.slurm.facts import NodeFlag, NodeInfo, NodeState

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dalsegno.recovery.records import Record, Records
+from dalsegno.recovery.coordinators import Record, Records
 from dalsegno.system.children import start_ticks
 
 ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dalsegno.recovery.records import Record
-from dalsegno.recovery.restarts import Do, Step, after_end, at_start, when_asked
+from dalsegno.recovery.coordinators import Do, Record, Step, after_end, at_start, when_asked
 
 LIVING = Record("/home/ada/runs/r1", 1001, pid=7, start=99)
 GONE = Record("/home/ada/runs/r1", 1001)

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.recovery.keeper import MOST_GIVEN_UP, Keeper
-from dalsegno.recovery.person import MOST_RUNS, MOST_RUNS_OF_A_USER, check_room
-from dalsegno.recovery.records import Record, Records
-from dalsegno.recovery.restarts import after_end
+from dalsegno.recovery.coordinators import (
+    MOST_GIVEN_UP,
+    MOST_RUNS,
+    MOST_RUNS_OF_A_USER,
+    Keeper,
+    Record,
+    Records,
+    after_end,
+    check_room,
+)
 from dalsegno.runs.coordinator.program import MOST_SHORT_LIVES
 from dalsegno.system.children import end, marked
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.records import Record
+from dalsegno.recovery.coordinators import Record
 from dalsegno.recovery.run_hints import with_hint
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, write_status

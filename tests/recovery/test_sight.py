@@ -10,9 +10,8 @@ from dalsegno.health import Remedy
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.decide import decide
+from dalsegno.recovery.decide import SETTLE_S, decide, is_blind, is_doubtful
 from dalsegno.recovery.facts import Facts, NodeFacts
-from dalsegno.recovery.sight import SETTLE_S, is_blind, is_doubtful
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from tests.recovery.clinic import MakeClinic
 

@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno.errors import CommandFailed
 from dalsegno.health import Remedy
-from dalsegno.recovery.loans import loan_name
+from dalsegno.recovery.act import loan_name
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.spares import LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag

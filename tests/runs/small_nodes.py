@@ -14,8 +14,7 @@ from dalsegno.runs.coordinator.memory import Memory
 from dalsegno.runs.coordinator.snapshots import Held
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import Held as OnNode
-from dalsegno.train.keeper.orders import Keep, KeeperAddress
-from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, key_of, slot_for, spent, to_send
+from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, Keep, KeeperAddress, key_of, slot_for, spent, to_send
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, Record, free_slots
 from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.door import CALL_S, MOST_CALLERS, MOST_PER_USER, Door
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.store import Store
+from dalsegno.recovery.user_socket import CALL_S, MOST_CALLERS, MOST_PER_USER, Door
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message, Reader, pack
 from tests.recovery.stage import SOURCE, Stage

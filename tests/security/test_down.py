@@ -12,7 +12,7 @@ import pytest
 
 from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
 from dalsegno.cluster import Place
-from dalsegno.recovery.records import Record, Records
+from dalsegno.recovery.coordinators import Record, Records
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, Status, write_status
 from dalsegno.system.files import make_folder, remove_tree

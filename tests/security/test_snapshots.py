@@ -33,7 +33,7 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.frames import BadFrame, Reader, send
 from dalsegno.train.keeper.holdings import holdings
-from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import Stranger, dial
 from dalsegno.train.memory.files import (
     SHM,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.forecast import Forecast
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.topic import Topic
+from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.reason import Topic
+from dalsegno.recovery.repair import Forecast
 from dalsegno.runs.status import RunCause, RunPhase, Status
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.nodes import NodeEvent
@@ -29,8 +28,8 @@ from dalsegno.why import (
     read_care,
     within,
 )
+from dalsegno.why.job import WAITS, why_it_waits
 from dalsegno.why.job import aftermath_s as job_aftermath_s
-from dalsegno.why.reasons import WAITS, why_it_waits
 from dalsegno.why.run import aftermath_s as run_aftermath_s
 
 REBOOT, REPLACE = Remedy.REBOOT, Remedy.REPLACE

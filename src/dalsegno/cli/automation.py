@@ -9,7 +9,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.asking import ask_controller, controller_of, when
 from dalsegno.cli.elevation import elevate_for_cluster
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 
 WORDS = ("pause", "resume", "status")
 _MODES = {

@@ -2,19 +2,99 @@
 
 from __future__ import annotations
 
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.cli.out import size
+
+if TYPE_CHECKING:
+    from dalsegno.train.disk.verify import Checked
+
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dalsegno.cli import ckpt_words, out
-from dalsegno.cli.options import json_option
+from dalsegno.cli import out
+from dalsegno.cli.out import json_option
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.train.disk.verify import Checked
+
+
+# ---- What `dalsegno ckpt` says of a checkpoint.
+
+
+HEADERS = ["STEP", "AGE", "SIZE", "RANKS", "RUN", "STATE"]
+
+
+def row(checked: Checked) -> list[str]:
+    manifest = checked.manifest
+    if manifest is None:
+        return [checked.path.name, "-", "-", "-", "-", _state(checked)]
+    return [
+        str(manifest.step),
+        _age(manifest.time),
+        size(manifest.bytes),
+        str(manifest.world),
+        manifest.run,
+        _state(checked),
+    ]
+
+
+def _state(checked: Checked) -> str:
+    if checked.faults:
+        return f"damaged: {'; '.join(checked.faults)}"
+    return "whole, latest" if _is_latest(checked.path) else "whole"
+
+
+def verdict(checked: Checked) -> str:
+    if checked.faults or checked.manifest is None:
+        return f"{checked.path}: damaged: {'; '.join(checked.faults)}"
+    return f"{checked.path}: whole, {len(checked.manifest.files) + 1} files, {size(checked.manifest.bytes)}"
+
+
+def as_json(checked: Checked) -> dict[str, object]:
+    manifest = checked.manifest
+    return {
+        "path": str(checked.path),
+        "whole": not checked.faults,
+        "faults": list(checked.faults),
+        "latest": _is_latest(checked.path),
+        "step": manifest.step if manifest else None,
+        "time": manifest.time if manifest else None,
+        "bytes": manifest.bytes if manifest else None,
+        "world": manifest.world if manifest else None,
+        "run": manifest.run if manifest else None,
+        "generation": manifest.generation if manifest else None,
+        "torch": manifest.torch if manifest else None,
+    }
+
+
+def _is_latest(path: Path) -> bool:
+    try:
+        return os.readlink(path.parent / "latest") == path.name
+    except OSError:
+        return False
+
+
+def _age(time: str) -> str:
+    try:
+        seconds = (datetime.now(timezone.utc) - datetime.fromisoformat(time)).total_seconds()
+    except (ValueError, TypeError):
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+# ---- `dalsegno ckpt`: what checkpoints there are, whether they are whole, and the way to plain files and back.
+
 
 TORCH_FILES = (".pt", ".pth", ".bin")
 SAFETENSORS = ".safetensors"
@@ -34,11 +114,11 @@ def ls(path: Path, json_: bool) -> None:
     """List the checkpoints in PATH, the newest first: by their manifests and sizes, without reading them."""
     found = [_check(each, every_byte=False) for each in _checkpoints(path)]
     if json_:
-        out.as_json([ckpt_words.as_json(each) for each in found])
+        out.as_json([as_json(each) for each in found])
     elif not found:
         out.talk(f"no checkpoints in {path}")
     else:
-        out.table(ckpt_words.HEADERS, [ckpt_words.row(each) for each in found])
+        out.table(HEADERS, [row(each) for each in found])
 
 
 @command.command()
@@ -48,9 +128,9 @@ def verify(path: Path, json_: bool) -> None:
     """Read every byte of the checkpoints in PATH. Exits 1 if one is not whole, and names its files."""
     found = _read_all(path)
     if json_:
-        out.as_json([ckpt_words.as_json(each) for each in found])
+        out.as_json([as_json(each) for each in found])
     else:
-        out.data("\n".join(ckpt_words.verdict(each) for each in found))
+        out.data("\n".join(verdict(each) for each in found))
     if any(each.faults for each in found):
         raise SystemExit(1)
 

@@ -13,7 +13,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import NotThere, SpecError, UsageError
 from dalsegno.hostlist import compress
 

@@ -12,7 +12,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.options import cluster_option
+from dalsegno.cli.out import cluster_option
 
 
 @click.command()

@@ -10,7 +10,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.interrupts import stoppable
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, UsageError
 
 if TYPE_CHECKING:

@@ -198,7 +198,7 @@ class Theatre:
     def _start(
         self, folder: Path, total: int, pause_s: float, tell: Callable[[Training, list[Mark]], None]
     ) -> Training:
-        from dalsegno.cli.handing_over import make_plan, start
+        from dalsegno.cli.submission import make_plan, start
         from dalsegno.cluster import runs_home
         from dalsegno.runs.submit.request import RunRequest
         from dalsegno.runs.submit.values import Nodes

@@ -33,7 +33,7 @@ from typing import Any
 
 from dalsegno.drill.story import RETURNED, Mark, marks_of_controller, marks_of_run
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.held import Held
+from dalsegno.recovery.phase import Held
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 

@@ -61,7 +61,7 @@ def _go_on_as_root(why: str) -> str:
     """Never returns if sudo lets us; else why it does not."""
     from dalsegno.system.execute import become, refusal, sudo_command
     from dalsegno.system.processes import LocalRunner
-    from dalsegno.targets.local.own_command import own_argv
+    from dalsegno.targets.local.shell import own_argv
 
     why_not = refusal(LocalRunner())
     if why_not:

@@ -7,7 +7,7 @@ import shlex
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 
 
 @click.command()

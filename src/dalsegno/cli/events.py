@@ -10,7 +10,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.asking import ask_controller, controller_of, when
-from dalsegno.cli.options import cluster_option
+from dalsegno.cli.out import cluster_option
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dalsegno.cli import image_words, out
+from dalsegno.cli import image_verdict, out
 from dalsegno.cli.image_progress import Bar
 from dalsegno.cli.image_verdict import find_image, verdict_of
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.options import json_option
-from dalsegno.cli.sizes import size
+from dalsegno.cli.out import json_option, size
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
@@ -164,11 +163,11 @@ def ls(json_: bool) -> None:
     """List the images that are kept here, the newest first."""
     found = _store().all()
     if json_:
-        out.as_json([image_words.as_json(each) for each in found])
+        out.as_json([image_verdict.as_json(each) for each in found])
     elif not found:
         out.talk("no images yet; `dalsegno image import ubuntu:24.04` brings one")
     else:
-        out.table(image_words.HEADERS, [row for each in found for row in image_words.rows(each)])
+        out.table(image_verdict.HEADERS, [row for each in found for row in image_verdict.rows(each)])
 
 
 @command.command(short_help="Show what is known of an image.")
@@ -181,9 +180,9 @@ def show(image: str, json_: bool) -> None:
         return
     found = find_image(_store(), image)
     if json_:
-        out.as_json(image_words.as_json(found))
+        out.as_json(image_verdict.as_json(found))
     else:
-        out.data("\n".join(image_words.lines(found)))
+        out.data("\n".join(image_verdict.lines(found)))
 
 
 def _show_file(path: Path, json_: bool) -> None:
@@ -192,9 +191,9 @@ def _show_file(path: Path, json_: bool) -> None:
 
     inside = look_inside(path, LocalRunner())
     if json_:
-        out.as_json(image_words.inside_as_json(str(path), inside))
+        out.as_json(image_verdict.inside_as_json(str(path), inside))
     else:
-        out.data("\n".join(image_words.inside_lines(str(path), inside)))
+        out.data("\n".join(image_verdict.inside_lines(str(path), inside)))
 
 
 @command.command()

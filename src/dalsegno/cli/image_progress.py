@@ -7,7 +7,7 @@ import threading
 import time
 
 from dalsegno.cli import out
-from dalsegno.cli.sizes import size
+from dalsegno.cli.out import size
 
 _WIDTH = 24
 _EVERY_S = 0.1

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import file_argument
+from dalsegno.cli.out import file_argument
 from dalsegno.errors import DalsegnoError, UsageError
 
 

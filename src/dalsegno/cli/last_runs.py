@@ -55,7 +55,7 @@ def runs_on(place: Place) -> list[RunOnCluster]:
 
 
 def _kept(place: Place) -> Iterator[RunOnCluster]:
-    from dalsegno.recovery.records import Records
+    from dalsegno.recovery.coordinators import Records
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.local.folder import Folder
 

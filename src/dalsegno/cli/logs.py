@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.follow import pause_s, ranks_of, watch_of
-from dalsegno.cli.screen import Screen
+from dalsegno.cli.follow import Screen, pause_s, ranks_of, watch_of
 from dalsegno.cli.watch import is_over
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import json_option
+from dalsegno.cli.out import json_option
 
 
 @click.command()

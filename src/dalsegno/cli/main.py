@@ -11,8 +11,8 @@ import click
 
 from dalsegno import __version__
 from dalsegno.cli import out
+from dalsegno.cli.asking import in_text
 from dalsegno.cli.interrupts import INTERRUPTED, Stopped, end_at_once
-from dalsegno.cli.slurm_words import in_text
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it

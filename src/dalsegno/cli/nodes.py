@@ -10,7 +10,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.asking import ask_controller, controller_of, when
 from dalsegno.cli.events import line
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import click
 
-from dalsegno.errors import Problem
+from dalsegno.errors import Problem, UsageError
 from dalsegno.printable import lines, one_line
 from dalsegno.targets.base import Say
 
@@ -116,3 +117,40 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in shown) for column in range(len(headers))]
     for row in shown:
         data("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# ---- Sizes in words.
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: 512 B, 3.2 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+# ---- Times as people write them.
+
+
+UNITS_S = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
+
+
+def parse_time(text: str) -> float:
+    """Seconds: `5`, `5s`, `0.3s`, `300ms`, `2m`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
+    seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
+    if seconds <= 0:
+        raise UsageError(f"`{text}` is no time", hint="such as `5s`, `300ms` or `2m`")
+    return seconds
+
+
+# ---- Options that several commands share.
+
+
+file_argument = click.argument("file", type=click.Path(), default="cluster.yaml", metavar="[FILE]")
+cluster_option = click.option(
+    "--cluster", "-M", "name", metavar="NAME", help="Which cluster; default: $DALSEGNO_CLUSTER, or the only one."
+)
+json_option = click.option("--json", "json_", is_flag=True, help="Print JSON.")

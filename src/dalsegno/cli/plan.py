@@ -8,7 +8,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_make
-from dalsegno.cli.options import file_argument, json_option
+from dalsegno.cli.out import file_argument, json_option
 
 
 @click.command()

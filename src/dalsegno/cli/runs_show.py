@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import json_option
-from dalsegno.cli.run_facts import facts_of, state_of, status_of
+from dalsegno.cli.out import json_option
+from dalsegno.cli.statusline import facts_of, state_of, status_of
 
 if TYPE_CHECKING:
     from dalsegno.runs.coordinator.goodput import Goodput, Progress

@@ -8,7 +8,7 @@ import click
 
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_change
-from dalsegno.cli.options import cluster_option
+from dalsegno.cli.out import cluster_option
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import cluster_option, json_option
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
 

@@ -38,7 +38,7 @@ def command(file: str, args: tuple[str, ...], cluster: str | None, detach: bool,
 
 
 def _submit_job(file: str, args: tuple[str, ...], cluster: str | None, detach: bool, dry_run: bool) -> int:
-    from dalsegno.cli.handing_over import hand_over
+    from dalsegno.cli.submission import hand_over
     from dalsegno.runs.submit.job_file import load_job
     from dalsegno.runs.submit.options import options_from_env
 

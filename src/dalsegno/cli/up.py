@@ -10,7 +10,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.elevation import elevate_to_make
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.options import file_argument
+from dalsegno.cli.out import file_argument
 from dalsegno.errors import DalsegnoError
 from dalsegno.targets.base import ClusterPhase, Plan, Say, Target
 

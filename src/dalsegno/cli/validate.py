@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.options import file_argument, json_option
+from dalsegno.cli.out import file_argument, json_option
 from dalsegno.errors import SpecError
 
 if TYPE_CHECKING:

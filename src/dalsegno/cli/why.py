@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dalsegno.cli import out
-from dalsegno.cli.asking import when
-from dalsegno.cli.options import cluster_option, json_option
-from dalsegno.cli.silence import meaning_of
-from dalsegno.cli.slurm_words import as_typed, way_in
+from dalsegno.cli.asking import as_typed, meaning_of, way_in, when
+from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
 from dalsegno.hostlist import closest
 
@@ -92,7 +90,7 @@ def _names(slurm: SlurmHere) -> list[str]:
 
 
 def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
-    from dalsegno.cli.run_facts import status_of
+    from dalsegno.cli.statusline import status_of
     from dalsegno.runs import journal
     from dalsegno.why import Answer, explain_run, in_order, moments_of_run, nodes_of_run
     from dalsegno.why.run import aftermath_s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.health import Remedy, report_message
@@ -26,13 +27,111 @@ from dalsegno.recovery.actions import (
     TakeEvidence,
     Validate,
 )
+from dalsegno.recovery.agent_view import AgentView
 from dalsegno.recovery.evidence import INCOMPLETE, put_together, save_evidence, says_nothing
-from dalsegno.recovery.hands import Agents, Slurm
-from dalsegno.recovery.loans import close_loan, end_loan, loan_name, reserve
+from dalsegno.recovery.facts import Validation
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
-from dalsegno.slurm.facts import JobState, NodeInfo
+from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
+from dalsegno.slurm.parse.jobs import Queue
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
+
+# ---- What recovery needs of the world, each as a Protocol. The real ones are Slurm's client, the link to the node
+# agents and a target; fakes of all three are in `fakes`.
+
+
+class Slurm(Protocol):
+    """What `SlurmClient` does of it."""
+
+    def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]: ...
+
+    def queue(self, *, ended: bool = False) -> Queue: ...
+
+    def jobs(self, *, ended: bool = False) -> list[JobInfo]: ...
+
+    def drain(self, nodes: str | Iterable[str], reason: str) -> None: ...
+
+    def set_down(self, nodes: str | Iterable[str], reason: str) -> None: ...
+
+    def resume(self, nodes: str | Iterable[str]) -> None: ...
+
+    def requeue(self, *jobs: int | str) -> None: ...
+
+    def update(self, **settings: str) -> None: ...
+
+    def scontrol(self, *words: str) -> str: ...
+
+
+class Agents(Protocol):
+    """The node agents, as their link knows them. None of these waits for long."""
+
+    def remember(self, nodes: Iterable[str]) -> None:
+        """Nodes that were in service when the controller before this one ended: they are missed sooner."""
+        ...
+
+    def views(self) -> Mapping[str, AgentView]: ...
+
+    def validations(self) -> Mapping[str, Validation]:
+        """The last answer of each node to `validate`."""
+        ...
+
+    def validating(self) -> Mapping[str, str]:
+        """Nodes that are at it, and which order each carries out."""
+        ...
+
+    def validate(self, node: str, ask: str, partner: str) -> None:
+        """Tell a node to prove itself; its answer carries `ask`. Told again with the same, it does not start anew."""
+        ...
+
+    def rest(self, node: str, seconds: float) -> None:
+        """Have an agent let go of its GPUs for so long: they cannot be reset while it holds them. 0: no longer."""
+        ...
+
+    def evidence(self, node: str) -> Mapping[str, str]:
+        """What a node can tell of its last hours, as files; of one that cannot speak any more, only why. This one may
+        wait."""
+        ...
+
+
+# ---- Reservations of Slurm that keep a lent spare for the user it is lent to.
+
+
+# FLEX: a job may run for longer than the reservation lasts. IGNORE_JOBS: what still ends on the node does not matter.
+_FLAGS = "FLEX,IGNORE_JOBS,PURGE_COMP=00:05:00"
+
+
+def loan_name(node: str) -> str:
+    """Return the name of the reservation for a node."""
+    return f"dalsegno-lent-{node}"
+
+
+def reserve(slurm: Slurm, node: str, uid: int) -> bool:
+    """Keep a node for a user, also where a controller before us had begun to; False if Slurm refuses."""
+    name = loan_name(node)
+    with contextlib.suppress(CommandFailed):
+        slurm.update(ReservationName=name, Users=str(uid))
+        return True
+    with contextlib.suppress(CommandFailed):
+        words = {"ReservationName": name, "Users": uid, "Nodes": node, "StartTime": "now", "Duration": "UNLIMITED"}
+        slurm.scontrol("create", "reservation", *(f"{key}={value}" for key, value in words.items()), f"Flags={_FLAGS}")
+        return True
+    return False
+
+
+def close_loan(slurm: Slurm, node: str) -> None:
+    """Let no further job start on a lent node; none of the reservation's own runs or waits is touched."""
+    with contextlib.suppress(CommandFailed):  # Slurm had refused it, or has removed it
+        slurm.update(ReservationName=loan_name(node), Users="root")
+
+
+def end_loan(slurm: Slurm, node: str) -> None:
+    """Remove the reservation; gone already is fine."""
+    with contextlib.suppress(CommandFailed):
+        slurm.scontrol("delete", f"ReservationName={loan_name(node)}")
+
+
+# ---- Doing one action. Each may be done twice: what is so already is fine, and nothing of someone else's is
+# touched.
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.event import EventKind, EventStage
-from dalsegno.recovery.fault import Fault
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.topic import ANYTHING, Subject
+from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.reason import ANYTHING, Subject
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 
 

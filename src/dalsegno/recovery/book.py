@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.fault import Fault
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.topic import ANYTHING, Subject
+from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.reason import ANYTHING, Subject
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dalsegno.recovery.book import DAY_S, HOUR_S, Book, MarkKind
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.held import Held
+from dalsegno.recovery.phase import Held
 from dalsegno.recovery.policy import AUTO, Policy
 
 

@@ -25,10 +25,9 @@ from dalsegno.recovery.actions import (
 )
 from dalsegno.recovery.book import Book, Mark, MarkKind, NodeBook, Pending
 from dalsegno.recovery.facts import Facts
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import Held, Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.topic import ANYTHING
+from dalsegno.recovery.reason import ANYTHING
 
 MOST_RETRY_S = 60.0
 WORN = 5  # failures in a row after which a mend counts as tried

@@ -18,15 +18,11 @@ from dalsegno.health.here import slurm_conf
 from dalsegno.printable import logged
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
-from dalsegno.recovery.answers import Answers
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.door import Door
-from dalsegno.recovery.keeper import Keeper, Say
+from dalsegno.recovery.coordinators import Keeper, Record, Records, Say, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
-from dalsegno.recovery.person import check_folder, check_may_ask
-from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.records import Record, Records
-from dalsegno.recovery.site import Site
+from dalsegno.recovery.policy import Policy, Site
+from dalsegno.recovery.user_socket import Answers, Door
 from dalsegno.recovery.watch import JOURNAL, Watch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.actions import Action, Again, Drain, Found, Note, SetDown, Turn
+from dalsegno.recovery.actions import Action, Again, Drain, Expedite, Found, Note, Requeue, SetDown, Sight, Turn
+from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.budget import Outs, restraint
-from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
-from dalsegno.recovery.fault import Fault, heaviest
-from dalsegno.recovery.held import Held
-from dalsegno.recovery.job_care import care_for_jobs
+from dalsegno.recovery.facts import Facts, Fault, NodeFacts, heaviest, is_plain
 from dalsegno.recovery.judge import (
     NONE,
     Quick,
@@ -24,14 +22,130 @@ from dalsegno.recovery.judge import (
     quick_failures,
     standing,
 )
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import Held, Phase
 from dalsegno.recovery.policy import OFF, Policy
-from dalsegno.recovery.reason import Owner, owner, read_reason
+from dalsegno.recovery.reason import (
+    ANYTHING,
+    CHECK,
+    SLURM_DRAIN,
+    Owner,
+    Subject,
+    fault_of_drain,
+    owner,
+    read_reason,
+    rule_of,
+)
 from dalsegno.recovery.repair import repair
-from dalsegno.recovery.sight import change_of_sight, is_blind, is_doubtful
-from dalsegno.recovery.slurms_own import CHECK, fault_of_drain, rule_of
 from dalsegno.recovery.spares import keep_spare, lend
-from dalsegno.recovery.topic import ANYTHING, SLURM_DRAIN, Subject
+from dalsegno.slurm.facts import JobInfo, JobState
+from dalsegno.slurm.parse.pending import PendingReason, parse_pending
+
+# ---- Jobs that nobody but Slurm looks after, on nodes that fail them. Runs look after themselves. Pure.
+
+
+AGAIN_S = 3.0  # Slurm holds a requeued job back for a while, whatever it is told: it is told until it starts
+
+
+def care_for_jobs(node: NodeFacts, own: NodeBook, jobs: Iterable[JobInfo], policy: Policy, now: float) -> Action | None:
+    return _after_loss(own, jobs, now) or _before_its_end(node, own, policy)
+
+
+def _after_loss(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | None:
+    """Slurm requeues what may be requeued, and has it wait for two minutes."""
+    if not own.victims:
+        return None
+    known = {job.id: job for job in jobs}
+    for each in own.victims:
+        job = known.get(each)
+        if job is None:
+            return Note(own.node, f"job {each} is over", settles=(each,))
+        if job.state.ended:
+            text = f"job {each} has ended with its node ({job.state.value}): it may not be requeued, and is left alone"
+            return Note(own.node, text, settles=(each,))
+        if job.state is JobState.RUNNING and (own.node not in job.nodes or not own.phase.out):
+            return Note(own.node, f"job {each} runs again on {', '.join(job.nodes)}", settles=(each,))
+        held = job.state is JobState.PENDING and parse_pending(job.reason) is PendingReason.BEGIN_TIME
+        if held and now - own.told_at >= AGAIN_S:
+            return Expedite(own.node, each)
+    return None
+
+
+def _before_its_end(node: NodeFacts, own: NodeBook, policy: Policy) -> Action | None:
+    """A live node on which no job can go on: what may start anew does; the others are waited for."""
+    doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
+    if own.phase is not Phase.DRAINED or not doomed:
+        return None
+    for job in node.jobs:
+        known = job.id in own.victims or job.id in own.left
+        if is_plain(job) and job.batch_host and job.state is JobState.RUNNING and not known:
+            return Requeue(node.name, job.id)
+    return None
+
+
+# ---- Whether it is the nodes that are gone, or we who see nothing: a controller whose own cable is out misses all
+# of them.
+
+
+NEARLY_ALL = 0.8
+FEWEST = 2  # of a single node nobody can say
+SETTLE_S = 15.0  # from when we see again; agents call every few seconds, and hosts are probed every two
+FRESH_S = 0.75  # a beat is due every 0.4 s, and no node is given up in less than 1.3
+
+
+def is_blind(facts: Facts, book: Book) -> bool:
+    """Some node would be taken for gone now, and of those that should be there hardly one is heard."""
+    expected = [node for node in (facts.nodes or {}).values() if _is_expected(node, book.of(node.name))]
+    unseen = [node for node in expected if not _is_seen(node.agent)]
+    gone = any(node.gone for node in unseen) or (book.blind and bool(unseen))
+    return gone and len(expected) >= FEWEST and len(unseen) >= NEARLY_ALL * len(expected)
+
+
+def is_doubtful(node: NodeFacts, facts: Facts, book: Book, now: float) -> bool:
+    """It was missed while we saw nothing, and has not had the time to be heard again; or nobody was heard since."""
+    if not node.gone:
+        return False
+    silent_since = node.agent.heard or node.agent.since  # it may be given up only now for what we missed then
+    missed_blindly = silent_since <= book.saw_at and now < book.saw_at + SETTLE_S
+    return missed_blindly or not (node.slurm.down or _are_others_heard(node, facts, book))
+
+
+def _are_others_heard(node: NodeFacts, facts: Facts, book: Book) -> bool:
+    """After it was given up. What is read after that was sent while it was being asked: we could have heard it too.
+
+    Last words from before prove nothing: on a busy machine they come at very different times.
+    """
+    others = [
+        each.agent
+        for each in (facts.nodes or {}).values()
+        if each.name != node.name and _is_expected(each, book.of(each.name))
+    ]
+    heard = [signed for view in others if (signed := max(view.heard, view.answered))]
+    return not heard or max(heard) >= node.agent.since
+
+
+def change_of_sight(facts: Facts, blind: bool) -> Sight:
+    if blind:
+        why = "all nodes fell silent at once: taken for a fault of the controller's own network; nothing is done"
+    elif any(_is_seen(node.agent) for node in (facts.nodes or {}).values()):
+        why = "nodes are seen again; goes on"
+    else:
+        why = "Slurm has set the silent nodes down too: they are gone; goes on"
+    return Sight("", blind, why)
+
+
+def _is_expected(node: NodeFacts, own: NodeBook) -> bool:
+    """It was there, and neither we nor Slurm have taken it out of its jobs."""
+    return own.seen and bool(own.last_boot) and not own.phase.out and not node.slurm.down
+
+
+def _is_seen(view: AgentView) -> bool:
+    """One word of it, of its host or of its slurmd is enough: we hear."""
+    if view.presence is Presence.CONNECTED:
+        return view.quiet_s <= FRESH_S
+    return view.presence is Presence.AGENT_DEAD or (view.presence is Presence.NEVER and view.host_answers is True)
+
+
+# ---- What to do now: facts, our book and the policy in, actions out. Pure; it asks nobody and looks at no clock.
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import NodeFacts, is_plain
-from dalsegno.recovery.fault import BLACK_HOLE, GONE, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.facts import BLACK_HOLE, GONE, Fault, NodeFacts, failures, fault_of, heaviest, is_plain
 from dalsegno.recovery.phase import Phase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.topic import Subject, Topic
+from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import JobInfo, JobState
 
 NETWORK = "network"  # the check of that name

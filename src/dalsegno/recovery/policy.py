@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dalsegno.health import Remedy
 from dalsegno.health.settings import PHASE_S
-from dalsegno.recovery.fault import Fault
+from dalsegno.recovery.act import Slurm
+from dalsegno.recovery.facts import Fault
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
 
@@ -71,3 +73,29 @@ class Policy:
         """What may be done for it."""
         cap = self.caps.get(fault.check, Remedy.REPLACE)
         return cap if cap < fault.remedy else fault.remedy
+
+
+# ---- What the controller is told of its cluster by whoever starts it.
+
+
+class Site(Protocol):
+    """One cluster. Its policy may change while the controller runs: it is asked for again."""
+
+    @property
+    def slurm(self) -> Slurm: ...
+
+    @property
+    def target(self) -> object:
+        """It may be able to reset, reboot and replace nodes: its type tells."""
+        ...
+
+    @property
+    def slurm_users(self) -> frozenset[str]:
+        """Under whom Slurm's daemons write why they take a node out of service."""
+        ...
+
+    def policy(self) -> Policy: ...
+
+    def is_being_changed(self) -> bool:
+        """Whether an `up` or a `down` is at work: what it does to nodes is no fault of theirs."""
+        ...

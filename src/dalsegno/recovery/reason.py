@@ -4,15 +4,66 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.fault import Fault
-from dalsegno.recovery.slurms_own import rule_of
+from dalsegno.recovery.facts import Fault
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
-from dalsegno.slurm.parse.messages import is_absence
+from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
 from dalsegno.slurm.render import SPARE_REASON
+
+# ---- Nodes that Slurm itself has taken out of service for a fault it met there, and what is done for them, as
+# data. Pure.
+
+
+CHECK = "slurm"
+DRAIN, REBOOT = Remedy.DRAIN, Remedy.REBOOT
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`remedies`: what is done the first time in a day, the second, and so on; after the last, a person is needed."""
+
+    reason: SlurmReason
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def code(self) -> str:
+        return self.reason.value
+
+
+# A prolog that fails again although all checks pass is broken itself; processes that cannot be killed, and hardware
+# that has gone missing, may be there again after a boot.
+RULES = {
+    reason: Rule(reason, remedies)
+    for reason, remedies in {
+        SlurmReason.PROLOG: (DRAIN, DRAIN),
+        SlurmReason.EPILOG: (DRAIN, DRAIN),
+        SlurmReason.KILL_TASK: (DRAIN, REBOOT),
+        SlurmReason.BATCH: (DRAIN, REBOOT),
+        SlurmReason.REBOOTED: (DRAIN, DRAIN),
+        SlurmReason.NOT_RESPONDING: (DRAIN, REBOOT),
+        SlurmReason.HARDWARE: (DRAIN, REBOOT),
+    }.items()
+}
+
+
+def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
+    """Return the rule for a node that Slurm took out of service; None for one that is in service, or a person's."""
+    out = node.draining or node.down or NodeFlag.INVALID_REG in node.flags
+    return RULES.get(parse_reason(node.reason)) if out and node.reason_user in slurm_users else None
+
+
+def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> Fault | None:
+    """What is wrong by Slurm's word, where it said so that many times today before; None if a person is needed."""
+    return Fault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
+
+
+# ---- The reasons we give Slurm: `dalsegno:<action>:<check>[<code>] <text>`. Whoever reads them knows whose they
+# are.
+
 
 LONGEST = 200  # more makes `sinfo -R` unreadable
 _OURS = re.compile(r"dalsegno:(drain|reset|reboot|replace):([a-z][a-z0-9_-]*)(?:\[([^\]]*)\])?(?: (.*))?")
@@ -71,3 +122,33 @@ _TAKEN = {
     NodeFlag.REBOOT_ISSUED,
     NodeFlag.REBOOT_REQUESTED,
 }
+
+
+# ---- What a remark about a node is about, so that nobody has to read its text.
+
+
+class Topic(Enum):
+    """The subjects of remarks that something depends on."""
+
+    OTHER = ""
+    AGENT_SILENT = "agent-silent"
+    AGENT_DEAD = "agent-dead"
+    QUICK_FAILURES = "quick-failures"
+    SLURM_DRAIN = "slurm-drain"  # Slurm itself has taken the node out of service
+
+    @classmethod
+    def _missing_(cls, value: object) -> Topic:
+        return cls.OTHER
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One remark's topic, and what tells two remarks on the same topic apart."""
+
+    topic: Topic = Topic.OTHER
+    network: bool = False  # the last report warned of the network
+    count: int = 0  # of jobs that failed
+
+
+ANYTHING = Subject()
+SLURM_DRAIN = Subject(Topic.SLURM_DRAIN)

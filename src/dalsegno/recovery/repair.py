@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -9,14 +10,83 @@ from dalsegno.health import Remedy, Report, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
-from dalsegno.recovery.facts import Facts, NodeFacts, is_plain
-from dalsegno.recovery.fault import BOOT, PASSPORT, SLURMD, VALIDATION, Fault, failures, fault_of, heaviest
+from dalsegno.recovery.budget import breaker, reboot_refusal, restraint
+from dalsegno.recovery.facts import (
+    BOOT,
+    PASSPORT,
+    SLURMD,
+    VALIDATION,
+    Facts,
+    Fault,
+    NodeFacts,
+    failures,
+    fault_of,
+    heaviest,
+    is_plain,
+)
 from dalsegno.recovery.judge import find_fault, found
-from dalsegno.recovery.ladder import next_step
-from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.presence import NEW_S
 from dalsegno.runs.comment import nodes_left
+from dalsegno.train.frames import Message
+
+# ---- What to try next for a node: reset, reboot, replace, each where the one before did not help. Pure.
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to try, and why nothing lighter that might have helped."""
+
+    how: Remedy
+    why: str = ""
+
+
+def next_step(
+    node: NodeBook, fault: Fault, partitions: Collection[str], book: Book, policy: Policy, now: float
+) -> Step | str:
+    """The next thing to try, or why nothing is left."""
+    most = policy.caps.get(fault.check, Remedy.REPLACE)
+    steps = [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE]
+    refusals = []
+    for step in steps:
+        if step < fault.remedy:
+            continue
+        if most < step:
+            refusals.append(f"no more than {most.value} may be done for {fault.check}")
+            break
+        why = _refusal(step, node, fault, partitions, book, policy, now)
+        if not why:
+            return Step(step, "; ".join(refusals))
+        refusals.append(why)
+    if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
+        why = _refusal(Remedy.REBOOT, node, fault, partitions, book, policy, now)  # better than nothing
+        return why or Step(Remedy.REBOOT, "; ".join(refusals))
+    return refusals[-1]
+
+
+def _refusal(
+    step: Remedy, node: NodeBook, fault: Fault, partitions: Collection[str], book: Book, policy: Policy, now: float
+) -> str:
+    if step not in policy.can:
+        return f"this cluster's machines cannot be {PAST[step]} from here"
+    if step is Remedy.RESET:
+        return "its GPUs were reset already" if Remedy.RESET in node.steps else ""
+    if step is Remedy.REBOOT:
+        if Remedy.REPLACE in node.steps:
+            return "its replacement was bad"
+        return reboot_refusal(book, node.node, fault.key, policy, now)
+    if node.steps.count(Remedy.REPLACE) >= policy.replaces_per_fault:
+        return f"it was replaced {policy.replaces_per_fault} times, and none of them was good"
+    tripped = breaker(book, partitions, policy)
+    return f"{policy.breaker} replacements in {tripped} failed one after the other" if tripped else ""
+
+
+PAST = {Remedy.RESET: "reset", Remedy.REBOOT: "rebooted", Remedy.REPLACE: "replaced"}
+
+
+# ---- A node that is out of service by our hand: from its fault to its return, one step at a time. Pure.
+
 
 AGAIN_S = 60.0  # from a validation that failed for what only a person can mend to the next, at the least
 MOST_ASKS = 3  # an order that got lost, with its agent or with us, is given again
@@ -254,3 +324,45 @@ def _passes_now(case: Case) -> bool:
     report = case.node.agent.report
     findings = [each for each in report.findings if each.check == case.fault.check] if report else []
     return bool(findings) and all(each.result.verdict is Verdict.PASSED for each in findings)
+
+
+# ---- What will be done for a node that is out of service, as things are now; by the functions that decide it.
+# Pure.
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """`how` is what comes next, None where that is nothing; `held`: it comes only when this is over."""
+
+    how: Remedy | None
+    why: str = ""  # nothing lighter, or nothing at all
+    held: Held = Held.NO
+
+    def message(self) -> Message:
+        return {"how": self.how.value if self.how else "", "why": self.why, "held_back": self.held.value}
+
+    @classmethod
+    def read(cls, told: object) -> Forecast | None:
+        """As a controller says it; None where it says nothing, or speaks otherwise."""
+        if not isinstance(told, dict) or "how" not in told:
+            return None
+        how = next((each for each in Remedy if each.value == told["how"]), None)
+        return cls(how, str(told.get("why", "")), Held.of(told.get("held_back")))
+
+
+def forecast(own: NodeBook, partitions: Collection[str], book: Book, policy: Policy, now: float) -> Forecast | None:
+    """None where nothing is to come: it is in service, under way, or given up. How many may be out, and how many an
+    hour, was asked when it was taken out: whatever is out is mended, as far as reboots and replacements go."""
+    if own.fault is None or own.phase not in (Phase.DRAINED, Phase.DOWN):
+        return None
+    if policy.mode == OFF:
+        return Forecast(None, "the cluster file says that nodes are left alone")
+    if book.blind:
+        return Forecast(None, "the controller sees hardly a node: nothing is done until it does")
+    if own.fault.remedy is Remedy.DRAIN:
+        return Forecast(Remedy.DRAIN)
+    step = next_step(own, own.fault, partitions, book, policy, now)
+    if isinstance(step, str):
+        return Forecast(None, step)
+    held = restraint(book, policy)
+    return Forecast(step.how, step.why, held.held if held else Held.NO)

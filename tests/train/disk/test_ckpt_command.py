@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.cli.ckpt import command
-from dalsegno.cli.ckpt_words import _age
-from dalsegno.cli.sizes import size
+from dalsegno.cli.ckpt import _age, command
+from dalsegno.cli.out import size
 from dalsegno.errors import DalsegnoError
 from dalsegno.train.disk.folder import lock_folder
 from tests.train.disk.states import filled, save

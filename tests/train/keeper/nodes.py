@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.train.frames import Message, Reader, send
-from dalsegno.train.keeper.holdings import Held, holdings
-from dalsegno.train.keeper.listening import listen
-from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.holdings import Held, holdings, listen
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.service import serve
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.state import State

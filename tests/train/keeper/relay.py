@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.plan import KeeperAddress
 from tests.train.memory.processes import fork
 from tests.waiting import eventually
 

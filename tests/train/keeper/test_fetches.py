@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from dalsegno.train.frames import Message
-from dalsegno.train.keeper.fetching import Turns
-from dalsegno.train.keeper.listening import listen
+from dalsegno.train.keeper.holdings import listen
+from dalsegno.train.keeper.transfer import Turns
 from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
 from dalsegno.train.state import State
 from tests.train.keeper.conftest import NewNode

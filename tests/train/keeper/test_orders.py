@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.keeper.orders import RATE, UNTOLD, Drop, Fetch, Keep, KeeperAddress, Snapshot, parse_order
-from dalsegno.train.keeper.pace import CHUNK, Pace, unlimited
+from dalsegno.train.keeper.books import CHUNK, Pace, unlimited
+from dalsegno.train.keeper.plan import RATE, UNTOLD, Drop, Fetch, Keep, KeeperAddress, Snapshot, parse_order
 
 
 def test_each_order_is_read() -> None:

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.train.keeper.holdings import Held
-from dalsegno.train.keeper.orders import Keep, KeeperAddress
 from dalsegno.train.keeper.plan import (
     COPIES,
     OWN,
     SHARED,
+    Keep,
+    KeeperAddress,
     find_own,
     find_shared,
     key_of,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dalsegno.train.frames import Message, parse, send
-from dalsegno.train.keeper.orders import KeeperAddress
-from dalsegno.train.keeper.pace import unlimited
+from dalsegno.train.keeper.books import unlimited
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
 from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
 from dalsegno.train.proof import nonce, prove

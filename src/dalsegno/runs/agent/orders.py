@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dalsegno.train.frames import Message
-from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import Safe, parse_word
 
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dalsegno.runs.coordinator.group import Group
 from dalsegno.runs.coordinator.snapshots import Held, Place, Resume, buddies, whole_steps
 from dalsegno.train.frames import Message
-from dalsegno.train.keeper.orders import KeeperAddress
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
 
 # ---- What the ranks of one generation may overwrite in memory, as its coordinator finds it. Pure: times come in.

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+from pathlib import Path
+
 from dalsegno.errors import CommandFailed, TargetError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.render.commands import accounting_commands, reservation_commands
 from dalsegno.spec.facts import Cluster
+from dalsegno.system.files import make_folder, remove_tree
+from dalsegno.system.machine import program
+from dalsegno.system.processes import Runner
 
 
 def register_cluster(slurm: SlurmClient, name: str) -> None:
@@ -38,3 +46,63 @@ def update_reservations(slurm: SlurmClient, cluster: Cluster, before: tuple[str,
 def _reservation_names(slurm: SlurmClient) -> set[str]:
     said = slurm.scontrol("-o", "show", "reservation")
     return {word.partition("=")[2] for word in said.split() if word.startswith("ReservationName=")}
+
+
+# ---- A MariaDB data folder for slurmdbd: made once for each MariaDB version, then copied.
+
+
+NEEDED_MIB = 256
+
+
+def fill_database(runner: Runner, target: Path, cache: Path, user: str) -> None:
+    """Give the cluster an empty database, unless it has one."""
+    if target.exists():
+        return
+    free_mib = shutil.disk_usage(target.parent).free >> 20
+    if free_mib < NEEDED_MIB:
+        raise TargetError(
+            f"no space left for the accounting database: it needs {NEEDED_MIB} MiB, {target.parent} has {free_mib}",
+            hint="free some space, set DALSEGNO_HOME to another disk, or set `slurm: {accounting: false}`",
+        )
+    template = cache / f"mariadb-{_mariadb_version(runner)}"
+    if not template.exists():
+        _make_template(runner, template, user)
+    # The copy gets its name last, so that one cut short is never taken for a database.
+    part = target.with_name("db.part")
+    remove_tree(part)
+    runner.run(["cp", "-a", "--sparse=always", str(template), str(part)], timeout_s=120).checked(
+        hint="is the disk full? free some space, or set DALSEGNO_HOME to another disk"
+    )
+    part.rename(target)
+
+
+def _mariadb_version(runner: Runner) -> str:
+    said = runner.run([program("mariadbd") or "mariadbd", "--version"], timeout_s=30).checked().stdout
+    found = re.search(r"Ver (\S+?)(-MariaDB)?\s", said)
+    if not found:
+        raise TargetError(
+            f"mariadbd does not tell its version: {said.strip()[:200]}",
+            hint="`mariadbd --version` should; `./dalsegno setup` installs it",
+        )
+    return re.sub(r"[^\w.+-]", "_", found[1])
+
+
+def _make_template(runner: Runner, template: Path, user: str) -> None:
+    make_folder(template.parent)
+    for old in template.parent.glob("*.part"):
+        if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
+            remove_tree(old)  # of an `up` that was killed here
+    part = template.with_name(f"{template.name}.{os.getpid()}.part")
+    install = program("mariadb-install-db") or "mariadb-install-db"
+    # From inside its parent: with a blank in an absolute path its own script fails.
+    argv = [install, "--no-defaults", f"--datadir=./{part.name}", f"--user={user}", "--skip-test-db"]
+    env = {**os.environ, "TMPDIR": "."}  # in the new folder itself: the user's own may be full, or not there
+    done = runner.run([*argv, "--auth-root-authentication-method=normal"], cwd=str(part.parent), env=env, timeout_s=120)
+    if done.exit_code != 0:
+        remove_tree(part)
+        done.checked()
+    part.chmod(0o700)
+    try:
+        part.rename(template)
+    except OSError:
+        remove_tree(part)  # someone else was quicker

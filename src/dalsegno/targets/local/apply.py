@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,17 +13,17 @@ from dalsegno.containers.native import build_key, place_native
 from dalsegno.errors import TargetError
 from dalsegno.hostlist import compress
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.versions import NOBODY_UID
 from dalsegno.system.children import Process
 from dalsegno.system.execute import caller
-from dalsegno.system.files import make_folder
+from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
 from dalsegno.system.machine import Machine
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
-from dalsegno.targets.local import furnish
-from dalsegno.targets.local.accounting import register_cluster, update_people, update_reservations
+from dalsegno.targets.local.accounting import fill_database, register_cluster, update_people, update_reservations
 from dalsegno.targets.local.breaking.doing import clear
-from dalsegno.targets.local.cables import plug_in
+from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.daemons import (
     check_settings,
     hold_all,
@@ -30,15 +32,92 @@ from dalsegno.targets.local.daemons import (
     start_and_wait,
     start_services,
 )
-from dalsegno.targets.local.database import fill_database
+from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.folder import ApplyStage, Folder, State, write_applied, write_state
+from dalsegno.targets.local.machine_room import draw_secret
+from dalsegno.targets.local.network import plug_in, remove_hosts
 from dalsegno.targets.local.nodes import Nodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
-from dalsegno.targets.local.remove import remove_hosts
-from dalsegno.targets.local.store import ApplyStage, State, write_applied, write_state
 from dalsegno.targets.local.sweep import end_strays
+
+# ---- Folders, devices, keys and files of a local cluster, put in place before anything starts.
+
+
+def make_folders(folder: Folder, plan: LocalPlan) -> None:
+    """Every folder a daemon expects to find."""
+    for path in (folder.root, folder.etc, folder.run, folder.pids, folder.bin, folder.devices, folder.homes):
+        make_folder(path)
+    make_folder(folder.secret, 0o700)
+    make_folder(folder.slurmctld_state, 0o700)
+    make_folder(folder.run / "rest")
+    if os.geteuid() == 0:
+        os.chown(folder.run / "rest", NOBODY_UID, -1)  # slurmrestd, as nobody, makes its socket there
+    for host in plan.desired.hosts:
+        make_folder(folder.host(host) / "pid")
+    for node in plan.cluster.nodes:
+        make_folder(folder.spool(node.name))
+    if plan.cluster.containers.enabled:
+        for path in (folder.unpacked, *(folder.host(node.name) / "containers" for node in plan.cluster.nodes)):
+            make_folder(path)
+
+
+def make_devices(folder: Folder, plan: LocalPlan) -> None:
+    """A file for each simulated GPU, from whose number Slurm makes CUDA_VISIBLE_DEVICES."""
+    if not plan.placement.gpus_simulated:
+        return
+    for index in range(max((node.gpus for node in plan.cluster.nodes), default=0)):
+        device = folder.devices / f"nvidia{index}"
+        if not device.is_symlink():
+            device.symlink_to("/dev/null")  # Slurm wants a character device, and this one needs no rights to make
+
+
+def make_key(folder: Folder) -> None:
+    if not folder.munge_key.exists():
+        write_atomic(folder.munge_key, secrets.token_hex(64), 0o600)
+
+
+def make_secrets(folder: Folder, plan: LocalPlan) -> None:
+    """By which nodes' agents are known; and, on loopback ports, which boot of a node this is: hosts say so of
+    themselves."""
+    for node in plan.cluster.nodes:
+        if not folder.agent_secret(node.name).exists():
+            draw_secret(folder, node.name)
+        if plan.placement.hosts == LOOPBACK and not folder.boot_id(node.name).exists():
+            write_atomic(folder.boot_id(node.name), secrets.token_hex(8), durable=False)
+
+
+def make_identity(folder: Folder) -> None:
+    if not folder.identity.exists():
+        write_atomic(folder.identity, secrets.token_hex(8))
+
+
+def make_homes(folder: Folder, plan: LocalPlan) -> None:
+    """Home folders of the users that exist only inside the cluster."""
+    for name, uid in plan.placement.uids.items():
+        home = folder.homes / name
+        if not home.exists():
+            make_folder(home)
+            os.chown(home, uid, uid)
+
+
+def write_files(folder: Folder, plan: LocalPlan) -> None:
+    for name in plan.write:
+        write_file(folder, name, plan.desired.files[name])
+    for node in plan.cluster.nodes:
+        if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
+            tell(folder, node, plan.placement.gpus_simulated)  # another machine, with GPUs of its own
+
+
+def write_file(folder: Folder, name: str, file: File) -> None:
+    path = folder.root / name
+    make_folder(path.parent)
+    write_atomic(path, file.text, file.mode)
+
+
+# ---- Doing a plan: every step is safe to do again, so an interrupted `up` is finished by the next.
+
 
 MOUNT_S = 10.0  # for living hosts to mount files again
 
@@ -66,7 +145,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     )
     make_folder(site.folder.root)
     write_state(site.folder, state)  # first of all: from here on `down` and `status` know of it
-    furnish.make_folders(site.folder, plan)
+    make_folders(site.folder, plan)
     if plan.remove_nodes or plan.remove_partitions:
         drain_and_wait(site.slurm, plan, site.folder, site.say)
     if plan.placement.hosts == VIRTUAL:
@@ -88,15 +167,15 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
 
 
 def _put_files(site: Site, plan: LocalPlan) -> None:
-    furnish.make_devices(site.folder, plan)
-    furnish.make_key(site.folder)
-    furnish.make_secrets(site.folder, plan)
-    furnish.make_identity(site.folder)
-    furnish.make_homes(site.folder, plan)
+    make_devices(site.folder, plan)
+    make_key(site.folder)
+    make_secrets(site.folder, plan)
+    make_identity(site.folder)
+    make_homes(site.folder, plan)
     if plan.cluster.containers.enabled:
         version = site.machine.slurm_version
         place_native(site.runner, site.cache, version, site.folder.native / build_key(version))
-    furnish.write_files(site.folder, plan)
+    write_files(site.folder, plan)
     if any(plan.desired.files[name].mounted for name in plan.write):
         _mount_again(site, plan)
     if plan.cluster.slurm.accounting and not site.folder.database.exists():

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.spec.facts import Cluster, Node
-from dalsegno.system.children import Process
-from dalsegno.system.hosts import host_process
+from dalsegno.system.children import Process, arguments, descendants, environment, find, send, start_ticks
+from dalsegno.system.files import locked
+from dalsegno.system.hosts import host_process, read_plan, reload, write_plan
 from dalsegno.system.processes import Runner
-from dalsegno.targets.local.cables import port_name
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.base import Worker
+from dalsegno.targets.local.folder import ApplyStage, Folder, read_applied, read_state
+from dalsegno.targets.local.network import port_name
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
-from dalsegno.targets.local.store import ApplyStage, read_applied, read_state
+from dalsegno.targets.workers import choose, see
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,68 @@ def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Node
     if state.phase is not ApplyStage.UP and not to_look:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
     return Nodes(runner, folder, state.placement, applied)
+
+
+# ---- What runs on a node: its services and its jobs' tasks, found from outside; and keeping a service from
+# running.
+
+
+def hold(nodes: Nodes, node: str, names: Collection[str], held: bool) -> None:
+    """Have the node's host leave these services alone, or not any more; those that it keeps stay dead meanwhile."""
+    folder = nodes.folder.host(nodes.host_name(node))
+    with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
+        plan = read_plan(folder)
+        if plan is None:
+            return
+        services = (replace(each, hold=held) if each.name in names else each for each in plan.services)
+        write_plan(replace(plan, services=tuple(services)))
+    reload(folder)
+
+
+def service_processes(nodes: Nodes, node: str, names: Collection[str]) -> list[Process]:
+    """By their arguments: the PIDs that a host knows are of its own namespace."""
+    plan = read_plan(nodes.folder.host(nodes.host_name(node)))
+    wanted = [list(each.argv) for each in plan.services if each.name in names] if plan else []
+    return [process for process in _below(nodes, node) if arguments(process.pid) in wanted]
+
+
+def tasks_of(nodes: Nodes, node: str) -> list[Process]:
+    """The processes of jobs on the node."""
+    if not nodes.virtual:  # nodes share the machine: Slurm tells its tasks which one they are on
+        conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
+        return find(lambda pid: {conf, name} <= set(environment(pid)))
+    return [process for process in _below(nodes, node) if _is_task(process.pid)]
+
+
+def _below(nodes: Nodes, node: str) -> list[Process]:
+    found = ((pid, start_ticks(pid)) for pid in descendants(nodes.host(node).pid))
+    return [Process(pid, start) for pid, start in found if start is not None]
+
+
+def _is_task(pid: int) -> bool:
+    """slurmstepd itself is none."""
+    env = environment(pid)
+    stepd = " ".join(arguments(pid)).startswith("slurmstepd")
+    return not stepd and any(entry.startswith(b"SLURM_JOB_ID=") for entry in env)
+
+
+# ---- The workers of runs on a node, and killing one on purpose.
+
+
+def kill_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> Worker:
+    """Without a word, as a kernel that is out of memory does it."""
+    worker, process = find_worker(nodes, node, run, rank)
+    send(process, signal.SIGKILL)
+    return worker
+
+
+def find_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
+    """The one of this run and rank, where they are named, else of the lowest rank."""
+    seen = [see(pid) for pid in _pids_on(nodes, node)]
+    return choose([one for one in seen if one is not None], node, run, rank)
+
+
+def _pids_on(nodes: Nodes, node: str) -> list[int]:
+    if nodes.virtual:
+        return descendants(nodes.host(node).pid)
+    return [process.pid for process in tasks_of(nodes, node)]

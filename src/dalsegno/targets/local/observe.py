@@ -10,9 +10,8 @@ from dalsegno.system.files import read_text
 from dalsegno.system.hosts import has_its_files, host_process, service_facts
 from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.desired import Desired
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.folder import Folder, State, read_applied
 from dalsegno.targets.local.plan import Observed, RunningJob
-from dalsegno.targets.local.store import State, read_applied
 
 
 def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmClient) -> Observed:

@@ -10,8 +10,8 @@ from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.targets.local.desired import Desired, File
+from dalsegno.targets.local.folder import ApplyStage, State
 from dalsegno.targets.local.placement import Placement
-from dalsegno.targets.local.store import ApplyStage, State
 
 
 @dataclass(frozen=True)

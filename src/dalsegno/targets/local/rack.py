@@ -13,10 +13,8 @@ from dalsegno.system.children import Process, arguments, end, marked
 from dalsegno.system.files import write_atomic
 from dalsegno.system.hosts import PACKAGES, boot, host_process, read_plan, reload, write_plan
 from dalsegno.system.network import link_names, run_ip
-from dalsegno.targets.local.cables import plug_in
-from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.remove import remove_cgroups_of
-from dalsegno.targets.local.standing import hold, service_processes, tasks_of
+from dalsegno.targets.local.network import plug_in, remove_cgroups_of
+from dalsegno.targets.local.nodes import Nodes, hold, service_processes, tasks_of
 
 NODE_SERVICES = ("slurmd", "node-agent")
 

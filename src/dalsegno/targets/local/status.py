@@ -14,10 +14,9 @@ from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
 from dalsegno.targets.base import ClusterPhase, DaemonStatus, JobStatus, NodeStatus, Status
 from dalsegno.targets.local.breaking.records import injected_into
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.folder import ApplyStage, Folder, State, read_applied, read_state
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
-from dalsegno.targets.local.store import ApplyStage, State, read_applied, read_state
 
 
 def read_status(folder: Folder, slurm: SlurmClient) -> Status:

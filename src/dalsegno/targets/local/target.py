@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.slurm.facts import JobInfo
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others
@@ -25,21 +26,71 @@ from dalsegno.targets.faults import FAULTS, Fault, Options
 from dalsegno.targets.local.apply import Site, apply
 from dalsegno.targets.local.breaking.doing import clear, inject
 from dalsegno.targets.local.breaking.records import Injected, injected_into, remembered
-from dalsegno.targets.local.desired import desired
-from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
+from dalsegno.targets.local.desired import desired, images_folder, limits_sentence
+from dalsegno.targets.local.folder import (
+    ApplyStage,
+    Folder,
+    State,
+    read_applied,
+    read_state,
+    read_state_leniently,
+    write_state,
+)
 from dalsegno.targets.local.images import import_all, present
-from dalsegno.targets.local.layout import images_folder, limits_sentence
 from dalsegno.targets.local.nodes import Nodes, open_nodes
-from dalsegno.targets.local.observe import observe
+from dalsegno.targets.local.observe import controller_runs, observe
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
-from dalsegno.targets.local.plan import LocalPlan, make_plan
-from dalsegno.targets.local.removal import Removal, look_at
-from dalsegno.targets.local.services import NODE_PATH, node_env, slurm_env
+from dalsegno.targets.local.plan import LocalPlan, make_plan, named
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
 from dalsegno.targets.local.status import read_status, read_summary
-from dalsegno.targets.local.store import ApplyStage, State, read_applied, read_state, read_state_leniently, write_state
 from dalsegno.targets.local.sweep import sweep
+
+# ---- What goes with a cluster that is taken down, in consequences. Pure, but for the looking.
+
+
+@dataclass(frozen=True)
+class Removal:
+    """`jobs` are those that are not over; `homes` the users' folders that hold something."""
+
+    jobs: tuple[JobInfo, ...] = ()
+    homes: tuple[str, ...] = ()
+
+    def sentences(self, runs: Collection[str]) -> list[str]:
+        """`runs` are those known to be under way: their jobs are not told of again."""
+        return list(self._sentences(runs))
+
+    def _sentences(self, runs: Collection[str]) -> Iterator[str]:
+        others = [f"{job.label} of {job.user}" for job in self.jobs if job.name not in runs]
+        if runs:
+            yield f"ends {named('run', runs)}"
+        if others:
+            yield f"ends {named('job', others)}"
+        if self.homes:
+            yield f"deletes {named('home folder', self.homes)}, with all runs and checkpoints in them"
+
+
+def look_at(folder: Folder, slurm: SlurmClient) -> Removal:
+    """Of a cluster that is damaged, what can be seen."""
+    return Removal(_jobs(folder, slurm), _homes(folder))
+
+
+def _jobs(folder: Folder, slurm: SlurmClient) -> tuple[JobInfo, ...]:
+    with contextlib.suppress(DalsegnoError):
+        if controller_runs(folder):
+            return tuple(job for job in slurm.jobs() if not job.state.ended)
+    return ()
+
+
+def _homes(folder: Folder) -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        return tuple(sorted(home.name for home in folder.homes.iterdir() if any(home.iterdir())))
+    return ()
+
+
+# ---- The local target: looks, plans, applies, tells, removes. The parts do the work; this joins them.
+
 
 STATUS_S = 5.0
 ALWAYS = ("slurmctld", "slurmd", "sinfo", "munged")

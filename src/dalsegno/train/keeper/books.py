@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import Held, holdings
-from dalsegno.train.keeper.orders import Keep, KeeperAddress
-from dalsegno.train.keeper.plan import Sent, key_of, spent
+from dalsegno.train.keeper.plan import Keep, KeeperAddress, Sent, key_of, spent
 from dalsegno.train.memory.files import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
 
@@ -93,3 +93,41 @@ class Books:
             with self.changed:
                 self.remove(name for name in slots_of(self.keep.run, self.folder) if name.copy and name.rank in ranks)
                 self.look()
+
+
+# ---- How fast copies may go: below the speed at which they would be in the training's way.
+
+
+CHUNK = 4 << 20
+_LEAST = 64 << 10
+
+
+class Pace:
+    """A bucket of tokens, one for each byte, filled at the rate; it holds a quarter of a second's worth."""
+
+    def __init__(
+        self,
+        rate: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rate, self._clock, self._sleep = rate, clock, sleep
+        self._tokens, self._at = rate / 4, clock()
+
+    @property
+    def chunk(self) -> int:
+        """Bytes to send at once: on a slow way the other side should not wait long for the next ones."""
+        return max(_LEAST, min(CHUNK, int(self.rate / 8)))
+
+    def take(self, count: int) -> None:
+        """Wait until so many bytes may go. More than the bucket holds is lent, and paid for at once."""
+        now = self._clock()
+        self._tokens = min(self.rate / 4, self._tokens + (now - self._at) * self.rate) - count
+        self._at = now
+        if self._tokens < 0:
+            self._sleep(-self._tokens / self.rate)
+
+
+def unlimited() -> Pace:
+    """Nobody trains while a rank's state is fetched."""
+    return Pace(float(1 << 60))

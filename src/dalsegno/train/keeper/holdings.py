@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,3 +72,13 @@ def _held(name: SlotName, path: Path) -> Held | None:
     if record.rank != name.rank and record.own != ABSENT:
         return None  # what all ranks have may come from any of them; the rest may not
     return Held(name, record, sums is not None and sums.seq == record.seq)
+
+
+# ---- The port of a keeper. Whoever starts keepers opens it, and hands it from one to the next.
+
+
+def listen() -> socket.socket:
+    """On all addresses: which one another node knows us by is not ours to know."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
+    return socket.create_server(("", 0), backlog=256)

@@ -6,15 +6,129 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import BadFrame
-from dalsegno.train.keeper.books import Books
-from dalsegno.train.keeper.giving import give
-from dalsegno.train.keeper.receiving import Receiving
+from dalsegno.train.frames import BadFrame, Message
+from dalsegno.train.keeper.books import Books, unlimited
+from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.plan import COPIES, find_own, find_shared, slot_for
 from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Channel, Stranger, prove_as_called
+from dalsegno.train.memory.record import ABSENT, Record, parse_record, parse_sums
+from dalsegno.train.memory.room import Room, check_room, read_room
+from dalsegno.train.memory.slots import capacity_for
+from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header, read_record
 from dalsegno.wire.bounds import Waiting
+
+# ---- To a keeper that asks for a part of a snapshot: its header, then its bytes.
+
+
+def give(channel: Channel, message: Message, books: Books) -> None:
+    rank, generation, step, part = message["fetch"]
+    shared = part == "shared"
+    held = books.held()
+    one = find_shared(held, generation, step) if shared else find_own(held, rank, generation, step)
+    if one is None or not _give(channel, message, books, one, shared):
+        channel.send({"gone": True})
+
+
+def _give(channel: Channel, message: Message, books: Books, one: Held, shared: bool) -> bool:
+    path = books.path_of(one)
+    with held_snapshot(path) as snapshot:
+        if snapshot is None or snapshot.record != one.record:
+            return False
+        sums = parse_sums(read_header(path)) if one.summed else None
+        with channel.at_work():
+            header, part = outgoing(snapshot, sums, shared)
+        same = message.get("header") == header.hex()
+        start = min(max(0, int(message.get("at", 0))), len(part)) if same else 0
+        channel.send({"header": header.hex(), "at": start})
+        channel.answer()
+        channel.send_part(path, one.record.shared if shared else one.record.own, start, unlimited())
+        return True
+
+
+# ---- From a rank of another node: its part is written beside the newest one that is whole, and counts when it is
+# whole.
+
+
+MOST_RANKS = 1 << 20
+
+
+class Receiving:
+    """One copy of a rank at a time: should its sender have called anew, the old call ends first."""
+
+    def __init__(self, books: Books, read_room: Callable[[Path], Room] = read_room) -> None:
+        self._books, self._read_room = books, read_room
+        self._busy: set[int] = set()
+        self._lock = threading.Lock()
+
+    def take(self, channel: Channel, message: Message) -> None:
+        """Answer an offer, and receive what was offered."""
+        header = bytes.fromhex(message["header"])
+        record = parse_record(header)
+        if record is None or record.shared != ABSENT or not record.rank < record.world <= MOST_RANKS:
+            raise CheckpointError("what was offered is no copy of a snapshot")
+        if not self._begin(record.rank):
+            channel.send({"later": True})
+            return
+        try:
+            channel.send(self._answer(channel, record, header, int(message["offer"])))
+        except CheckpointError as error:
+            channel.send({"refused": str(error)})
+        finally:
+            with self._lock:
+                self._busy.discard(record.rank)
+
+    def _begin(self, rank: int) -> bool:
+        with self._lock:
+            free = rank not in self._busy
+            self._busy.add(rank)
+            return free
+
+    def _answer(self, channel: Channel, record: Record, header: bytes, generation: int) -> Message:
+        keep = self._books.keep
+        if keep is None or generation < keep.generation:
+            return {"refused": "the run has gone on without this generation"}
+        paths = [self._books.path(record.rank, slot) for slot in range(COPIES)]
+        copies = [read_record(path) for path in paths]
+        if record in copies:
+            return {"have": True}
+        slot = slot_for(copies, [path.exists() for path in paths], keep, self._books.safe())
+        if slot is None:
+            return {"later": True}
+        return self._receive(channel, paths[slot], header, record)
+
+    def _receive(self, channel: Channel, path: Path, header: bytes, record: Record) -> Message:
+        make_room(path, record, self._read_room)
+        with channel.at_work():
+            coming = Incoming(path, header)
+        channel.send({"go": True})
+        if channel.fill(coming.buffer, 0) < len(coming.buffer):
+            coming.abandon()
+            raise ConnectionError("the sender is gone")
+        with channel.at_work():
+            whole = coming.is_whole()
+        if not whole:
+            coming.abandon()
+            return {"damaged": True}
+        coming.commit()
+        if read_record(path) != record:
+            return {"refused": "it is not wanted any more"}  # dropped while it came
+        self._books.look()
+        return {"kept": True}
+
+
+def make_room(path: Path, record: Record, read_room: Callable[[Path], Room] = read_room) -> None:
+    """Refuse what would not fit, before a byte of it is allocated."""
+    there = path.stat().st_size if path.exists() else 0
+    check_room(max(0, capacity_for(record.end) - there), read_room(path.parent), 1)
+
+
+# ---- The door of a keeper for other keepers of its run.
+
 
 _MOST_CALLS = 256
 _MOST_UNPROVEN = 32

@@ -15,13 +15,33 @@ import torch
 
 from dalsegno.train.frames import BadFrame, Message, Reader, send
 from dalsegno.train.keeper.books import Books
-from dalsegno.train.keeper.fetching import Fetching
-from dalsegno.train.keeper.orders import Drop, Fetch, Keep, Order, parse_order
-from dalsegno.train.keeper.sending import Sending
+from dalsegno.train.keeper.plan import Drop, Fetch, Keep, Order, Sent, key_of, parse_order, to_sum
 from dalsegno.train.keeper.server import Server
-from dalsegno.train.keeper.summing import sum_for_ever
+from dalsegno.train.keeper.transfer import Fetching, Sending
 from dalsegno.train.memory.files import own_folder
+from dalsegno.train.memory.snapshot import checksum
 from dalsegno.train.peer import check_peer
+
+# ---- Checksums of what the ranks of this node commit, made when the training has gone on.
+
+
+def sum_for_ever(books: Books) -> None:
+    """The newest first. What cannot be read, because it is damaged or was overwritten, is not tried again."""
+    failed: set[Sent] = set()
+    while True:
+        with books.changed:
+            one = to_sum(books.held(), failed)
+            while one is None:
+                books.changed.wait()
+                one = to_sum(books.held(), failed)
+        if checksum(books.path_of(one)) is None:
+            failed.add(key_of(one))
+        else:
+            books.look()
+
+
+# ---- The process: hears the agent's orders, and has each kind of work done by a thread of its own.
+
 
 NICE = 10  # the training comes first
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dalsegno.train.frames import BadFrame, Message, parse, send
-from dalsegno.train.keeper.orders import KeeperAddress
-from dalsegno.train.keeper.pace import Pace
+from dalsegno.train.keeper.books import Pace
+from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.record import Extent
 from dalsegno.train.proof import TAG_BYTES, Seal, Tags, holds, nonce, prove, read_nonce

@@ -16,10 +16,9 @@ from dalsegno.targets.local.breaking.kinds import OF_A_GPU, kind_of
 from dalsegno.targets.local.breaking.network import check_rate, drop_program
 from dalsegno.targets.local.breaking.processes import DAEMONS, check_runs, largest_task
 from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, is_current, note, remember
-from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.daemons import daemon_env
+from dalsegno.targets.local.nodes import Nodes, find_worker, kill_worker
 from dalsegno.targets.local.rack import power_off
-from dalsegno.targets.local.services import daemon_env
-from dalsegno.targets.local.workers import find_worker, kill_worker
 
 
 def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:

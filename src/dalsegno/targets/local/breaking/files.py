@@ -11,8 +11,8 @@ from dalsegno.errors import TargetError
 from dalsegno.system.children import PROC, arguments, end, find, start
 from dalsegno.targets.local.breaking.places import in_mounts
 from dalsegno.targets.local.breaking.records import Injected
+from dalsegno.targets.local.daemons import daemon_env
 from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.services import daemon_env
 
 FILLING = "full"
 FILL = 'exec 2>/dev/null; cat /dev/zero > "$1"'

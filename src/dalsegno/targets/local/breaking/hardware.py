@@ -15,7 +15,7 @@ from dalsegno.spec.facts import Node
 from dalsegno.system.files import read_text
 from dalsegno.targets.local.breaking.records import Injected, injected_into
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.telemetry import healthy_node
+from dalsegno.targets.local.placement import healthy_node
 
 XID_TEXTS = {
     31: "Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted",

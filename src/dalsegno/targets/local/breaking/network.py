@@ -11,8 +11,8 @@ from dalsegno.system.network import run_ip
 from dalsegno.system.processes import Completed
 from dalsegno.targets.local.breaking.places import in_network, in_switch
 from dalsegno.targets.local.breaking.records import Injected, record_path
+from dalsegno.targets.local.daemons import daemon_env
 from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.services import daemon_env
 
 DISABLED, FORWARDING = "0", "3"  # a bridge port's states. `ip link … bridge_slave state 0` is taken, and does nothing.
 # Ends a cut when its time is over, unless another has taken its place meanwhile. A shell, not us: it is there in no

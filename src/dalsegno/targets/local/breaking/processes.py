@@ -9,8 +9,7 @@ from typing import Any
 from dalsegno.errors import TargetError
 from dalsegno.system.children import PROC, Process, end, send
 from dalsegno.targets.local.breaking.records import Injected
-from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.local.standing import hold, service_processes, tasks_of
+from dalsegno.targets.local.nodes import Nodes, hold, service_processes, tasks_of
 
 DAEMONS = {"slurmd-dead": "slurmd", "agent-dead": "node-agent"}
 

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import selectors
 import socket
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from dalsegno.errors import DalsegnoError
+from dalsegno.recovery.book import Book, NodeBook
+from dalsegno.recovery.budget import taken_within_the_hour
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
+from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.policy import Policy
+from dalsegno.recovery.reason import write_reason
+from dalsegno.recovery.repair import forecast
+from dalsegno.recovery.store import Store
 from dalsegno.system.network import listen_at, peer_uid
 from dalsegno.train.frames import BadFrame, Message, Reader, encode, frame, pack, parse
 from dalsegno.wire.bounds import Allowances, Waiting
@@ -189,3 +198,142 @@ class Door:
         with contextlib.suppress(KeyError):
             self.selector.unregister(caller.sock)
         caller.sock.close()
+
+
+# ---- What the controller tells of its nodes, and who may pause it.
+
+
+MOST_EVENTS = 500  # of one answer: they must fit into one message
+LAST = 50  # events of a node that are shown with it
+_HINT = "use `events`, `automation`, `nodes` or `forgive`"
+
+
+class Answers:
+    """Requests `{"events": SINCE}`, `{"automation": WORD}`, `{"nodes": true}`, `{"node": NAME}` and
+    `{"forgive": NODE-OR-GPU}`.
+
+    `changed` is called when someone has decided something; `partitions` are a node's. The journal is opened by the
+    thread that first asks.
+    """
+
+    WORDS = ("events", "automation", "nodes", "node", "forgive")
+
+    def __init__(
+        self,
+        journal: Path,
+        changed: Callable[[], None],
+        policy: Callable[[], Policy] = Policy,
+        partitions: Callable[[str], Collection[str]] = lambda node: (),
+    ) -> None:
+        self._journal, self._changed, self._policy, self._opened = journal, changed, policy, list[Store]()
+        self._partitions = partitions
+
+    @property
+    def store(self) -> Store:
+        if not self._opened:
+            self._opened.append(Store(self._journal))
+        return self._opened[0]
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+
+    def answer(self, uid: int, request: Message) -> Message:
+        if set(request) == {"events"}:
+            return self._events(request["events"])
+        if set(request) == {"automation"}:
+            return self._automation(uid, request["automation"])
+        if set(request) == {"nodes"} and request["nodes"] is True:
+            return {"nodes": [tell_node(own) for own in self.store.look().nodes.values()], **self._slurm_users()}
+        if set(request) == {"node"} and isinstance(request["node"], str):
+            return self._node(request["node"])
+        if set(request) == {"forgive"} and isinstance(request["forgive"], str):
+            return self._forgive(uid, request["forgive"])
+        raise DalsegnoError("the controller does not understand this", hint=_HINT)
+
+    def _events(self, since: object) -> Message:
+        """Those after this number; a negative one asks for so many of the last."""
+        if type(since) is not int or abs(since) > 1 << 53:
+            raise DalsegnoError("`events` is asked for with the number of the last one that is known", hint="0: all")
+        first = since if since >= 0 else max(self.store.last_event() + since, 0)
+        return {"events": [event.message() for event in self.store.events(first, most=MOST_EVENTS)]}
+
+    def _automation(self, uid: int, word: object) -> Message:
+        if word in ("pause", "resume"):
+            _check_owner(uid)
+            self.store.pause(word == "pause", _name(uid), time.time())
+            self._changed()
+        elif word != "status":
+            raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
+        book, policy, now = self.store.look(), self._policy(), time.time()
+        out = [tell_node(own) for own in book.nodes.values() if own.out]
+        suspected = [tell_node(own) for own in book.nodes.values() if own.phase is Phase.SUSPECTED]
+        return {
+            "automation": "paused" if book.paused else "on",
+            "mode": policy.mode,
+            "per_hour": policy.per_hour,
+            "taken": {name: taken_within_the_hour(book, name, now) for name in partitions_of(book)},
+            "out": out,
+            "suspected": suspected,
+        }
+
+    def _forgive(self, uid: int, name: str) -> Message:
+        _check_owner(uid)
+        found = self.store.forgive(name, _name(uid), time.time()) if name else []
+        if not found:
+            hint = "`dalsegno nodes show NODE` lists a node's GPUs, and which of them were sent away"
+            raise DalsegnoError(f"no GPU {name!r:.80}, nor one of such a node, was sent away", hint=hint)
+        self._changed()
+        return {"forgiven": [asdict(each) for each in found]}
+
+    def _node(self, name: str) -> Message:
+        book = self.store.look()
+        own = book.nodes.get(name)
+        if own is None:
+            raise DalsegnoError(f"the controller knows no node {name!r:.80}", hint="`dalsegno nodes` lists them")
+        ahead = forecast(own, self._partitions(name), book, self._policy(), time.time())
+        return {
+            **self._slurm_users(),
+            "node": tell_node(own),
+            "ahead": ahead.message() if ahead else None,
+            "gpus": [asdict(each) for each in self.store.passports(name)],
+            "events": [event.message() for event in self.store.last_events(name, LAST)],
+            "checks": [asdict(event) for event in self.store.last_checks(name, LAST)],
+        }
+
+    def _slurm_users(self) -> Message:
+        return {"slurm_users": sorted(self._policy().slurm_users)}
+
+
+def _check_owner(uid: int) -> None:
+    if uid not in (0, os.geteuid()):
+        what = f"the care for nodes belongs to root and to the cluster's owner, not to uid {uid}"
+        raise DalsegnoError(what, hint="use sudo")
+
+
+def tell_node(own: NodeBook) -> Message:
+    return {
+        "node": own.node,
+        "phase": own.phase.value,
+        "since": own.entered or None,
+        "reason": write_reason(own.fault) if own.fault else "",
+        "tried": [step.value for step in own.steps],
+        "note": own.said,
+        "about": own.about.topic.value,
+        "held_back": own.held_back.value,
+        "excused": list(own.excuses),
+        "validated_at": own.validated_at or None,
+        "boot": own.last_boot,
+    }
+
+
+def partitions_of(book: Book) -> list[str]:
+    """Those of which something was taken out once."""
+    return sorted({partition for mark in book.marks for partition in mark.partitions})
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -7,11 +7,15 @@ and all of it is gone the moment the switch's first process is.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from dalsegno.system.children import Process
+from dalsegno.system.cgroups import cluster_folders, remove_cgroup
+from dalsegno.system.children import Process, end
+from dalsegno.system.files import remove_tree
+from dalsegno.system.hosts import host_process
 from dalsegno.system.network import link_names, run_ip
 from dalsegno.system.processes import Runner
+from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import Placement
 
 BRIDGE, UPLINK = "br0", "uplink"
@@ -69,3 +73,21 @@ def _host_cable(port: str, pid: int) -> list[str]:
         f"link add {port} type veth peer name eth0 address {mac} netns {pid}",
         f"link set {port} master {BRIDGE} up",
     ]
+
+
+# ---- Taking single hosts away from a cluster that goes on.
+
+
+def remove_hosts(folder: Folder, names: Sequence[str]) -> None:
+    """End each host's first process, and so all of it; its cable goes with it."""
+    living = [process for name in names if (process := host_process(folder.host(name))) is not None]
+    end(living)
+    for name in names:
+        remove_cgroups_of(folder, name)
+        remove_tree(folder.host(name))
+        folder.agent_secret(name).unlink(missing_ok=True)
+
+
+def remove_cgroups_of(folder: Folder, host: str) -> None:
+    for base in cluster_folders(folder.id):
+        remove_cgroup(base / host)

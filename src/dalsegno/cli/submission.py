@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
+from dalsegno.cli.asking import is_silence, meaning_of
 from dalsegno.cli.interrupts import interruptible
-from dalsegno.cli.silence import is_silence, meaning_of
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.runs.journal import RunEvent
 

@@ -1,0 +1,313 @@
+"""What a rank that comes to live here needs, from whoever holds it. A holder that dies is followed by the next."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from dalsegno.train.errors import CheckpointError
+from dalsegno.train.frames import BadFrame, Message
+from dalsegno.train.keeper.books import Books, Pace
+from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.plan import (
+    OWN,
+    SHARED,
+    Fetch,
+    Keep,
+    KeeperAddress,
+    Sent,
+    find_own,
+    find_shared,
+    key_of,
+    to_send,
+)
+from dalsegno.train.keeper.server import make_room
+from dalsegno.train.keeper.wire import Channel, Stranger, dial
+from dalsegno.train.memory.record import ABSENT, Record, Sums, parse_record, parse_sums
+from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
+
+# ---- A part on its way in, from one holder after the other.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    rank: int
+    generation: int
+    step: int
+    shared: bool  # what all ranks have: then it may come from any
+
+    def is_met_by(self, record: Record | None) -> bool:
+        if record is None or (record.generation, record.step) != (self.generation, self.step):
+            return False
+        return record.own == ABSENT if self.shared else record.shared == ABSENT and record.rank == self.rank
+
+    def asked(self) -> list[object]:
+        return [self.rank, self.generation, self.step, "shared" if self.shared else "own"]
+
+
+class Arriving:
+    """Always into a new file: what an earlier one holds may still be read by someone."""
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        self._path, self._wanted = path, wanted
+        self._coming: Incoming | None = None
+        self._header, self._at = "", 0
+
+    def take_from(self, channel: Channel) -> None:
+        """All that is missing, if this holder lives so long. What came stays for the next one."""
+        channel.send({"fetch": self._wanted.asked(), "header": self._header, "at": self._at})
+        said = channel.answer()
+        if said.get("gone"):
+            raise CheckpointError("it is not there any more")
+        with channel.at_work():
+            coming = self._expect(str(said["header"]), int(said["at"]))
+        channel.send({"go": True})
+        self._at = channel.fill(coming.buffer, self._at)
+        if self._at < len(coming.buffer):
+            if channel.forged:
+                raise CheckpointError("its bytes were changed on their way")
+            raise ConnectionError(f"the connection broke after {self._at} of {len(coming.buffer)} bytes")
+        self._finish(coming)
+
+    def give_up(self) -> None:
+        """Nothing half-made stays behind."""
+        if self._coming is not None:
+            self._coming.abandon()
+            self._coming, self._header, self._at = None, "", 0
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+
+    def _expect(self, header: str, at: int) -> Incoming:
+        if self._coming is not None and (header, at) == (self._header, self._at):
+            return self._coming
+        record = parse_record(bytes.fromhex(header))
+        if record is None or at != 0 or not self._wanted.is_met_by(record):
+            raise CheckpointError("what was sent is not what was asked for")
+        self.give_up()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        make_room(self._path, record)
+        self._coming, self._header = Incoming(self._path, bytes.fromhex(header)), header
+        return self._coming
+
+    def _finish(self, coming: Incoming) -> None:
+        if not coming.is_whole():
+            self.give_up()
+            raise CheckpointError("its checksum does not match")
+        coming.commit()
+        self._coming = None
+
+
+# ---- What a rank that comes to live here needs, from whoever holds it. A holder that dies is followed by the next.
+
+
+_ROUNDS = 2  # a holder whose connection broke may be there again
+_SLOW_S = 40.0  # one that does not answer may be about to: its keeper is forked when torch has been imported
+
+
+class Fetching:
+    """Several at a time; what several ranks need is fetched once."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._lock = threading.Lock()
+        self._turns: dict[Wanted, threading.Lock] = {}
+
+    def start(self, fetch: Fetch) -> None:
+        threading.Thread(target=self.fetch, args=(fetch,), daemon=True, name=f"fetch {fetch.number}").start()
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Do it, and tell the agent what came of it."""
+        own, shared, why = "", "", ""
+        try:
+            own = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, False), fetch.own))
+            shared = str(self._part(Wanted(fetch.rank, fetch.generation, fetch.step, True), fetch.shared))
+        except CheckpointError as error:
+            why = str(error)
+        self._books.look()
+        self._books.tell({"fetched": fetch.number, "ok": not why, "why": why, "own": own, "shared": shared})
+
+    def _part(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
+        with self._turn(wanted):
+            return self._here(wanted) or self._fetched(wanted, holders)
+
+    def _here(self, wanted: Wanted) -> Path | None:
+        held = self._books.held()
+        if wanted.shared:
+            one = find_shared(held, wanted.generation, wanted.step)
+        else:
+            one = find_own(held, wanted.rank, wanted.generation, wanted.step)
+        return self._books.path_of(one) if one else None
+
+    def _fetched(self, wanted: Wanted, holders: Sequence[KeeperAddress]) -> Path:
+        keep = self._books.keep
+        if keep is None:
+            raise CheckpointError("nobody has said whose snapshots these are")
+        path = self._books.path(wanted.rank, SHARED if wanted.shared else OWN)
+        arriving, why = Arriving(path, wanted), [] if holders else ["nobody is known to hold it"]
+        turns = Turns(holders, time.monotonic())
+        while turns.waiting:
+            holder = turns.next()
+            try:
+                _take(arriving, holder, keep)
+                return path
+            except _FAILURES as error:
+                why.append(f"{holder.node} ({holder.host}:{holder.port}): {error or type(error).__name__}")
+                turns.failed(holder, isinstance(error, socket.timeout), time.monotonic())
+        arriving.give_up()
+        raise CheckpointError(f"{_words(wanted)} could not be fetched: {'; '.join(why)}")
+
+    def _turn(self, wanted: Wanted) -> threading.Lock:
+        key = Wanted(0, wanted.generation, wanted.step, True) if wanted.shared else wanted
+        with self._lock:
+            return self._turns.setdefault(key, threading.Lock())
+
+
+class Turns:
+    """Whom to ask next, and whom not again."""
+
+    def __init__(self, holders: Sequence[KeeperAddress], began: float) -> None:
+        self.waiting, self._began = list(holders), began
+        self._tries = dict.fromkeys(holders, 0)
+
+    def next(self) -> KeeperAddress:
+        return self.waiting.pop(0)
+
+    def failed(self, holder: KeeperAddress, slow: bool, now: float) -> None:
+        self._tries[holder] += 1
+        if self._tries[holder] < _ROUNDS or (slow and now - self._began < _SLOW_S):
+            self.waiting.append(holder)
+
+
+_FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
+
+
+def _take(arriving: Arriving, holder: KeeperAddress, keep: Keep) -> None:
+    with dial(holder, keep.run, keep.secret) as channel:
+        arriving.take_from(channel)
+
+
+def _words(wanted: Wanted) -> str:
+    part = "what all ranks have" if wanted.shared else f"what only rank {wanted.rank} has"
+    return f"{part} of step {wanted.step}"
+
+
+# ---- To the buddy: what only a rank of this node has, the newest first.
+
+
+_MOST_S = 0.5  # between two calls to a buddy that does not answer
+_SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others
+
+
+class Outcome(Enum):
+    SENT = "the buddy has it"
+    GONE = "it was overwritten, or is damaged"
+    LATER = "no slot was free there"
+    REFUSED = "refused, or damaged on its way"
+    BROKEN = "no connection"
+
+
+# How long others come first. A slot becomes free within a step or so.
+_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.GONE: 0.5}
+
+
+class Sending:
+    """One connection to one buddy at a time, kept while it is good."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._channel: Channel | None = None
+        self._buddy: KeeperAddress | None = None
+        self._pace = Pace(1.0)
+        self._moved = time.monotonic()
+        self._broken = 0  # times in a row
+        self._aside: dict[Sent, float] = {}  # until when others come first
+
+    def send_for_ever(self) -> None:
+        while True:
+            keep, buddy, one = self._next()
+            outcome = self._send(keep, buddy, one)
+            self._broken = self._broken + 1 if outcome is Outcome.BROKEN else 0
+            if outcome is Outcome.SENT:
+                self._moved = time.monotonic()
+                self._books.note_sent(one, buddy)
+            elif outcome is Outcome.BROKEN:
+                self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
+            else:
+                self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
+
+    def turn_to(self, buddy: KeeperAddress | None) -> None:
+        """Another thread says: whoever else is being sent to may be dead, and need not be waited for."""
+        channel = self._channel
+        if channel is not None and self._buddy != buddy:
+            channel.hang_up()
+
+    def _next(self) -> tuple[Keep, KeeperAddress, Held]:
+        with self._books.changed:
+            while True:
+                keep = self._books.keep
+                one = self._choose(keep) if keep else None
+                if keep and keep.buddy and one:
+                    return keep, keep.buddy, one
+                self._books.changed.wait(_REST_S[Outcome.LATER] if self._aside else _SKIPPED_S)
+
+    def _choose(self, keep: Keep) -> Held | None:
+        now = time.monotonic()
+        self._aside = {key: until for key, until in self._aside.items() if until > now}
+        held, sent = self._books.held(), self._books.sent() | self._aside.keys()
+        return to_send(held, keep, sent, self._books.safe(), skipped=now - self._moved > _SKIPPED_S)
+
+    def _rest(self, seconds: float) -> None:
+        """A new order or a newer snapshot is reason to try again at once."""
+        with self._books.changed:
+            self._books.changed.wait(seconds)
+
+    def _send(self, keep: Keep, buddy: KeeperAddress, one: Held) -> Outcome:
+        path = self._books.path_of(one)
+        with held_snapshot(path) as snapshot:
+            if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
+                return Outcome.GONE
+            header, _ = outgoing(snapshot, _sums(read_header(path), snapshot.record.seq))
+            try:
+                channel = self._connect(keep, buddy)
+                channel.send({"offer": keep.generation, "header": header.hex()})
+                said = channel.answer()
+                if said.get("go"):
+                    channel.send_part(path, snapshot.record.own, 0, self._pace)
+                    said = channel.answer()
+            except (OSError, BadFrame, Stranger, CheckpointError):
+                self._close()
+                return Outcome.BROKEN
+        return self._outcome(said)
+
+    def _outcome(self, said: Message) -> Outcome:
+        if said.get("kept") or said.get("have"):
+            return Outcome.SENT
+        if said.get("later"):
+            return Outcome.LATER
+        self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
+        return Outcome.REFUSED
+
+    def _connect(self, keep: Keep, buddy: KeeperAddress) -> Channel:
+        if self._channel is None or self._buddy != buddy:
+            self._close()
+            self._channel, self._buddy = dial(buddy, keep.run, keep.secret), buddy
+        if self._pace.rate != keep.rate:
+            self._pace = Pace(keep.rate)
+        return self._channel
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _sums(header: bytes, seq: int) -> Sums | None:
+    sums = parse_sums(header)
+    return sums if sums and sums.seq == seq else None
