@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from dalsegno.health.messages import BEAT, Finding
 from dalsegno.health.result import passed
-from dalsegno.health.wire import BEAT_S, Hello
-from dalsegno.node_agent.agent import Link, Whom
+from dalsegno.health.wire import BEAT_S, NodeHello
+from dalsegno.node_agent.agent import ControllerLink, Whom
 from dalsegno.node_agent.findings import Findings
 from dalsegno.recovery.agent_view import Presence
-from dalsegno.recovery.agents import Agents
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.agents import AgentTable
+from dalsegno.recovery.probes import NodeAddress
 
 HEAD = "10.99.255.1"
 CHECKS = 24  # as many as a node with GPUs has
@@ -61,14 +61,14 @@ class Player:
     port: int
     beat_at: float = 0.0
     change_at: float = 0.0
-    link: Link = field(init=False)
+    link: ControllerLink = field(init=False)
     findings: Findings = field(init=False)
 
     def __post_init__(self) -> None:
         node = f"n{self.number}"
         self.findings = Findings(node, "boot-1")
-        whom = Whom(HEAD, self.port, secret(node), Hello(node, "boot-1", 1.0, ""))
-        self.link = Link(whom, self.selector, lambda message: None, self.turned, lambda text: None)
+        whom = Whom(HEAD, self.port, secret(node), NodeHello(node, "boot-1", 1.0, ""))
+        self.link = ControllerLink(whom, self.selector, lambda message: None, self.turned, lambda text: None)
         for check in range(CHECKS):
             self.findings.note(Finding(f"check-{check}", passed("nothing to complain of"), time.time()))
 
@@ -145,9 +145,9 @@ class Controller:
 
     def __init__(self, nodes: int) -> None:
         self.selector = selectors.DefaultSelector()
-        self.agents = Agents(self.selector, secret, lambda text: print(text, file=sys.stderr))
+        self.agents = AgentTable(self.selector, secret, lambda text: print(text, file=sys.stderr))
         self.port = self.agents.open(HEAD, 0)
-        self.agents.expect({f"n{number}": Place(address(number), 6818) for number in range(nodes)})
+        self.agents.expect({f"n{number}": NodeAddress(address(number), 6818) for number in range(nodes)})
 
     def until(self, true: Callable[[], bool], most_s: float) -> float:
         began = time.monotonic()

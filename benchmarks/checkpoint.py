@@ -35,9 +35,9 @@ from dalsegno.train import Checkpointer  # noqa: E402
 from dalsegno.train.disk.write import write_share  # noqa: E402
 from dalsegno.train.memory.files import sweep  # noqa: E402
 from dalsegno.train.memory.slots import Slots  # noqa: E402
-from dalsegno.train.memory.snapshot import Verdict, checksum, judge, open_snapshot, state_of  # noqa: E402  # noqa: E402
+from dalsegno.train.memory.snapshot import SnapshotVerdict, checksum, judge, open_snapshot, state_of  # noqa: E402  # noqa: E402
 from dalsegno.train.snapshots import Mover  # noqa: E402
-from dalsegno.train.state import State, take  # noqa: E402
+from dalsegno.train.state import TrainingState, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 COMPUTE_S = 0.5  # of one step: forward and backward
@@ -158,7 +158,7 @@ def between_steps(folder: Path) -> Iterator[Row]:
     yield row("done(), when nothing is due", 0.01 * 0.05, costs, "1 % of a step of 50 ms is what was asked")
 
 
-def stall_beside(slots: Slots, state: State) -> float:
+def stall_beside(slots: Slots, state: TrainingState) -> float:
     """As `done` does it: the copy goes on while the next passes run, and the optimizer waits for the rest."""
     mover = Mover()
     mover.trust.hear()  # a step before it, by an optimizer that told of it
@@ -205,7 +205,7 @@ def dd(source: Path, target: Path) -> None:
 # How it is measured -----------------------------------------------------------------------------------------
 
 
-def state_at(nested: Nested, step: int) -> State:
+def state_at(nested: Nested, step: int) -> TrainingState:
     return take(nested, own={"rng": 1}, step=step, rank=0, world=1)
 
 
@@ -221,7 +221,7 @@ def copy(to: Nested, nested: Nested) -> None:
 
 def restore(path: Path, living: dict[str, torch.Tensor], check: bool) -> None:
     snapshot = open_snapshot(path)
-    if snapshot is None or (check and judge(snapshot) != Verdict.WHOLE):
+    if snapshot is None or (check and judge(snapshot) != SnapshotVerdict.WHOLE):
         raise RuntimeError("the snapshot is not whole")
     for piece in state_of(snapshot).pieces:
         living[piece.key].copy_(piece.tensor)

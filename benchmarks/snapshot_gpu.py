@@ -27,7 +27,7 @@ from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import sweep
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.state import State, take
+from dalsegno.train.state import TrainingState, take
 
 RUN = f"benchmark-{os.getpid()}"
 GIB = 1 << 30
@@ -85,7 +85,7 @@ def device_state(size: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def state_at(tensors: dict[str, torch.Tensor], step: int) -> State:
+def state_at(tensors: dict[str, torch.Tensor], step: int) -> TrainingState:
     return take({"model": tensors}, own=None, step=step, rank=0, world=1)
 
 

@@ -143,7 +143,7 @@ STATES_OF_OTHERS = {
     "bench/": "reports of benchmarks",
     "hardware/": "the catalog's columns",
     "health/": "words of the kernel, the driver and the fabric",
-    "node_agent/all_reduce.py:Sums.kind": "torch's name of a backend",
+    "node_agent/all_reduce.py:ReducedSums.kind": "torch's name of a backend",
     "slurm/": "Slurm's words, parsed where something depends on them",
     "runs/torchrun/args.py": "torchrun's --role is a name",
     "runs/submit/frameworks.py": "torchrun's --role is a name",
@@ -346,11 +346,30 @@ def test_states_are_enums():
     assert plain_states(each.parsed for each in read_sources()) == []
 
 
+def test_class_names_are_unique_in_the_package():
+    assert shared_classes(read_sources()) == {}
+
+
+def test_no_file_is_longer_than_450_lines():
+    lengths = {path: len(path.read_text().splitlines()) for path in SRC.rglob("*.py")}
+    assert {path.relative_to(SRC).as_posix(): lines for path, lines in lengths.items() if lines > 450} == {}
+
+
 def test_the_command_line_starts_without_the_heavy_libraries():
     heavy = {"pydantic", "rich", "yaml", "torch", "boto3"}
     code = "import sys, dalsegno.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert heavy & set(said.stdout.split()) == set()
+
+
+def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
+    """Class names that more than one module defines, and those modules."""
+    found: dict[str, list[str]] = {}
+    for each in sources:
+        for node in each.parsed.body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(each.file)
+    return {name: files for name, files in found.items() if len(files) > 1}
 
 
 # ---- and each rule can fail
@@ -465,3 +484,11 @@ def test_a_state_that_is_a_plain_string_is_found():
     ]
     other = module("targets/base.py", "class NodeStatus:\n    state: str\nclass JobStatus:\n    state: str")
     assert plain_states([other]) == ["targets/base.py:4: JobStatus.state"]
+
+
+def test_a_class_name_that_two_modules_share_is_found():
+    sources = [
+        source("spec/facts.py", "class Node: ..."),
+        source("spec/document.py", "class Node: ...\nclass Other: ..."),
+    ]
+    assert shared_classes(sources) == {"Node": ["spec/facts.py", "spec/document.py"]}

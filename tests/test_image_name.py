@@ -5,21 +5,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dalsegno.errors import UsageError
-from dalsegno.image_name import DOCKER_HUB, ImageName, Kind, parse_name
+from dalsegno.image_name import DOCKER_HUB, ImageKind, ImageName, parse_name
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 def registry(repository: str, tag: str = "latest", **rest: str) -> ImageName:
-    return ImageName(Kind.REGISTRY, **{"registry": DOCKER_HUB, "repository": repository, "tag": tag, **rest})
+    return ImageName(ImageKind.REGISTRY, **{"registry": DOCKER_HUB, "repository": repository, "tag": tag, **rest})
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("/fsx/pytorch.sqsh", ImageName(Kind.PATH, path="/fsx/pytorch.sqsh")),
-        ("./a b.sqsh", ImageName(Kind.PATH, path="./a b.sqsh")),
-        ("../rootfs", ImageName(Kind.PATH, path="../rootfs")),
+        ("/fsx/pytorch.sqsh", ImageName(ImageKind.PATH, path="/fsx/pytorch.sqsh")),
+        ("./a b.sqsh", ImageName(ImageKind.PATH, path="./a b.sqsh")),
+        ("../rootfs", ImageName(ImageKind.PATH, path="../rootfs")),
         ("ubuntu", registry("library/ubuntu")),
         ("ubuntu:22.04", registry("library/ubuntu", "22.04")),
         ("docker://ubuntu:22.04", registry("library/ubuntu", "22.04")),
@@ -41,13 +41,13 @@ def registry(repository: str, tag: str = "latest", **rest: str) -> ImageName:
         (f"ubuntu@{DIGEST}", registry("library/ubuntu", "", digest=DIGEST)),
         (f"ubuntu:22.04@{DIGEST}", registry("library/ubuntu", "22.04", digest=DIGEST)),
         (f"ann@nvcr.io#a@{DIGEST}", registry("a", "", registry="nvcr.io", user="ann", digest=DIGEST)),
-        ("dockerd://me/app:1", ImageName(Kind.DOCKERD, repository="me/app", tag="1")),
-        ("dockerd://host:5000/app", ImageName(Kind.DOCKERD, repository="host:5000/app", tag="latest")),
-        ("podman://app", ImageName(Kind.PODMAN, repository="app", tag="latest")),
-        ("oci:/tmp/layout:v1", ImageName(Kind.OCI, path="/tmp/layout", tag="v1")),
-        ("oci:layout", ImageName(Kind.OCI, path="layout")),
-        ("docker-archive:a.tar", ImageName(Kind.ARCHIVE, path="a.tar")),
-        ("docker-archive:a.tar:me/app:1", ImageName(Kind.ARCHIVE, path="a.tar", repository="me/app", tag="1")),
+        ("dockerd://me/app:1", ImageName(ImageKind.DOCKERD, repository="me/app", tag="1")),
+        ("dockerd://host:5000/app", ImageName(ImageKind.DOCKERD, repository="host:5000/app", tag="latest")),
+        ("podman://app", ImageName(ImageKind.PODMAN, repository="app", tag="latest")),
+        ("oci:/tmp/layout:v1", ImageName(ImageKind.OCI, path="/tmp/layout", tag="v1")),
+        ("oci:layout", ImageName(ImageKind.OCI, path="layout")),
+        ("docker-archive:a.tar", ImageName(ImageKind.ARCHIVE, path="a.tar")),
+        ("docker-archive:a.tar:me/app:1", ImageName(ImageKind.ARCHIVE, path="a.tar", repository="me/app", tag="1")),
     ],
 )  # fmt: skip
 def test_a_name_is_read(text: str, name: ImageName):

@@ -42,7 +42,7 @@ def homes(env: Mapping[str, str] = os.environ) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """A cluster's name and the home it is kept in."""
 
     name: str
@@ -64,16 +64,16 @@ class Place:
             yield
 
 
-def places(env: Mapping[str, str] = os.environ) -> list[Place]:
+def places(env: Mapping[str, str] = os.environ) -> list[ClusterPlace]:
     """Every cluster there is, whole or half-made, one of each name."""
-    found: dict[str, Place] = {}
+    found: dict[str, ClusterPlace] = {}
     for base in homes(env):
         for folder in sorted((base / "clusters").glob("*/state.json")):
-            found.setdefault(folder.parent.name, Place(folder.parent.name, base))
+            found.setdefault(folder.parent.name, ClusterPlace(folder.parent.name, base))
     return list(found.values())
 
 
-def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> Place:
+def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> ClusterPlace:
     """The cluster of this name, of $DALSEGNO_CLUSTER, or the only one there is."""
     wanted = name or env.get("DALSEGNO_CLUSTER") or ""
     known = {place.name: place for place in places(env)}
@@ -93,18 +93,18 @@ def find_place(name: str | None = None, env: Mapping[str, str] = os.environ) -> 
     return next(iter(known.values()))
 
 
-def place_named(name: str, env: Mapping[str, str] = os.environ) -> Place:
+def place_named(name: str, env: Mapping[str, str] = os.environ) -> ClusterPlace:
     """Where a cluster of this name is, or would be made."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UsageError(f"`{name}` is no name of a cluster", hint="`dalsegno ls` shows their names")
-    return {place.name: place for place in places(env)}.get(name) or Place(name, home(env))
+    return {place.name: place for place in places(env)}.get(name) or ClusterPlace(name, home(env))
 
 
-def _ls_hint(known: Mapping[str, Place]) -> str:
+def _ls_hint(known: Mapping[str, ClusterPlace]) -> str:
     return f"`dalsegno ls` shows: {', '.join(known)}" if known else "there are none yet; `dalsegno up` makes one"
 
 
-def open_local(place: Place) -> LocalTarget:
+def open_local(place: ClusterPlace) -> LocalTarget:
     from dalsegno.targets.local import LocalTarget
 
     if inside_a_host():
@@ -123,7 +123,7 @@ def inside_a_host() -> bool:
         return False
 
 
-def open_target(target: str, place: Place) -> LocalTarget:
+def open_target(target: str, place: ClusterPlace) -> LocalTarget:
     """The target that builds a cluster of this kind."""
     if target in UNBUILT_TARGETS:
         raise TargetError(
@@ -137,7 +137,7 @@ def open_target(target: str, place: Place) -> LocalTarget:
     return open_local(place)
 
 
-def owner_of(place: Place) -> int | None:
+def owner_of(place: ClusterPlace) -> int | None:
     """Return the uid of the person whose cluster it is; None where that cannot be read."""
     from dalsegno.targets.local.folder import Folder, read_state_leniently
 
@@ -148,7 +148,7 @@ def owner_of(place: Place) -> int | None:
         return None
 
 
-def may_change(place: Place) -> None:
+def may_change(place: ClusterPlace) -> None:
     """Refuse early what only the owner can do."""
     if place.folder.exists() and not os.access(place.folder, os.W_OK):
         owner = owner_of(place)
@@ -243,7 +243,7 @@ def target_of(slurm: SlurmHere) -> LocalTarget | None:
     if not cluster_id(slurm.env) or inside_a_host():
         return None
     folder = Path(slurm.env["SLURM_CONF"]).parents[1]
-    return open_local(Place(folder.name, folder.parents[1]))
+    return open_local(ClusterPlace(folder.name, folder.parents[1]))
 
 
 def no_answer(of: str = "") -> DalsegnoError:

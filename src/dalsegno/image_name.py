@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _USER = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$+|-]{0,127}")
 
 
-class Kind(enum.Enum):
+class ImageKind(enum.Enum):
     """Where an image comes from; the value is how its name begins."""
 
     PATH = ""
@@ -48,7 +48,7 @@ class Kind(enum.Enum):
 class ImageName:
     """One image, named. Fields that its kind does not have are empty."""
 
-    kind: Kind
+    kind: ImageKind
     path: str = ""  # of the file or the folder
     user: str = ""
     registry: str = ""  # host[:port]; of Docker Hub too
@@ -58,7 +58,7 @@ class ImageName:
 
     @property
     def is_path(self) -> bool:
-        return self.kind is Kind.PATH
+        return self.kind is ImageKind.PATH
 
     @property
     def reference(self) -> str:
@@ -74,7 +74,7 @@ class ImageName:
         if self.is_path:
             return self.path
         tag = (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
-        if self.kind in (Kind.OCI, Kind.ARCHIVE):
+        if self.kind in (ImageKind.OCI, ImageKind.ARCHIVE):
             repository = f":{self.repository}" if self.repository else ""
             return f"{self.kind.value}{self.path}{repository}{tag}"
         registry = f"{self.registry}#" if self.registry else ""
@@ -86,11 +86,11 @@ def parse_name(text: str) -> ImageName:
     if not text or len(text) > _MAX_NAME or not text.isprintable() or text != text.strip():
         raise _wrong(text, "write a path or `[REGISTRY#]IMAGE[:TAG]`, without spaces around it")
     if text.startswith(("/", "./", "../")) or text in (".", ".."):
-        return ImageName(Kind.PATH, path=text)
+        return ImageName(ImageKind.PATH, path=text)
     scheme, separator, rest = _scheme(text)
     if separator == "://":
         kind = _kind(text, scheme, separator)
-        return _in_registry(rest, text) if kind is Kind.REGISTRY else _in_daemon(kind, rest, text)
+        return _in_registry(rest, text) if kind is ImageKind.REGISTRY else _in_daemon(kind, rest, text)
     if separator == ":":
         return _in_layout(rest, text) if scheme == "oci" else _in_archive(rest, text)
     return _in_registry(text, text)
@@ -106,11 +106,11 @@ def _scheme(text: str) -> tuple[str, str, str]:
     return "", "", text
 
 
-def _kind(text: str, scheme: str, separator: str) -> Kind:
+def _kind(text: str, scheme: str, separator: str) -> ImageKind:
     try:
-        return Kind(scheme + separator)
+        return ImageKind(scheme + separator)
     except ValueError:
-        schemes = [kind.value for kind in Kind if kind.value]
+        schemes = [kind.value for kind in ImageKind if kind.value]
         near = closest(scheme + separator, schemes)
         known = f"it may begin with {', '.join(f'`{each}`' for each in schemes)}, or be a path"
         rest = text.partition("://")[2]
@@ -137,7 +137,7 @@ def _in_registry(rest: str, text: str) -> ImageName:
         repository = f"library/{repository}"
     tag = tag or ("" if digest else "latest")
     return ImageName(
-        Kind.REGISTRY,
+        ImageKind.REGISTRY,
         user=user,
         registry=DOCKER_HUB if hub else registry,
         repository=repository,
@@ -164,7 +164,7 @@ def _refuse_other_spellings(body: str, text: str) -> None:
         raise _wrong(text, f"did you mean `docker-archive:{body}`?")
 
 
-def _in_daemon(kind: Kind, rest: str, text: str) -> ImageName:
+def _in_daemon(kind: ImageKind, rest: str, text: str) -> ImageName:
     """Docker and Podman know names with a registry in front (`host:5000/a:b`) and ids; they shall judge those."""
     body, digest = _take_digest(rest, text)
     repository, tag = body, ""
@@ -182,7 +182,7 @@ def _in_layout(rest: str, text: str) -> ImageName:
         path, tag = rest, ""
     if not path or "\0" in path or (colon and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-+@/]{0,255}", tag)):
         raise _wrong(text, "write it as `oci:FOLDER:TAG`")
-    return ImageName(Kind.OCI, path=path, tag=tag)
+    return ImageName(ImageKind.OCI, path=path, tag=tag)
 
 
 def _in_archive(rest: str, text: str) -> ImageName:
@@ -190,9 +190,9 @@ def _in_archive(rest: str, text: str) -> ImageName:
     if not path or (colon and not reference):
         raise _wrong(text, "write it as `docker-archive:FILE` or `docker-archive:FILE:IMAGE:TAG`")
     if not reference:
-        return ImageName(Kind.ARCHIVE, path=path)
-    image = _in_daemon(Kind.ARCHIVE, reference, text)
-    return ImageName(Kind.ARCHIVE, path=path, repository=image.repository, tag=image.tag)
+        return ImageName(ImageKind.ARCHIVE, path=path)
+    image = _in_daemon(ImageKind.ARCHIVE, reference, text)
+    return ImageName(ImageKind.ARCHIVE, path=path, repository=image.repository, tag=image.tag)
 
 
 # Parts of names ------------------------------------------------------------------------------------------------

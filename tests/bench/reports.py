@@ -1,6 +1,6 @@
 """A report as a benchmark could have made it."""
 
-from dalsegno.bench.ladder import LadderReport, Mark, RungResult, Traffic
+from dalsegno.bench.ladder import LadderReport, RankTraffic, RungResult, StepSpan
 
 MIB = 2**20
 
@@ -12,14 +12,15 @@ def report(*rungs: RungResult) -> LadderReport:
 RING = RungResult(
     "ring",
     steps_s=(0.030, 0.020, 0.100),
-    traffic=(Traffic(4, 2, 15 * MIB, 16 * MIB, False, 15 * MIB), Traffic(4, 2, 16 * MIB, 15 * MIB, False, 17 * MIB)),
-    marks=(Mark(0, "forward", "", 0.0, 0.01), Mark(0, "backward", "", 0.01, 0.02),
-           Mark(0, "communicate", "send <1 B> to 1", 0.02, 0.04), Mark(1, "update", "", 0.04, 0.04)),
+    traffic=(RankTraffic(4, 2, 15 * MIB, 16 * MIB, False, 15 * MIB),
+             RankTraffic(4, 2, 16 * MIB, 15 * MIB, False, 17 * MIB)),
+    marks=(StepSpan(0, "forward", "", 0.0, 0.01), StepSpan(0, "backward", "", 0.01, 0.02),
+           StepSpan(0, "communicate", "send <1 B> to 1", 0.02, 0.04), StepSpan(1, "update", "", 0.04, 0.04)),
 )  # fmt: skip
 DDP = RungResult(
     "ddp",
     steps_s=(0.020,),
-    traffic=(Traffic(3, 6, 16 * MIB, 16 * MIB, True),) * 2,
-    marks=(Mark(0, "backward", "", 0.0, 0.02), Mark(0, "communicate", "all-reduce 5 B", 0.01, 0.02)),
+    traffic=(RankTraffic(3, 6, 16 * MIB, 16 * MIB, True),) * 2,
+    marks=(StepSpan(0, "backward", "", 0.0, 0.02), StepSpan(0, "communicate", "all-reduce 5 B", 0.01, 0.02)),
 )
 DATA_PARALLEL = RungResult("data-parallel", why_not="here there are no GPUs")

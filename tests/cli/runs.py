@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, write_status
+from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, write_status
 from dalsegno.runs.submit.plan import plan_run
 from dalsegno.runs.submit.prepare import first_status, prepare_run
 from tests.submit.runs import FOREIGN, HEAD, asked
 
-BASE = Status("train-k3f9x", "train", "ada", RunPhase.RUNNING, 100.0, 100.0)
+BASE = RunStatus("train-k3f9x", "train", "ada", RunPhase.RUNNING, 100.0, 100.0)
 
 
-def members(*names: str) -> tuple[NodeStatus, ...]:
-    return tuple(NodeStatus(name, NodeRole.MEMBER, rank) for rank, name in enumerate(names))
+def members(*names: str) -> tuple[RunNodeStatus, ...]:
+    return tuple(RunNodeStatus(name, NodeRole.MEMBER, rank) for rank, name in enumerate(names))
 
 
-def status(**fields: Any) -> Status:
+def status(**fields: Any) -> RunStatus:
     return replace(BASE, **fields)
 
 

@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 from dalsegno.cli.automation import sentence
 from dalsegno.cli.events import line
 from dalsegno.cli.main import cli
-from dalsegno.health import Gpu, Remedy
+from dalsegno.health import GpuIdentity, Remedy
 from dalsegno.recovery.actions import Drain
 from dalsegno.recovery.controller import SOCKET, Controller
-from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import JOURNAL
 
 Invoke = Callable[..., Result]
@@ -33,9 +33,9 @@ def invoke() -> Iterator[Invoke]:
     (root / "controller").mkdir()
     (root / "run").mkdir()
     (root / "slurm.conf").touch()  # with nothing in it Slurm's commands give up at once
-    store, action = Store(root / JOURNAL), Drain("gpu-2", Fault("xid", Remedy.REBOOT, "Xid 79", "79"))
+    store, action = Journal(root / JOURNAL), Drain("gpu-2", NodeFault("xid", Remedy.REBOOT, "Xid 79", "79"))
     store.end(store.begin(action, 1e9), action, "drained: xid[79] Xid 79", "", 1e9, Policy(), ())
-    store.notice_gpus("gpu-2", [Gpu(0, "GPU-abc", "17", "H100")], 1e9)
+    store.notice_gpus("gpu-2", [GpuIdentity(0, "GPU-abc", "17", "H100")], 1e9)
     store.close()
     stop, served = threading.Event(), threading.Thread(target=lambda: _serve(root, stop))
     served.start()

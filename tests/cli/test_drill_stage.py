@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.cli.drill_stage import Training
-from dalsegno.drill.story import RETURNED, Blow, Mark, Notes
+from dalsegno.drill.story import RETURNED, Blow, DrillMark, Notes
 
 BLOW = Blow(1, "xid 79", "n1", 10.0)
 
@@ -17,15 +17,15 @@ class Ears:
     """A controller whose node returns when it has been asked for so often; it tells of it in the same moment."""
 
     returns_after: int
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[DrillMark] = field(default_factory=list)
     asked: int = 0
 
     def nodes(self) -> list[dict[str, Any]]:
         self.asked += 1
         return [{"node": "n1", "phase": "validating" if self.asked < self.returns_after else "in service", "note": ""}]
 
-    def listen(self, at_once: bool = False) -> list[Mark]:
-        new = [Mark(30.0, RETURNED, "n1")] if at_once and self.asked == self.returns_after else []
+    def listen(self, at_once: bool = False) -> list[DrillMark]:
+        new = [DrillMark(30.0, RETURNED, "n1")] if at_once and self.asked == self.returns_after else []
         self.marks += new
         return new
 

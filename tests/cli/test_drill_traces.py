@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dalsegno.cli.drill_traces import Traces
-from dalsegno.drill.schedule import Kind
+from dalsegno.drill.schedule import FaultKind
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import Fault, Options
+from dalsegno.targets.faults import FaultOptions, InjectedFault
 from tests.cli.runs import make_run, tell
 
 
@@ -25,7 +25,7 @@ class Bench:
     def __init__(self, *wounds: Wound) -> None:
         self.wounds = {(wound.fault, wound.node): wound for wound in wounds}
 
-    def inject(self, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
         if fault.name != "power-off":
             self.wounds[fault.name, node] = Wound(fault.name, node, time.time())
         return {}
@@ -44,8 +44,8 @@ def test_its_own_faults_are_undone_and_those_of_others_are_not():
     bench, said = Bench(*others), list[str]()
     traces = Traces(bench)
     with traces.removed(said.append):
-        traces.strike(Kind("xid", Options(code=79)), "n1")
-        traces.strike(Kind("agent-dead"), "n2")
+        traces.strike(FaultKind("xid", FaultOptions(code=79)), "n1")
+        traces.strike(FaultKind("agent-dead"), "n2")
     assert bench.injected() == list(others) and said == []
 
 
@@ -65,9 +65,9 @@ def test_a_drill_that_is_cut_short_ends_its_run_and_says_in_a_line_what_it_did(t
     bench, said = Bench(), list[str]()
     traces = Traces(bench, runs=[run, never_begun])
     with pytest.raises(KeyboardInterrupt), traces.removed(said.append):
-        traces.strike(Kind("power-off"), "n1")
-        traces.strike(Kind("agent-dead"), "n2")
-        traces.strike(Kind("agent-dead"), "stuck")
+        traces.strike(FaultKind("power-off"), "n1")
+        traces.strike(FaultKind("agent-dead"), "n2")
+        traces.strike(FaultKind("agent-dead"), "stuck")
         raise KeyboardInterrupt
     ended = read_status(run.status)
     assert ended is not None and (ended.phase, ended.message) == (RunPhase.ENDED, "cancelled")

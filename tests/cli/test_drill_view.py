@@ -8,32 +8,38 @@ from typing import Any
 import pytest
 
 from dalsegno.cli.drill import View, now
-from dalsegno.drill.story import Step
-from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status
+from dalsegno.drill.story import TrainedStep
+from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus
 
-NODES = (NodeStatus("n1", NodeRole.MEMBER), NodeStatus("n2", NodeRole.MEMBER), NodeStatus("n3", NodeRole.SPARE))
+NODES = (
+    RunNodeStatus("n1", NodeRole.MEMBER),
+    RunNodeStatus("n2", NodeRole.MEMBER),
+    RunNodeStatus("n3", NodeRole.SPARE),
+)
 
 
-def status(phase: RunPhase = RunPhase.RUNNING, **what: Any) -> Status:
-    return Status("drill-x", "drill", "ada", phase, 0.0, 9.0, nodes=NODES, **what)
+def status(phase: RunPhase = RunPhase.RUNNING, **what: Any) -> RunStatus:
+    return RunStatus("drill-x", "drill", "ada", phase, 0.0, 9.0, nodes=NODES, **what)
 
 
 def test_it_tells_where_training_is():
     assert now(None, status(RunPhase.WAITING)) == "the run is waiting"
-    assert now(Step(1.0, 40, 2.5, 1), status(generation=1)) == "step 40, loss 2.50, generation 1; trains on n1, n2"
+    assert (
+        now(TrainedStep(1.0, 40, 2.5, 1), status(generation=1)) == "step 40, loss 2.50, generation 1; trains on n1, n2"
+    )
 
 
 def test_a_generation_that_has_no_step_yet_is_not_told_of_by_a_step_of_the_one_before():
-    last = Step(1.0, 40, 2.5, 1)
+    last = TrainedStep(1.0, 40, 2.5, 1)
     assert now(last, status(RunPhase.RESTARTING, generation=1)) == "step 40 was the last so far; the run is restarting"
     assert now(last, status(generation=2)) == "step 40 was the last so far; generation 2 begins on n1, n2"
 
 
 def test_of_nodes_that_have_all_left_nothing_is_said():
     """At the end of the run; that it trains on none would be news of a fault."""
-    left = replace(status(generation=1), nodes=(NodeStatus("n3", NodeRole.SPARE),))
-    assert now(Step(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
-    assert now(Step(1.0, 40, 2.5, 1), replace(left, generation=2)) == (
+    left = replace(status(generation=1), nodes=(RunNodeStatus("n3", NodeRole.SPARE),))
+    assert now(TrainedStep(1.0, 40, 2.5, 1), left) == "step 40, loss 2.50, generation 1"
+    assert now(TrainedStep(1.0, 40, 2.5, 1), replace(left, generation=2)) == (
         "step 40 was the last so far; generation 2 begins"
     )
 
@@ -42,15 +48,15 @@ def test_of_nodes_that_have_all_left_nothing_is_said():
 class Training:
     """As far as it is looked at."""
 
-    step: Step | None = None
+    step: TrainedStep | None = None
 
     def over(self) -> bool:
         return False
 
-    def newest(self) -> Step | None:
+    def newest(self) -> TrainedStep | None:
         return self.step
 
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         return status(RunPhase.STARTING)
 
 
@@ -58,7 +64,7 @@ def test_where_no_line_is_drawn_anew_nothing_is_said_twice(capsys: pytest.Captur
     view, training = View(every_s=0.0), Training()
     for _ in range(5):
         view.tell(training, [])  # type: ignore[arg-type]
-    training.step = Step(1.0, 40, 2.5, 1)
+    training.step = TrainedStep(1.0, 40, 2.5, 1)
     view.tell(training, [])  # type: ignore[arg-type]
     said = [line.partition(" s  ")[2] for line in capsys.readouterr().err.splitlines()]
     assert said == ["the run is starting", "step 40 was the last so far; the run is starting"]

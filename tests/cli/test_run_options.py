@@ -14,7 +14,7 @@ from dalsegno.cli.run import command as run
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.options import OPTIONS, make_request
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 
 
 def read(*words: str) -> RunRequest:
@@ -40,14 +40,14 @@ def test_nothing_given_is_nothing_set() -> None:
 
 def test_all_after_the_script_is_the_script_s() -> None:
     request = read("-N", "2", "train.py", "-N", "3", "--", "--nodes=4", "a_b", "--x_y")
-    assert (request.nodes, request.args) == (Nodes(2, 2), ("-N", "3", "--", "--nodes=4", "a_b", "--x_y"))
+    assert (request.nodes, request.args) == (NodeCount(2, 2), ("-N", "3", "--", "--nodes=4", "a_b", "--x_y"))
 
 
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
-        (["-N4"], {"nodes": Nodes(4, 4)}),
-        (["--nnodes=1:4"], {"nodes": Nodes(1, 4)}),
+        (["-N4"], {"nodes": NodeCount(4, 4)}),
+        (["--nnodes=1:4"], {"nodes": NodeCount(1, 4)}),
         (["--nproc_per_node", "8"], {"nproc_per_node": 8}),
         (["--ntasks-per-node=8"], {"nproc_per_node": 8}),
         (["--gpus-per-node", "h100:8"], {"gpus_per_node": Gpus(8, "h100")}),

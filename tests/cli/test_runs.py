@@ -18,7 +18,7 @@ from dalsegno.cli.runs import row
 from dalsegno.cli.statusline import age
 from dalsegno.errors import NotThere
 from dalsegno.runs import journal
-from dalsegno.runs.coordinator.goodput import Goodput, Progress, TimeKind
+from dalsegno.runs.coordinator.goodput import Goodput, TimeKind, TrainingProgress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import RunPhase, read_status
 from dalsegno.spec.facts import facts_to_json
@@ -197,7 +197,7 @@ def test_nothing_is_cancelled_if_one_of_several_is_not_there(call: Call, tmp_pat
 
 def progress_of(run: RunFolder, **figures: float) -> None:
     account = Goodput(at=1100.0, spent=SPENT, step=1234, failures=2)
-    run.progress.write_text(json.dumps(facts_to_json(Progress(account, figures))))
+    run.progress.write_text(json.dumps(facts_to_json(TrainingProgress(account, figures))))
 
 
 def test_show_tells_how_far_a_run_is_and_where_its_time_went(tmp_path: Path, call: Call) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.cli.statusline import Cause, clock, farewell, last_cause, live_text, sentences
-from dalsegno.runs.status import NodeRole, NodeStatus, RunCause, RunPhase
+from dalsegno.runs.status import NodeRole, RunCause, RunNodeStatus, RunPhase
 from tests.cli.runs import members, status
 
 WAITS = status(phase=RunPhase.WAITING, message="Priority", wanted_nodes=4)
@@ -15,7 +15,7 @@ RUNS = status(
 def test_the_line_says_what_matters_now() -> None:
     assert live_text(WAITS, 107.0) == "train-k3f9x  waiting  0/4 nodes  Priority  0:07"
     assert live_text(RUNS, 192.0) == "train-k3f9x  running  4/4 nodes  generation 1  1:02"
-    spare = status(generation=3, restarts=1, world_size=1, nodes=(*members("n1"), NodeStatus("n2", NodeRole.SPARE)))
+    spare = status(generation=3, restarts=1, world_size=1, nodes=(*members("n1"), RunNodeStatus("n2", NodeRole.SPARE)))
     assert live_text(spare, 100.0) == "train-k3f9x  running  1/1 node and 1 spare  generation 3  1 restart  0:00"
 
 
@@ -82,7 +82,7 @@ def test_a_spare_that_was_lost_before_is_not_the_cause() -> None:
 
 
 def test_the_loss_of_a_spare_is_told_though_nothing_restarts() -> None:
-    whole = status(generation=1, nodes=(*members("n1"), NodeStatus("n12", NodeRole.SPARE)), world_size=1)
+    whole = status(generation=1, nodes=(*members("n1"), RunNodeStatus("n12", NodeRole.SPARE)), world_size=1)
     alone = status(generation=1, nodes=members("n1"), world_size=1, lost_nodes=1)
     assert sentences(whole, alone) == ["spare n12 is lost"]
     assert sentences(whole, alone, Cause("n1 is lost: silence", "n1")) == ["spare n12 is lost"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.cli.watch import RunLost, Watch, coordinator_is_dead, is_over, job_ids, jobs_of
+from dalsegno.cli.watch import RunLost, RunWatch, coordinator_is_dead, is_over, job_ids, jobs_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.status import RunPhase
@@ -38,9 +38,9 @@ def job(state: JobState, name: str = "train-k3f9x", reason: str = "") -> JobInfo
     return JobInfo(12, name, "ada", state, uid=os.geteuid(), reason=reason)
 
 
-def watching(run_at: Path, *answers: list[JobInfo] | DalsegnoError, on_head: bool = False) -> tuple[Watch, Answers]:
+def watching(run_at: Path, *answers: list[JobInfo] | DalsegnoError, on_head: bool = False) -> tuple[RunWatch, Answers]:
     queue = Answers(*answers)
-    return Watch(make_run(run_at, on_head=on_head), queue, on_head=on_head, answers=lambda: False), queue
+    return RunWatch(make_run(run_at, on_head=on_head), queue, on_head=on_head, answers=lambda: False), queue
 
 
 def test_a_run_in_the_queue_says_what_it_waits_for(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_slurm_is_not_asked_at_every_look(tmp_path: Path) -> None:
 def test_a_coordinator_that_speaks_is_believed(tmp_path: Path) -> None:
     watch, queue = watching(tmp_path, [])
     run = make_run(tmp_path, "other-00000")
-    watch = Watch(run, queue, on_head=False, answers=lambda: False)
+    watch = RunWatch(run, queue, on_head=False, answers=lambda: False)
     tell(run, coordinator_pid=7, updated=200.0, message="")
     assert watch.look(201.0) == status(run="other-00000", coordinator_pid=7, updated=200.0)
     tell(run, coordinator_pid=7, updated=200.0, phase=RunPhase.ENDED)
@@ -73,7 +73,7 @@ def test_a_coordinator_that_speaks_is_believed(tmp_path: Path) -> None:
 def test_why_a_job_waits_only_slurm_knows(tmp_path: Path) -> None:
     run = make_run(tmp_path, on_head=True)
     queue = Answers([job(JobState.PENDING, reason="Resources")], [job(JobState.RUNNING)], [])
-    watch = Watch(run, queue, on_head=True, answers=lambda: True)
+    watch = RunWatch(run, queue, on_head=True, answers=lambda: True)
     tell(run, phase=RunPhase.WAITING, coordinator_pid=7, updated=200.0)
     assert watch.look(201.0).message == "Resources (job 12)"
     assert [(watch.look(now).phase, watch.look(now).message) for now in (205.0, 209.0)] == [(RunPhase.WAITING, "")] * 2
@@ -116,7 +116,7 @@ def test_a_folder_that_is_gone_is_a_run_that_is_lost(tmp_path: Path) -> None:
 
 def test_a_run_whose_cluster_was_taken_down_is_lost_unless_its_end_is_written_down(tmp_path: Path) -> None:
     run = make_run(tmp_path, on_head=True)
-    watch = Watch(run, Answers([]), on_head=True, answers=lambda: True, no_cluster=lambda: True)
+    watch = RunWatch(run, Answers([]), on_head=True, answers=lambda: True, no_cluster=lambda: True)
     tell(run, coordinator_pid=7, updated=200.0)
     watch.look(200.5)
     with pytest.raises(RunLost, match="run train-k3f9x is lost: its cluster is gone"):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import Entry, read
-from dalsegno.runs.status import NodeRole, Status, read_status
+from dalsegno.runs.status import NodeRole, RunStatus, read_status
 from dalsegno.system.cgroups import cluster_folders
 from dalsegno.system.children import Process, arguments, environment, find
 from dalsegno.system.hosts import host_process
@@ -119,7 +119,7 @@ class Run:
     # What it says of itself
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         status = read_status(self.folder.status)
         if status is None:
             raise LookupError(f"{self.id} has not said anything of itself yet")

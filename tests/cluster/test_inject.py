@@ -17,7 +17,7 @@ from dalsegno.health.telemetry import Telemetry, read_telemetry
 from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, end, find, marked
 from dalsegno.system.hosts import host_process, service_facts
-from dalsegno.targets.faults import FAULTS, Options
+from dalsegno.targets.faults import FAULTS, FaultOptions
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.machine_room_client import MachineRoom
 from dalsegno.targets.local.target import LocalTarget
@@ -141,7 +141,7 @@ def test_a_host_that_loses_its_power_says_no_goodbye_and_up_brings_it_back(two: 
 
 def test_a_cut_drops_everything_both_ways_and_ends_by_itself(two: Cli):
     eventually(lambda: reaches(two, "train-2"))
-    target_of(two).inject(FAULTS["net-cut"], "train-2", Options(for_s=5))  # the command's own end may take as long
+    target_of(two).inject(FAULTS["net-cut"], "train-2", FaultOptions(for_s=5))  # the command's own end may take as long
     assert not reaches(two, "train-2")
     eventually(lambda: reaches(two, "train-2"))
     two.ok("inject", "net-cut", "train-2", "--for", "0.1s")
@@ -337,7 +337,7 @@ def test_files_that_are_full_silent_or_dead_on_one_node_alone(two: Cli):
     look = ("timeout", "-s", "KILL", "2", "ls", str(home))
     for fault, command in (("disk-full", write), ("fs-hang", look), ("munge-dead", ("munge", "-n", "-S", str(munge)))):
         assert in_host(two, "train-2", *command).code == 0
-        target_of(two).inject(FAULTS[fault], "train-2", Options())
+        target_of(two).inject(FAULTS[fault], "train-2", FaultOptions())
         assert in_host(two, "train-2", *command).code != 0, fault
         assert fault == "disk-full" or in_host(two, "train-1", *command).code == 0
         assert f"injected: {fault} on train-2; `dalsegno inject --clear` undoes it" in two.status("one")["problems"]  # type: ignore[operator]
@@ -380,19 +380,19 @@ def test_gpus_that_go_wrong(two: Cli):
 
 # What is injected -> the check that finds it.
 FOUND = {
-    ("xid", Options(code=48)): "xid",
-    ("ecc", Options()): "gpu-ecc",
-    ("gpu-hot", Options()): "gpu-temperature",
-    ("slow-gpu", Options()): "gpu-clocks",
-    ("nvlink", Options()): "nvlink",
-    ("gpu-lost", Options(gpu=1)): "gpu-count",
-    ("link-down", Options()): "fabric-ports",
-    ("link-flap", Options(count=3)): "fabric-flaps",
-    ("disk-full", Options()): "disk",
-    ("fs-hang", Options()): "file-systems",
-    ("munge-dead", Options()): "munge",
-    ("clock-skew", Options()): "clock",
-    ("slurmd-dead", Options()): "slurmd",
+    ("xid", FaultOptions(code=48)): "xid",
+    ("ecc", FaultOptions()): "gpu-ecc",
+    ("gpu-hot", FaultOptions()): "gpu-temperature",
+    ("slow-gpu", FaultOptions()): "gpu-clocks",
+    ("nvlink", FaultOptions()): "nvlink",
+    ("gpu-lost", FaultOptions(gpu=1)): "gpu-count",
+    ("link-down", FaultOptions()): "fabric-ports",
+    ("link-flap", FaultOptions(count=3)): "fabric-flaps",
+    ("disk-full", FaultOptions()): "disk",
+    ("fs-hang", FaultOptions()): "file-systems",
+    ("munge-dead", FaultOptions()): "munge",
+    ("clock-skew", FaultOptions()): "clock",
+    ("slurmd-dead", FaultOptions()): "slurmd",
 }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dalsegno.targets.faults import Options, find_fault
+from dalsegno.targets.faults import FaultOptions, find_fault
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now
@@ -65,7 +65,7 @@ class Chaos:
 
     def _cut(self, seconds: float) -> str:
         node = self.dice.choice(NODES)
-        self.target.inject(find_fault("net-cut"), node, Options(for_s=seconds))
+        self.target.inject(find_fault("net-cut"), node, FaultOptions(for_s=seconds))
         return f"{node} for {seconds:g} s"
 
     def _kill_one(self, found: dict[str, int]) -> str:

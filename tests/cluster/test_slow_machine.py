@@ -15,7 +15,7 @@ import pytest
 from dalsegno.health.checks.services import ask_munge, judge_munge
 from dalsegno.health.here import machine_here
 from dalsegno.health.result import Verdict
-from dalsegno.health.world import Machine
+from dalsegno.health.world import LocalNode
 from dalsegno.recovery.client import ask
 from dalsegno.system.apart import Late
 from dalsegno.system.children import descendants
@@ -131,7 +131,7 @@ def test_healthy_node_that_is_slow_stays_in_service(cluster: Cli) -> None:
     assert [(node["name"], node["reason"]) for node in states] == [("train-1", ""), ("train-2", "")]
 
 
-class LateOnce(Machine):
+class LateOnce(LocalNode):
     """The node, whose first `unmunge` is so slow that its time is over when munged has decoded the credential."""
 
     late = 0

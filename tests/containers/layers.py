@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dalsegno.containers.tar import Entry, Type
+from dalsegno.containers.tar import TarEntry, Type
 
 
-def file(path: str, text: str = "", **rest: int) -> Entry:
+def file(path: str, text: str = "", **rest: int) -> TarEntry:
     """A file whose content is told by its offset, as in a real layer."""
-    return Entry(path, Type.FILE, mode=rest.get("mode", 0o644), size=len(text), offset=rest.get("offset", 0))
+    return TarEntry(path, Type.FILE, mode=rest.get("mode", 0o644), size=len(text), offset=rest.get("offset", 0))
 
 
-def folder(path: str, mode: int = 0o755) -> Entry:
-    return Entry(path, Type.FOLDER, mode=mode)
+def folder(path: str, mode: int = 0o755) -> TarEntry:
+    return TarEntry(path, Type.FOLDER, mode=mode)
 
 
-def symlink(path: str, to: str) -> Entry:
-    return Entry(path, Type.SYMLINK, mode=0o777, link=to)
+def symlink(path: str, to: str) -> TarEntry:
+    return TarEntry(path, Type.SYMLINK, mode=0o777, link=to)
 
 
-def link(path: str, to: str) -> Entry:
-    return Entry(path, Type.LINK, link=to)
+def link(path: str, to: str) -> TarEntry:
+    return TarEntry(path, Type.LINK, link=to)
 
 
-def device(path: str) -> Entry:
-    return Entry(path, Type.DEVICE)
+def device(path: str) -> TarEntry:
+    return TarEntry(path, Type.DEVICE)

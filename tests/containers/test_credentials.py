@@ -9,7 +9,7 @@ import pytest
 
 from dalsegno.containers.credentials import (
     Credential,
-    Server,
+    RegistryServer,
     UnknownRealm,
     Wallet,
     are_of_one_domain,
@@ -40,7 +40,7 @@ def wallet(home: Path, runner: FakeRunner | None = None, **env: str) -> Wallet:
     return Wallet(env, home, runner or FakeRunner({}))
 
 
-def https(address: str) -> Server:
+def https(address: str) -> RegistryServer:
     server = server_of(f"https://{address}/")
     assert server
     return server
@@ -107,30 +107,33 @@ def test_registry_password_goes_to_known_realms_only(tmp_path: Path):
     assert netrc("reg.example.org", "login.other.net").for_realm(registry, realm) == ann
     for same in ("reg.example.org", "reg.example.org:8443", "auth.example.org", "example.org"):
         assert netrc("reg.example.org").for_realm(registry, https(same)) == ann
-    plain = Server("http", "registry-1.docker.io", 80)
+    plain = RegistryServer("http", "registry-1.docker.io", 80)
     assert netrc("auth.docker.io").for_realm(plain, https("auth.docker.io")) is None
 
 
 def test_machine_without_port_is_no_other_port_of_a_host_without_tls(tmp_path: Path):
     write(tmp_path, ".config/enroot/.credentials", "machine Git.example login ann password word")
     mine = wallet(tmp_path)
-    assert mine.for_registry(https("git.example:5005")) and mine.for_registry(Server("http", "git.example", 80))
-    assert mine.for_registry(Server("http", "git.example", 5005)) is None
+    assert mine.for_registry(https("git.example:5005")) and mine.for_registry(RegistryServer("http", "git.example", 80))
+    assert mine.for_registry(RegistryServer("http", "git.example", 5005)) is None
     write(tmp_path, ".config/enroot/.credentials", "machine git.example:5005 login ann password word")
-    assert mine.for_registry(Server("http", "git.example", 5005)) and mine.for_registry(https("git.example")) is None
+    assert (
+        mine.for_registry(RegistryServer("http", "git.example", 5005))
+        and mine.for_registry(https("git.example")) is None
+    )
 
 
 def test_docker_key_with_https_is_not_for_a_registry_without_tls(tmp_path: Path):
     write(tmp_path, ".docker/config.json", json.dumps({"auths": {"https://reg.example:5000": auth("cem", "w")}}))
     assert wallet(tmp_path).for_registry(https("reg.example:5000"))
-    assert wallet(tmp_path).for_registry(Server("http", "reg.example", 5000)) is None
+    assert wallet(tmp_path).for_registry(RegistryServer("http", "reg.example", 5000)) is None
 
 
 @pytest.mark.parametrize(
     ("url", "server"),
     [
-        ("https://Auth.example/token?x=1", Server("https", "auth.example", 443)),
-        ("http://[::1]:5000/", Server("http", "::1", 5000)),
+        ("https://Auth.example/token?x=1", RegistryServer("https", "auth.example", 443)),
+        ("http://[::1]:5000/", RegistryServer("http", "::1", 5000)),
         ("https://auth.docker.io@evil.example/", None),
         ("https://auth.docker.io:x@evil.example/", None),
         ("https://auth.docker.io\\@evil.example/", None),
@@ -143,7 +146,7 @@ def test_docker_key_with_https_is_not_for_a_registry_without_tls(tmp_path: Path)
         ("", None),
     ],
 )
-def test_server_of_a_url_is_who_would_be_asked(url: str, server: Server | None):
+def test_server_of_a_url_is_who_would_be_asked(url: str, server: RegistryServer | None):
     assert server_of(url) == server
 
 
@@ -151,7 +154,7 @@ def test_hosts_are_of_one_domain_by_their_names_alone():
     assert are_of_one_domain(https("registry.gitlab.com"), https("gitlab.com"))
     assert not are_of_one_domain(https("registry.com"), https("auth.com"))
     assert not are_of_one_domain(https("10.0.0.1"), https("10.1.0.1"))
-    assert not are_of_one_domain(Server("http", "a.example.org", 80), https("b.example.org"))
+    assert not are_of_one_domain(RegistryServer("http", "a.example.org", 80), https("b.example.org"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of another user take root")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.tar import Blob, unpacked
+from dalsegno.containers.tar import FileSlice, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.pipes import Sink, through
 
@@ -51,11 +51,11 @@ def test_other_ways_of_packing_are_named():
 
 def test_a_blob_may_be_a_part_of_a_file(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"0123456789")
-    assert Blob(tmp_path / "file", 2, 3).read(3) == b"234"
-    assert Blob(tmp_path / "file", 8).read(9) == b"89"
-    assert Blob(tmp_path / "file", 8, 0).read(9) == b""
+    assert FileSlice(tmp_path / "file", 2, 3).read(3) == b"234"
+    assert FileSlice(tmp_path / "file", 8).read(9) == b"89"
+    assert FileSlice(tmp_path / "file", 8, 0).read(9) == b""
     with pytest.raises(DamagedImage, match="longer than 9 bytes"):
-        Blob(tmp_path / "file").read(9)
+        FileSlice(tmp_path / "file").read(9)
 
 
 def test_a_filter_that_nobody_reads_to_the_end_ends():

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from dalsegno.containers.credentials import server_of
-from dalsegno.containers.http import Http, Refused, Unreachable
+from dalsegno.containers.http import Http, HttpError, Unreachable
 from dalsegno.containers.registry import Challenge, parse_challenge
 from tests.containers.registries import serving
 
@@ -41,7 +41,7 @@ def test_a_token_goes_along_to_the_same_host_and_to_no_other():
 
 def test_redirects_lead_to_http_only_and_take_no_proxy_password_along(monkeypatch: pytest.MonkeyPatch):
     for elsewhere in ("file:///etc/passwd", "ftp://127.0.0.1:1/x"):
-        with serving(handler(elsewhere, [])) as first, pytest.raises((Refused, Unreachable)):
+        with serving(handler(elsewhere, [])) as first, pytest.raises((HttpError, Unreachable)):
             Http({}).get(f"http://{first}/")
     seen: list[str | None] = []
 
@@ -69,7 +69,7 @@ def test_a_refusal_and_silence_are_told_apart():
         def log_message(self, *_: object) -> None: ...
 
     with serving(No) as address:
-        with pytest.raises(Refused, match="429 Too Many Requests") as caught:
+        with pytest.raises(HttpError, match="429 Too Many Requests") as caught:
             Http({}).get(f"http://{address}/")
         with pytest.raises(Unreachable, match="does not speak TLS") as spoken:
             Http({}).get(f"https://{address}/")

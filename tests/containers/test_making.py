@@ -17,7 +17,7 @@ from dalsegno.containers.build import Builder
 from dalsegno.containers.import_image import Importer
 from dalsegno.containers.manifest import Config
 from dalsegno.containers.squash import MEMORY_VARIABLE, memory_options
-from dalsegno.containers.store import Silent, Store
+from dalsegno.containers.store import ImageStore, Silent
 from tests.containers.images import LOWER, Layout, member, symlink, tree, unpack
 from tests.containers.registries import push, registry
 
@@ -240,7 +240,7 @@ def test_the_progress_of_an_import_ends_at_its_end(tmp_path: Path):
         ([member("c", b"c" * 3000), symlink("d", "c")], "gzip"),
     ])  # fmt: skip
     noting = Noting()
-    importer = Importer(Store(tmp_path / "store"), noting)
+    importer = Importer(ImageStore(tmp_path / "store"), noting)
     importer.to_file(parse_name(f"oci:{tmp_path}/oci:x"), tmp_path / "x.sqsh")
     fetching, packing, reading = noting.stages[-3:]
     assert fetching[0] == fetching[1] > 0 and packing[0] == packing[1] > 500_000
@@ -254,7 +254,7 @@ def test_a_file_is_made_where_no_store_can_be(tmp_path: Path):
     (tmp_path / "root/a").write_bytes(b"a" * 3000)
     (tmp_path / "file").touch()
     noting = Noting()
-    builder = Builder(Store(tmp_path / "file/store"), noting)
+    builder = Builder(ImageStore(tmp_path / "file/store"), noting)
     target = tmp_path / "x.sqsh"
     assert builder.of_folder(tmp_path / "root", Config(), target) == target
     packing, reading = noting.stages[-2:]

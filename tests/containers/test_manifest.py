@@ -10,8 +10,8 @@ from dalsegno.containers.manifest import (
     Config,
     DamagedImage,
     Descriptor,
+    ImageManifest,
     Index,
-    Manifest,
     architecture,
     choose,
     parse_config,
@@ -24,7 +24,7 @@ A, B = ("sha256:" + letter * 64 for letter in "ab")
 
 def test_a_manifest_names_its_configuration_and_its_layers_in_order():
     value = {"schemaVersion": 2, "config": {"digest": A, "size": 1}, "layers": [{"digest": B, "size": 2}]}
-    assert parse_manifest(json.dumps(value).encode()) == Manifest(Descriptor(A, 1), (Descriptor(B, 2),))
+    assert parse_manifest(json.dumps(value).encode()) == ImageManifest(Descriptor(A, 1), (Descriptor(B, 2),))
 
 
 @pytest.mark.parametrize(

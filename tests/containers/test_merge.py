@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged, merge
-from dalsegno.containers.tar import Entry, Type
+from dalsegno.containers.tar import TarEntry, Type
 from tests.containers.layers import device, file, folder, link, symlink
 
 
@@ -81,7 +81,7 @@ def test_rights_and_devices_are_left_out_and_a_device_still_takes_the_place_of_a
     merged = merge([[file("dev/null"), file("su", mode=0o6755)], [device("dev/null")]])
     assert merged.devices == ("dev/null",)
     assert [placed.entry.mode for placed in merged.files[0]] == [0o755]
-    capable = Entry("ping", Type.FILE, xattrs=(("security.capability", b"\1"), ("user.note", b"hi")))
+    capable = TarEntry("ping", Type.FILE, xattrs=(("security.capability", b"\1"), ("user.note", b"hi")))
     assert merge([[capable]]).files[0][0].entry.xattrs == (("user.note", b"hi"),)
 
 
@@ -108,7 +108,7 @@ PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)
 WORDS = st.tuples(st.sampled_from(["file", "folder", "link", "hide", "opaque"]), PATHS, PATHS)
 
 
-def model(layers: list[list[Entry]]) -> dict[str, object]:
+def model(layers: list[list[TarEntry]]) -> dict[str, object]:
     tree: dict[str, object] = {}
     for number, layer in enumerate(layers):
         for entry in layer:
@@ -144,7 +144,7 @@ def _above(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def to_entries(words: list[tuple[str, str, str]]) -> list[Entry]:
+def to_entries(words: list[tuple[str, str, str]]) -> list[TarEntry]:
     made = []
     for index, (kind, path, other) in enumerate(words):
         above, slash, name = path.rpartition("/")
@@ -164,9 +164,9 @@ def below(path: str, other: str) -> bool:
     return path.startswith(f"{other}/")
 
 
-def sensible(layers: list[list[Entry]]) -> list[list[Entry]]:
+def sensible(layers: list[list[TarEntry]]) -> list[list[TarEntry]]:
     """Without links that lead to no file at their moment: they have a test of their own."""
-    kept: list[list[Entry]] = []
+    kept: list[list[TarEntry]] = []
     for layer in layers:
         kept.append([])
         hiding = [entry for entry in layer if ".wh." in entry.path]

@@ -17,12 +17,12 @@ from dalsegno.containers.plugstack.hosts import (
     run_on_each,
     ssh_route,
 )
-from dalsegno.spec.targets import Host, Ssh, hosts_of
+from dalsegno.spec.targets import Ssh, SshHostSpec, hosts_of
 from dalsegno.system.processes import Completed, FakeRunner, LocalRunner, Runner
 
 
 def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file():
-    hosts = {"n1": Host(address="10.0.0.1", user="ubuntu", port=2222, key="~/.ssh/k", jump="me@bastion:22")}
+    hosts = {"n1": SshHostSpec(address="10.0.0.1", user="ubuntu", port=2222, key="~/.ssh/k", jump="me@bastion:22")}
     argv, env = ssh_route({}, ["User=ada"], hosts).enter("n1", ["echo", "a b"])
     assert " ".join(argv).startswith("ssh -o BatchMode=yes -o User=ada -l ubuntu -p 2222 -i ~/.ssh/k -o ProxyCommand=")
     assert argv[-3:] == ["--", "10.0.0.1", "echo 'a b'"] and env["SSH_ASKPASS"].endswith("false")
@@ -32,7 +32,7 @@ def test_ssh_never_asks_and_the_users_own_options_come_before_those_of_the_file(
 
 
 def test_options_for_keys_apply_to_the_jump_host_too_and_user_and_port_do_not():
-    hosts = {"n1": Host(address="10.0.0.1", jump="bastion")}
+    hosts = {"n1": SshHostSpec(address="10.0.0.1", jump="bastion")}
     options = ["StrictHostKeyChecking=accept-new", "userknownhostsfile ~/known/%h x", "Port=2222", "User = ada"]
     argv = ssh_route({}, options, hosts).enter("n1", ["true"])[0]
     (through,) = [word for word in argv if word.startswith("ProxyCommand=")]
@@ -42,7 +42,10 @@ def test_options_for_keys_apply_to_the_jump_host_too_and_user_and_port_do_not():
 
 
 def test_settings_of_one_host_override_those_of_all_hosts():
-    ssh = Ssh(user="ubuntu", hosts={"n[1-2]": Host(address="10.0.0.[1-2]"), "n3": Host(address="gpu3", port=2200)})
+    ssh = Ssh(
+        user="ubuntu",
+        hosts={"n[1-2]": SshHostSpec(address="10.0.0.[1-2]"), "n3": SshHostSpec(address="gpu3", port=2200)},
+    )
     found = hosts_of(ssh, ["n1", "n3", "n4"])
     assert {name: (host.address, host.user, host.port) for name, host in found.items()} == {
         "n1": ("10.0.0.1", "ubuntu", None),

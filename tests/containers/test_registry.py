@@ -18,7 +18,7 @@ import pytest
 from dalsegno.containers import parse_name
 from dalsegno.containers.import_image import Importer, sha256_of
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.store import Silent, Store
+from dalsegno.containers.store import ImageStore, Silent
 from dalsegno.errors import DalsegnoError, NotThere
 from tests.containers.images import LOWER, UPPER, Layout, member, tree, unpack
 from tests.containers.registries import Meddler, Tokens, push, registry, serving
@@ -63,7 +63,7 @@ def importer(folder: Path, home: Path | None = None, arch: str = "amd64", **rest
     env = {**os.environ, "HOME": str(home or folder)}
     for name in ("DOCKER_CONFIG", "XDG_CONFIG_HOME", "ENROOT_CONFIG_PATH", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
         env.pop(name, None)
-    return Importer(Store(folder / "store"), env=env, arch=arch, **rest)
+    return Importer(ImageStore(folder / "store"), env=env, arch=arch, **rest)
 
 
 def imported(name: str, folder: Path, **rest: object) -> Path:
@@ -100,7 +100,7 @@ def test_a_tag_that_moves_on_is_seen_and_only_new_layers_come(hub: Hub, meddler:
     assert len(between.blobs()) == 2  # a configuration and a layer; the large one is here
     assert first != second and first.exists()  # a job may have it mounted
     assert (unpack(second, tmp_path / "out") / "version").read_text() == "2"
-    Store(tmp_path / "store").sweep()
+    ImageStore(tmp_path / "store").sweep()
     assert not first.exists() and second.exists()
 
 
@@ -148,7 +148,7 @@ def test_what_an_earlier_call_fetched_is_not_fetched_again(hub: Hub, meddler: tu
     assert "bytes=5000-" in [asked for _, asked in between.seen]
     part.with_suffix("").unlink()
     part.write_bytes(b"x" * 5000)  # not of this blob
-    Store(tmp_path / "store").remove(Store(tmp_path / "store").all()[0])
+    ImageStore(tmp_path / "store").remove(ImageStore(tmp_path / "store").all()[0])
     with pytest.raises(DamagedImage, match="digest"):
         imported(hub.name("two", address), tmp_path)
     assert imported(hub.name("two", address), tmp_path).exists()  # the wrong part was removed
@@ -199,11 +199,11 @@ def killed(name: str, folder: Path, at: int) -> bool:
 def test_an_import_that_is_killed_at_any_moment_leaves_nothing_half_made(hub: Hub, tmp_path: Path):
     at = 1
     while killed(hub.name("two"), tmp_path, at):
-        assert kept(tmp_path) == [] and Store(tmp_path / "store").all() == []
+        assert kept(tmp_path) == [] and ImageStore(tmp_path / "store").all() == []
         assert {path.suffix for path in (tmp_path / "store/blobs").iterdir()} <= {"", ".part", ".lock"}
         at += 3
     assert at > 12  # while layers came, and while they were packed
-    (stored,) = Store(tmp_path / "store").all()
+    (stored,) = ImageStore(tmp_path / "store").all()
     assert sha256_of(stored.path) == stored.record.sha256 and imported(hub.name("two"), tmp_path) == stored.path
 
 

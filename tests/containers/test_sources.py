@@ -12,7 +12,7 @@ import pytest
 from dalsegno.containers import parse_name
 from dalsegno.containers.import_image import Importer
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.store import Store
+from dalsegno.containers.store import ImageStore
 from dalsegno.errors import NotThere, UsageError
 from tests.containers.images import CONFIG, LOWER, UPPER, Layout, member, tree, unpack
 
@@ -24,7 +24,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can unpack fil
 
 
 def importer(folder: Path, **rest: object) -> Importer:
-    return Importer(Store(folder), arch=str(rest.pop("arch", "amd64")), **rest)  # type: ignore[arg-type]
+    return Importer(ImageStore(folder), arch=str(rest.pop("arch", "amd64")), **rest)  # type: ignore[arg-type]
 
 
 def imported(name: str, folder: Path, **rest: object) -> Path:

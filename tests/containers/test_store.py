@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.containers.image_metadata import Record
-from dalsegno.containers.store import Store, Stored
+from dalsegno.containers.image_metadata import ImageRecord
+from dalsegno.containers.store import ImageStore, Stored
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 A, B = ("sha256:" + letter * 64 for letter in "ab")
@@ -14,21 +14,21 @@ UBUNTU = "docker://registry-1.docker.io#library/ubuntu:24.04"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "own", clock=lambda: 100.0)
+def store(tmp_path: Path) -> ImageStore:
+    made = ImageStore(tmp_path / "own", clock=lambda: 100.0)
     with made.in_use():
         return made
 
 
-def keep(store: Store, digest: str, name: str = "", layers: tuple[str, ...] = (), imported: float = 1.0) -> Stored:
+def keep(store: ImageStore, digest: str, name: str = "", layers: tuple[str, ...] = (), imported: float = 1.0) -> Stored:
     store.image(digest, "lz4").write_bytes(b"image")
-    stored = store.put(Record(digest, "lz4", 5, "", imported, layers=layers))
+    stored = store.put(ImageRecord(digest, "lz4", 5, "", imported, layers=layers))
     if name:
         store.name(name, "amd64", stored.record)
     return stored
 
 
-def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: Store):
+def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: ImageStore):
     kept = keep(store, A, UBUNTU)
     for text in ("ubuntu:24.04", UBUNTU, "docker.io#ubuntu:24.04", "aaaaaa", "a", "sha256:aa", A, str(kept.path)):
         assert store.find(text).record.digest == A
@@ -37,7 +37,7 @@ def test_an_image_is_found_by_its_name_its_digest_and_its_path(store: Store):
     assert UBUNTU in caught.value.hint
 
 
-def test_digits_that_fit_two_are_too_few(store: Store):
+def test_digits_that_fit_two_are_too_few(store: ImageStore):
     keep(store, "sha256:" + "a" * 63 + "b")
     keep(store, A)
     with pytest.raises(UsageError, match="2 images"):
@@ -46,7 +46,7 @@ def test_digits_that_fit_two_are_too_few(store: Store):
     assert store.find("aaaa").record == named.record, "a name goes before digits"
 
 
-def test_a_file_without_its_record_or_with_another_length_is_no_image(store: Store):
+def test_a_file_without_its_record_or_with_another_length_is_no_image(store: ImageStore):
     kept = keep(store, A)
     assert store.get(A, "lz4") and store.get(A, "zstd") is None and store.get(B, "lz4") is None
     kept.path.write_bytes(b"imag")
@@ -55,7 +55,7 @@ def test_a_file_without_its_record_or_with_another_length_is_no_image(store: Sto
     assert store.all() == []
 
 
-def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: Store):
+def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: ImageStore):
     keep(store, A, UBUNTU)
     assert store.lookup(UBUNTU, "amd64", "lz4", since=100.0)
     assert store.lookup(UBUNTU, "amd64", "lz4", since=101.0) is None
@@ -63,7 +63,7 @@ def test_a_name_is_known_only_as_long_as_nobody_needs_it_newer(store: Store):
     assert store.lookup(UBUNTU, "amd64", "zstd", since=0.0) is None
 
 
-def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: Store):
+def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: ImageStore):
     keep(store, A, UBUNTU, layers=(A,))
     keep(store, B, UBUNTU, layers=(A, B))  # the tag has moved on
     keep(store, A, "")
@@ -75,35 +75,35 @@ def test_sweeping_keeps_what_a_name_leads_to_with_its_layers(store: Store):
     assert store.sweep(layers=True).files == 2
 
 
-def test_what_is_removed_is_gone_with_its_names(store: Store):
+def test_what_is_removed_is_gone_with_its_names(store: ImageStore):
     store.remove(keep(store, A, UBUNTU))
     assert store.all() == [] and list((store.folder / "tags").iterdir()) == []
     store.remove(keep(store, A))
 
 
-def test_nothing_is_swept_while_an_image_is_imported(store: Store):
+def test_nothing_is_swept_while_an_image_is_imported(store: ImageStore):
     with store.in_use(), pytest.raises(DalsegnoError, match="being imported"):
         store.sweep()
     assert store.sweep().files == 0
 
 
-def test_a_file_elsewhere_is_noted_and_where_that_cannot_be_it_is_as_good(tmp_path: Path, store: Store):
+def test_a_file_elsewhere_is_noted_and_where_that_cannot_be_it_is_as_good(tmp_path: Path, store: ImageStore):
     path = tmp_path / "x.sqsh"
     store.wrote(path, UBUNTU, "ab")
     assert store.known_as("ab") == UBUNTU
     (tmp_path / "file").touch()
-    nowhere = Store(tmp_path / "file/store")
+    nowhere = ImageStore(tmp_path / "file/store")
     nowhere.wrote(path, UBUNTU, "ab")
     assert nowhere.written(path) is None
 
 
 def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path):
-    theirs = Store(tmp_path / "shared", clock=lambda: 100.0)
+    theirs = ImageStore(tmp_path / "shared", clock=lambda: 100.0)
     with theirs.in_use():
         kept = keep(theirs, A, UBUNTU)
     (tmp_path / "shared/images").chmod(0o755)
     if kept.path.stat().st_uid == 0:
-        mine = Store(tmp_path / "mine", tmp_path / "shared")
+        mine = ImageStore(tmp_path / "mine", tmp_path / "shared")
         assert mine.get(A, "lz4") and mine.lookup(UBUNTU, "amd64", "lz4", since=0.0) and mine.find("ubuntu:24.04")
         with pytest.raises(UsageError, match="is root's"):
             mine.remove(mine.find(A))
@@ -111,8 +111,8 @@ def test_what_root_has_imported_is_used_and_another_users_is_not(tmp_path: Path)
             keep(mine, B)
         assert mine.sweep().files == 2 and kept.path.exists()
         os.chown(tmp_path / "shared/images", 1234, 1234)
-    assert Store(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None
+    assert ImageStore(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None
     if os.geteuid() == 0:
         os.chown(tmp_path / "shared/images", 0, 0)
     (tmp_path / "shared/images").chmod(0o777)
-    assert Store(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None
+    assert ImageStore(tmp_path / "mine", tmp_path / "shared").get(A, "lz4") is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dalsegno.containers import tar
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.tar import Entry, Stream, Type, read_entries
+from dalsegno.containers.tar import Stream, TarEntry, Type, read_entries
 
 TYPES = [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 LETTERS = st.characters(exclude_characters="\0/", exclude_categories=("Cs",))
@@ -51,7 +51,7 @@ def test_every_header_is_read_as_tarfile_reads_it(members: list[Member], tar_for
 
 
 ENTRIES = st.builds(
-    lambda path, kind, mode, uid, mtime, size, link, xattrs: Entry(
+    lambda path, kind, mode, uid, mtime, size, link, xattrs: TarEntry(
         path, kind, mode, uid, uid // 3, mtime, size if kind is Type.FILE else 0, 0,
         link if kind is Type.SYMLINK else "", tuple(xattrs.items()),
     ),
@@ -63,7 +63,7 @@ ENTRIES = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(ENTRIES)
-def test_what_is_written_is_read_back_the_same(entry: Entry):
+def test_what_is_written_is_read_back_the_same(entry: TarEntry):
     data = tar.header(entry, entry.path, entry.link)
     info = tarfile.TarInfo.frombuf(data[-512:], "utf-8", "surrogateescape")  # its checksum too
     assert info.size == entry.size % 8**11

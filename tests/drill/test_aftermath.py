@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.drill.schedule import NOTICED_S, still_out, waited_for, worth_waiting
-from dalsegno.drill.story import RETURNED, Blow, Mark
+from dalsegno.drill.story import RETURNED, Blow, DrillMark
 
 XID, CUT = Blow(1, "xid 79", "n1", 10.0), Blow(2, "net-cut", "n2", 20.0)
 KILL = Blow(3, "worker-kill", "n3", 30.0, heals=False)
@@ -11,9 +11,9 @@ KILL = Blow(3, "worker-kill", "n3", 30.0, heals=False)
 
 def test_a_node_is_out_until_it_was_returned_after_the_last_that_hit_it():
     again = Blow(4, "net-cut", "n1", 40.0)
-    assert still_out([XID, CUT, KILL], [Mark(15.0, RETURNED, "n1")]) == [CUT]
-    assert still_out([XID, again], [Mark(15.0, RETURNED, "n1")]) == [again]
-    assert still_out([XID, again], [Mark(55.0, RETURNED, "n1")]) == []
+    assert still_out([XID, CUT, KILL], [DrillMark(15.0, RETURNED, "n1")]) == [CUT]
+    assert still_out([XID, again], [DrillMark(15.0, RETURNED, "n1")]) == [again]
+    assert still_out([XID, again], [DrillMark(55.0, RETURNED, "n1")]) == []
 
 
 def test_what_nobody_has_seen_or_somebody_has_to_mend_is_not_waited_for():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.drill.schedule import Kind, Lot, already_hurt, left_undone, mends
+from dalsegno.drill.schedule import FaultKind, Lot, already_hurt, left_undone, mends
 from dalsegno.targets.base import Wound
 
-POWER, KILL = Lot(Kind("power-off"), 5, 0), Lot(Kind("worker-kill", heals=False), 5, 0)
+POWER, KILL = Lot(FaultKind("power-off"), 5, 0), Lot(FaultKind("worker-kill", heals=False), 5, 0)
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Mark, marks_of_controller, marks_of_run, troubles_of
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, DrillMark, marks_of_controller, marks_of_run, troubles_of
 from dalsegno.recovery.event import Event, EventKind, EventStage
 from dalsegno.train.frames import Message
 
@@ -22,10 +22,10 @@ def test_lost_nodes_and_failed_ranks_are_known_and_what_peers_say_is_not():
         {"at": 4.1, "event": "failed", "node": "n3", "rank": 1, "what": "gloo", "noise": True},
     ]
     assert list(marks_of_run(entries)) == [
-        Mark(2.0, "generation", "", "generation 1 on n1, n2"),
-        Mark(3.0, KNOWN, "n2", "the run misses it: no sign of life"),
-        Mark(3.1, KNOWN, "n3", "its warm parent was killed"),
-        Mark(4.0, KNOWN, "n1", "rank 0 was killed by SIGKILL"),
+        DrillMark(2.0, "generation", "", "generation 1 on n1, n2"),
+        DrillMark(3.0, KNOWN, "n2", "the run misses it: no sign of life"),
+        DrillMark(3.1, KNOWN, "n3", "its warm parent was killed"),
+        DrillMark(4.0, KNOWN, "n1", "rank 0 was killed by SIGKILL"),
     ]
 
 

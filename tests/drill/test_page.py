@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 from dalsegno.demo.survival import NOTES, OTHERS, beside, without_places
 from dalsegno.drill.report import render_page, render_picture, seconds
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, TrainedStep
 
-STEPS = tuple(Step(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
-MARKS = (Mark(51.0, KNOWN, "n1", "silent"), Mark(51.5, DRAINED, "n1"), Mark(60.0, RETURNED, "n1"))
+STEPS = tuple(TrainedStep(float(number), number, 3.0 - number / 50, 1 + number // 50) for number in range(100))
+MARKS = (DrillMark(51.0, KNOWN, "n1", "silent"), DrillMark(51.5, DRAINED, "n1"), DrillMark(60.0, RETURNED, "n1"))
 DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, (Blow(1, "power-off", "n1", 50.0),), MARKS, STEPS, {"productive": 90.0})
 
 
@@ -67,7 +67,7 @@ def test_the_demo_s_own_page_says_what_others_take_and_that_the_hosts_are_virtua
 def test_names_are_only_text():
     bad = '<img src=x onerror="alert(1)">'
     page = render_page(
-        Drill(7, (bad,), 0.0, 10.0, (Blow(1, bad, bad, 5.0),), (Mark(6.0, bad, bad, bad),), STEPS), title=bad
+        Drill(7, (bad,), 0.0, 10.0, (Blow(1, bad, bad, 5.0),), (DrillMark(6.0, bad, bad, bad),), STEPS), title=bad
     )
     assert "<img" not in page
     parsed(page)
@@ -89,6 +89,6 @@ def test_the_picture_ends_with_what_happened_and_not_with_what_was_waited_for():
 
 
 def test_the_demo_s_page_names_no_file_that_goes_with_its_cluster():
-    saved = Mark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
+    saved = DrillMark(52.0, "evidence", "n1", "evidence saved: /h o/clusters/demo/controller/evidence/n1/2026")
     page = render_page(without_places(replace(DRILL, marks=(*MARKS, saved)), "/h o/clusters/demo"))
     assert "evidence saved<" in page and "/h o" not in page

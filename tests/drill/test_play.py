@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dalsegno.drill.play import PATIENCE_S, play
-from dalsegno.drill.schedule import Kind, Lot
-from dalsegno.drill.story import Blow, Step
-from dalsegno.targets.faults import Options
+from dalsegno.drill.schedule import FaultKind, Lot
+from dalsegno.drill.story import Blow, TrainedStep
+from dalsegno.targets.faults import FaultOptions
 
-POWER, XID = Kind("power-off"), Kind("xid", Options(code=79), stops=False, by_agent=True)
-AGENT = Kind("agent-dead", stops=False, heals=False, by_agent=True)
+POWER, XID = FaultKind("power-off"), FaultKind("xid", FaultOptions(code=79), stops=False, by_agent=True)
+AGENT = FaultKind("agent-dead", stops=False, heals=False, by_agent=True)
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Run:
     generation: int = 1
     away_until: float = 0.0
     bare_until: float = 0.0
-    last: Step | None = None
+    last: TrainedStep | None = None
     struck: list[tuple[str, str, float]] = field(default_factory=list)
 
     def sleep(self, seconds: float) -> None:
         before, self.now = self.now, self.now + seconds
         if self.now >= self.away_until and int(self.now * 10) > int(before * 10):
-            self.last = Step(self.now, self.done, 1.0, self.generation)
+            self.last = TrainedStep(self.now, self.done, 1.0, self.generation)
             self.done += 1
 
     def look(self) -> None: ...
@@ -43,13 +43,13 @@ class Run:
     def is_bare(self) -> bool:
         return self.now < self.bare_until
 
-    def newest(self) -> Step | None:
+    def newest(self) -> TrainedStep | None:
         return self.last
 
     def over(self) -> bool:
         return self.done >= self.total
 
-    def strike(self, kind: Kind, node: str) -> None:
+    def strike(self, kind: FaultKind, node: str) -> None:
         self.struck.append((kind.label, node, self.now))
         if kind.fault == "power-off":
             self.away_until = self.now + (2.0 if self.comes_back else 1e9)

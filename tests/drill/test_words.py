@@ -6,15 +6,25 @@ import json
 from dataclasses import replace
 
 from dalsegno.drill.report import as_json, rows, sentences
-from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, Mark, Step
+from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, Blow, Drill, DrillMark, TrainedStep
 
 BLOWS = (
     Blow(1, "power-off", "n1", 10.0),
     Blow(2, "worker-kill", "n2", 40.0, heals=False),
     Blow(3, "xid 79", "n1", 60.0, stops=False),
 )
-MARKS = (Mark(11.2, KNOWN, "n1"), Mark(11.5, DRAINED, "n1"), Mark(24.0, RETURNED, "n1"), Mark(40.1, KNOWN, "n2"))
-STEPS = (Step(9.0, 0, 2.5, 1), Step(12.0, 0, 2.5, 2), Step(39.0, 1, 2.4, 2), Step(40.5, 2, 2.3, 3))
+MARKS = (
+    DrillMark(11.2, KNOWN, "n1"),
+    DrillMark(11.5, DRAINED, "n1"),
+    DrillMark(24.0, RETURNED, "n1"),
+    DrillMark(40.1, KNOWN, "n2"),
+)
+STEPS = (
+    TrainedStep(9.0, 0, 2.5, 1),
+    TrainedStep(12.0, 0, 2.5, 2),
+    TrainedStep(39.0, 1, 2.4, 2),
+    TrainedStep(40.5, 2, 2.3, 3),
+)
 DRILL = Drill(7, ("n1", "n2"), 0.0, 100.0, BLOWS, MARKS, STEPS, {"productive": 90.0, "lost": 10.0}, exact=True)
 
 
@@ -48,8 +58,8 @@ def test_what_had_to_wait_for_another_node_and_what_may_not_be_mended_is_told_ap
 
 
 def test_a_stop_beside_the_faults_is_a_sentence_and_counts_for_the_longest():
-    again = (Step(41.0, 3, 2.2, 3), Step(50.5, 4, 2.2, 4))
-    drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, Mark(42.0, KNOWN, "n2", "the run misses it")))
+    again = (TrainedStep(41.0, 3, 2.2, 3), TrainedStep(50.5, 4, 2.2, 4))
+    drill = replace(DRILL, steps=(*STEPS, *again), marks=(*MARKS, DrillMark(42.0, KNOWN, "n2", "the run misses it")))
     assert "training went on after 2.0 s (median), 9.5 s at the most" in sentences(drill)
     assert "training also stopped 1.0 s after worker-kill on n2, for 9.5 s (n2: the run misses it)" in sentences(drill)
     assert as_json(drill)["more_stops"] == [

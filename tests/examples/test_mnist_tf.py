@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from dalsegno.runs.submit.frameworks import World, tensorflow_env
+from dalsegno.runs.submit.frameworks import ProcessLayout, tensorflow_env
 from tests.examples.programs import ALONE, EXAMPLES
 from tests.submit.torchrun.launcher import Launcher
 
@@ -32,7 +32,7 @@ def test_it_compiles_and_imports_no_tensorflow_before_it_is_started(mnist: Modul
 
 
 def test_every_worker_finds_its_place_in_what_a_run_sets(mnist: ModuleType) -> None:
-    world = World("run", ("train-1", "train-2"), nproc_per_node=2, port=7000)
+    world = ProcessLayout("run", ("train-1", "train-2"), nproc_per_node=2, port=7000)
     found = [mnist.find_place(tensorflow_env(world, rank, {})) for rank in range(world.size)]
     assert found == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [place.is_chief for place in found] == [True, False, False, False]

@@ -22,7 +22,7 @@ from dalsegno.health.readers.gpus import ask_job_gpus
 from dalsegno.health.runner import Checkup, examine, result_line
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
-from dalsegno.health.world import FolderWorld, Machine, good_for_s
+from dalsegno.health.world import FolderWorld, LocalNode, good_for_s
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.system.apart import Late, NoAnswer
 
@@ -161,7 +161,7 @@ def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
         time.sleep(0.05)
         return (GpuFacts(len(asked)),)
 
-    machine = Machine(Expected("gpu-1"), {}, gpus)
+    machine = LocalNode(Expected("gpu-1"), {}, gpus)
     assert machine.nvml() == machine.nvml() == (GpuFacts(1),)
     machine.close()
     assert machine.nvml() == (GpuFacts(2),), "whoever let go of them asks anew"
@@ -170,7 +170,7 @@ def test_gpus_that_take_long_to_answer_are_asked_less_often() -> None:
 def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_path: Path) -> None:
     """A prolog has ten seconds, and every job waits for it."""
     never, began = threading.Event(), time.monotonic()
-    machine = Machine(Expected("gpu-1"), {"PATH": os.environ["PATH"]}, lambda: (never.wait(60), ())[1])
+    machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]}, lambda: (never.wait(60), ())[1])
     machine.until = began + 0.5
     hang = [Check(name, "", lambda world, name=name: world.run(["sleep", f"6{name}"]), judge=passed) for name in "123"]
     hang.append(Check("gpu", "", lambda world: world.nvml(), judge=passed))
@@ -182,7 +182,7 @@ def test_who_is_in_a_hurry_waits_for_no_question_longer_however_much_hangs(tmp_p
 
 
 def test_a_question_cut_short_by_our_own_hurry_blames_nobody() -> None:
-    machine = Machine(Expected("gpu-1"), {"PATH": os.environ["PATH"]})
+    machine = LocalNode(Expected("gpu-1"), {"PATH": os.environ["PATH"]})
     with pytest.raises(Late):
         machine.run(["sleep", "60"], timeout_s=0.1)
     machine.until = time.monotonic() + 0.1

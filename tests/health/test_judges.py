@@ -16,8 +16,8 @@ from dalsegno.health.checks.gpu import (
     judge_temperature,
 )
 from dalsegno.health.checks.host import (
-    Clock,
-    Memory,
+    ClockOffset,
+    MemoryUse,
     judge_clock,
     judge_flaps,
     judge_kernel_log,
@@ -36,7 +36,7 @@ from dalsegno.health.facts import (
     LogLine,
     Port,
     Sample,
-    Waiting,
+    WaitingProcess,
     nvlinks_of,
 )
 from dalsegno.health.readers.gpus import GpuCount, Heat
@@ -160,23 +160,24 @@ def test_port_errors_are_worth_a_look_and_no_more() -> None:
 @pytest.mark.parametrize(("free_mib", "verdict"), [(9000, PASSED), (8999, WARNED), (5000, WARNED), (4999, FAILED)])
 def test_memory_beside_what_slurm_promises(free_mib: int, verdict: Verdict) -> None:
     meminfo = f"MemAvailable:   {free_mib * 1024} kB\n"
-    assert judge_memory(Memory(meminfo, 10000)).verdict is verdict
-    assert judge_memory(Memory(meminfo, None)).verdict is PASSED
+    assert judge_memory(MemoryUse(meminfo, 10000)).verdict is verdict
+    assert judge_memory(MemoryUse(meminfo, None)).verdict is PASSED
 
 
 @pytest.mark.parametrize(
     ("clock", "verdict"),
     [
-        (Clock(0.49), PASSED), (Clock(-0.5), WARNED), (Clock(-5.0), FAILED), (Clock(0.0, kept=False), WARNED),
-        (Clock(None, kept=True), PASSED), (Clock(None, kept=False), WARNED),
+        (ClockOffset(0.49), PASSED), (ClockOffset(-0.5), WARNED), (ClockOffset(-5.0), FAILED),
+        (ClockOffset(0.0, kept=False), WARNED),
+        (ClockOffset(None, kept=True), PASSED), (ClockOffset(None, kept=False), WARNED),
     ],
 )  # fmt: skip
-def test_the_right_time(clock: Clock, verdict: Verdict) -> None:
+def test_the_right_time(clock: ClockOffset, verdict: Verdict) -> None:
     assert judge_clock(clock).verdict is verdict
 
 
 def test_a_process_is_stuck_when_it_has_waited_for_long() -> None:
-    waits = Waiting(7, "cp", "D", NOW - 301)
+    waits = WaitingProcess(7, "cp", "D", NOW - 301)
     assert judge_stuck(Sleepers((waits,), NOW)).remedy is Remedy.REBOOT
     assert judge_stuck(Sleepers((replace(waits, since=NOW - 299),), NOW)).verdict is PASSED
     assert judge_stuck(Sleepers((replace(waits, state="Z"),), NOW)).verdict is PASSED

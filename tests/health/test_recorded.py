@@ -16,7 +16,7 @@ from dalsegno.health import Result, Verdict, passed
 from dalsegno.health.check import Check, Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.expected import expected_of
-from dalsegno.health.facts import Seen
+from dalsegno.health.facts import SeenBefore
 from dalsegno.health.runner import examine
 from dalsegno.health.world import FolderWorld
 from dalsegno.spec.health import CHECK_THRESHOLDS
@@ -40,7 +40,7 @@ def looks(case: Path) -> list[Path]:
 
 def judged(check: Check, case: Path) -> Result:
     """What the check finds at the last look."""
-    seen, result = Seen(), None
+    seen, result = SeenBefore(), None
     for look in looks(case):
         own = look / "etc/slurm/slurm.conf"
         conf = (own if own.exists() else RECORDED / "slurm.conf").read_text()

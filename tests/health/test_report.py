@@ -9,22 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.health import BadReport, Finding, Gpu, Remedy, Report, Result, Verdict, parse_report, report_message
+from dalsegno.health import (
+    BadReport,
+    Finding,
+    GpuIdentity,
+    NodeReport,
+    Remedy,
+    Result,
+    Verdict,
+    parse_report,
+    report_message,
+)
 
 line = st.text(st.characters(exclude_categories=("C", "Z")), max_size=40)
 results = st.builds(Result, st.sampled_from(Verdict), line, st.sampled_from(Remedy), line)
 findings = st.builds(Finding, line, results, st.floats(0, 1e10))
-gpus = st.builds(Gpu, st.integers(0, 63), line, line, line)
+gpus = st.builds(GpuIdentity, st.integers(0, 63), line, line, line)
 reports = st.builds(
-    Report, line, line, st.lists(findings, max_size=4).map(tuple), st.lists(gpus, max_size=4).map(tuple)
+    NodeReport, line, line, st.lists(findings, max_size=4).map(tuple), st.lists(gpus, max_size=4).map(tuple)
 )
 GOOD = report_message(
-    Report("gpu-1", "b1", (Finding("xid", Result(Verdict.FAILED, "gone", Remedy.REBOOT, "79"), 7.0),), (Gpu(0, "G-1"),))
+    NodeReport(
+        "gpu-1",
+        "b1",
+        (Finding("xid", Result(Verdict.FAILED, "gone", Remedy.REBOOT, "79"), 7.0),),
+        (GpuIdentity(0, "G-1"),),
+    )
 )
 
 
 @given(reports)
-def test_what_is_sent_is_what_is_read(report: Report):
+def test_what_is_sent_is_what_is_read(report: NodeReport):
     assert parse_report(json.loads(json.dumps(report_message(report)))) == report
 
 
@@ -66,5 +81,5 @@ def test_no_words_do_anything_but_be_refused(junk: Any):
 
 
 def test_a_text_that_is_too_long_is_cut_by_the_sender():
-    long = Report("gpu-1", "b1", (Finding("xid", Result(Verdict.WARNED, "x" * 9000), 1.0),))
+    long = NodeReport("gpu-1", "b1", (Finding("xid", Result(Verdict.WARNED, "x" * 9000), 1.0),))
     assert len(parse_report(report_message(long)).findings[0].result.text) == 500

@@ -13,14 +13,14 @@ from dalsegno.health.check import QUIET, Check, Context
 from dalsegno.health.checks.gpu import ask_fabric_manager
 from dalsegno.health.checks.late import blame
 from dalsegno.health.expected import Expected
-from dalsegno.health.messages import LONGEST, Report
+from dalsegno.health.messages import LONGEST, NodeReport
 from dalsegno.health.runner import Checkup, examine, result_line
-from dalsegno.health.world import FolderWorld, World
+from dalsegno.health.world import FolderWorld, NodeWorld
 from dalsegno.spec.facts import CheckSetting
 from dalsegno.system.apart import Late, NoAnswer
 
 
-def ask_load(world: World) -> str:
+def ask_load(world: NodeWorld) -> str:
     return world.read("/proc/loadavg")
 
 
@@ -90,7 +90,7 @@ def raises(error: Exception) -> Callable[[Any], Any]:
     ],
 )
 def test_what_goes_wrong_on_the_way_is_unknown_and_the_others_go_on(
-    world: FolderWorld, ask: Callable[[World], Any], why: str
+    world: FolderWorld, ask: Callable[[NodeWorld], Any], why: str
 ) -> None:
     broken = Check("broken", "", ask, judge_load)
     found = examine([broken, LOAD], Context.IDLE, world, {})
@@ -100,7 +100,7 @@ def test_what_goes_wrong_on_the_way_is_unknown_and_the_others_go_on(
 def test_a_question_that_several_ask_is_asked_once(world: FolderWorld) -> None:
     asked = []
 
-    def ask(_: World) -> str:
+    def ask(_: NodeWorld) -> str:
         asked.append(1)
         return "1.0"
 
@@ -160,7 +160,7 @@ def test_whatever_a_check_says_fits_into_a_report(world: FolderWorld) -> None:
 
     found = examine([Check("loud", "", ask_load, judge_loudly)], Context.IDLE, world, {})
     assert len(only(found).text) == LONGEST
-    report = Report("gpu-1", "boot", tuple(found))
+    report = NodeReport("gpu-1", "boot", tuple(found))
     assert parse_report(report_message(report)) == report
 
 
@@ -196,7 +196,7 @@ def test_what_is_known_is_not_asked_again(world: FolderWorld) -> None:
 
 
 def test_after_its_time_nothing_is_begun(world: FolderWorld, tmp_path: Path) -> None:
-    def ask_slowly(world: World) -> str:
+    def ask_slowly(world: NodeWorld) -> str:
         (tmp_path / "now").write_text("1700000010")
         return "1.0"
 

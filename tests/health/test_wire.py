@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from dalsegno.errors import DalsegnoError
 from dalsegno.health.messages import (
     BEAT,
+    AgentBeat,
     BadReport,
-    Beat,
     Finding,
+    NewFindings,
+    NodeReport,
     Order,
     Reply,
-    Report,
-    Told,
     order_message,
     read_order,
     read_word,
@@ -34,7 +34,7 @@ from dalsegno.health.wire import (
     AGENT,
     CONTROLLER,
     MOST_BYTES,
-    Hello,
+    NodeHello,
     hello_message,
     is_proved,
     is_welcome,
@@ -49,8 +49,8 @@ from dalsegno.train.proof import Seal, nonce, read_nonce
 EXAMPLES = 100_000 if os.environ.get("DALSEGNO_LONG") else 2_000
 SECRET = b"s" * 32
 OURS = nonce()
-HELLO = Hello("gpu-1", "boot-1", 12.5, nonce())
-REPORT = Report("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
+HELLO = NodeHello("gpu-1", "boot-1", 12.5, nonce())
+REPORT = NodeReport("gpu-1", "boot-1", (Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0),))
 
 
 # Who is there
@@ -186,15 +186,15 @@ def test_a_message_that_is_too_long_does_not_break_the_ones_after_it():
 @pytest.mark.parametrize(
     "word",
     [
-        Told(REPORT),
-        Told(REPORT, frozenset({"xid", "ecc"})),
+        NewFindings(REPORT),
+        NewFindings(REPORT, frozenset({"xid", "ecc"})),
         Reply(3, True),
         Reply(3, report=REPORT, error="no", port=4000),
         Reply(4, file="dmesg.txt", part="a\nb\0"),
     ],
 )
-def test_words_come_back_as_they_were(word: Told | Reply):
-    message = told_message(word) if isinstance(word, Told) else reply_message(word)
+def test_words_come_back_as_they_were(word: NewFindings | Reply):
+    message = told_message(word) if isinstance(word, NewFindings) else reply_message(word)
     ours, theirs = seals()
     assert read_word(theirs.open(frame(ours.close(message)))) == word
 
@@ -211,7 +211,7 @@ def test_orders_come_back_as_they_were():
     "strange",
     [
         {}, {"beat": 1.5}, {"beat": True, "x": 1}, {"report": []}, {"report": {"node": "a"}},
-        {**told_message(Told(REPORT)), "all": "xid"}, {**told_message(Told(REPORT)), "all": [1]},
+        {**told_message(NewFindings(REPORT)), "all": "xid"}, {**told_message(NewFindings(REPORT)), "all": [1]},
         {**reply_message(Reply(1)), "answer": True}, {**reply_message(Reply(1)), "answer": -1},
         {**reply_message(Reply(1)), "port": 65536}, {**reply_message(Reply(1)), "file": "../../etc/passwd"},
         {**reply_message(Reply(1)), "file": ".."}, {**reply_message(Reply(1)), "part": "x" * 40000},
@@ -227,7 +227,7 @@ def test_strange_words_are_refused(strange: Message):
 
 GOOD: tuple[Message, ...] = (
     BEAT,
-    told_message(Told(REPORT, frozenset({"xid"}))),
+    told_message(NewFindings(REPORT, frozenset({"xid"}))),
     reply_message(Reply(1, report=REPORT)),
     hello_message(SECRET, HELLO, OURS),
     order_message(Order(1, "check", {"context": "idle"})),
@@ -266,7 +266,7 @@ def test_any_message_is_what_it_says_or_is_refused(seed: int):
         if not isinstance(message, dict):
             continue
         with contextlib.suppress(BadReport):
-            assert isinstance(read_word(message), (Beat, Told, Reply))
+            assert isinstance(read_word(message), (AgentBeat, NewFindings, Reply))
         with contextlib.suppress(BadFrame):
             assert not is_proved(message, read_hello(message), b"t" * 32, OURS)
         with contextlib.suppress(BadReport):

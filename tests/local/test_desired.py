@@ -27,11 +27,11 @@ from dalsegno.spec.facts import (
 from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import ServiceFact
-from dalsegno.system.machine import Machine
+from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.daemons import START
 from dalsegno.targets.local.desired import Desired, desired, hosts_file, limits_sentence, slurm_layout
-from dalsegno.targets.local.folder import ApplyStage, Folder, State
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder
 from dalsegno.targets.local.people import People
 from dalsegno.targets.local.placement import Free, Placement, place
 from dalsegno.targets.local.plan import LocalPlan, Observed, RunningJob, make_plan
@@ -39,7 +39,7 @@ from dalsegno.targets.local.shell import user_env
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
 V2 = CgroupTree(2, "/sys/fs/cgroup", ("/sys/fs/cgroup",), frozenset({"cpuset", "memory"}))
-ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
+ROOT = MachineFacts("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
 USER = replace(ROOT, user="ann", is_root=False, namespaces=False)
 FOLDER = Folder(Path("/state/clusters/demo"))
 PEOPLE = People("root:x:0:0::/root:/bin/sh\n", "root:x:0:\n")
@@ -60,19 +60,19 @@ def names(some: Iterable[Node]) -> tuple[str, ...]:
     return tuple(node.name for node in some)
 
 
-def put(wanted: Cluster, machine: Machine = ROOT, before: Placement | None = None) -> Placement:
+def put(wanted: Cluster, machine: MachineFacts = ROOT, before: Placement | None = None) -> Placement:
     return place(wanted, machine, FOLDER.id, before, Free(people=PEOPLE), str(FOLDER.devices))
 
 
-def want(wanted: Cluster, machine: Machine = ROOT, before: Placement | None = None) -> Desired:
+def want(wanted: Cluster, machine: MachineFacts = ROOT, before: Placement | None = None) -> Desired:
     return desired(wanted, FOLDER, put(wanted, machine, before), machine, PEOPLE)
 
 
-def running(there: Cluster, machine: Machine = ROOT) -> Observed:
+def running(there: Cluster, machine: MachineFacts = ROOT) -> Observed:
     """A cluster that is in every way as its file says."""
     made = want(there, machine)
     return Observed(
-        state=State(ApplyStage.UP, put(there, machine), machine.slurm_version, registered=True),
+        state=ClusterState(ApplyStage.UP, put(there, machine), machine.slurm_version, registered=True),
         applied=there,
         files={name: file.text for name, file in made.files.items()},
         alive=frozenset(made.hosts),
@@ -83,7 +83,7 @@ def running(there: Cluster, machine: Machine = ROOT) -> Observed:
     )
 
 
-def plan(wanted: Cluster, seen: Observed | None = None, machine: Machine = ROOT) -> LocalPlan:
+def plan(wanted: Cluster, seen: Observed | None = None, machine: MachineFacts = ROOT) -> LocalPlan:
     seen = seen or Observed()
     placed = put(wanted, machine, seen.state.placement if seen.state else None)
     return make_plan(wanted, placed, desired(wanted, FOLDER, placed, machine, PEOPLE), seen)
@@ -119,7 +119,7 @@ def without_host(seen: Observed, host: str) -> Observed:
         ),
     ],
 )
-def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: Machine, sentence: str):
+def test_a_new_cluster_is_one_sentence(wanted: Cluster, machine: MachineFacts, sentence: str):
     made = plan(wanted, machine=machine)
     assert (made.fresh, made.empty, made.sentences()) == (True, False, [sentence])
 
@@ -162,7 +162,7 @@ def test_containers_that_the_machine_cannot_have_are_told_of_and_switching_them_
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_a_cluster_that_is_as_its_file_says_needs_nothing(machine: Machine):
+def test_a_cluster_that_is_as_its_file_says_needs_nothing(machine: MachineFacts):
     there = cluster(3)
     made = plan(there, running(there, machine), machine)
     assert (made.empty, made.sentences()) == (True, ["nothing to do: the cluster is as the file says"])
@@ -443,7 +443,7 @@ def test_every_host_finds_every_other_by_name():
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_nothing_of_the_systems_own_slurm_is_named(machine: Machine):
+def test_nothing_of_the_systems_own_slurm_is_named(machine: MachineFacts):
     files = want(cluster(2), machine).files
     text = files["etc/slurm.conf"].text + files["etc/slurmdbd.conf"].text + files["etc/gres.conf"].text
     paths = re.findall(r"(?<![\w/])/[\w./%-]+", re.sub(r"\w+Type=\S+", "", text))
@@ -463,7 +463,7 @@ def test_a_user_of_the_cluster_is_a_user_of_every_host_and_of_none_on_loopback_p
 TELEMETRY = "hosts/train-1/telemetry.json"
 
 
-def telemetry_after(first: Cluster, then: Cluster, machine: Machine = ROOT) -> bool:
+def telemetry_after(first: Cluster, then: Cluster, machine: MachineFacts = ROOT) -> bool:
     """Whether the second cluster's plan writes the telemetry again over what fault injection had put there."""
     seen = running(first, machine)
     edited = json.loads(seen.files[TELEMETRY])
@@ -553,7 +553,7 @@ def test_with_cgroup_v2_every_host_has_a_folder_in_the_only_hierarchy():
 
 
 def test_slurm_tracks_steps_of_virtual_hosts_by_the_cgroups_that_there_are():
-    def settings(machine: Machine, **more: object) -> tuple[str, str, bool]:
+    def settings(machine: MachineFacts, **more: object) -> tuple[str, str, bool]:
         there = cluster(1, **more)
         layout = slurm_layout(there, FOLDER, put(there, machine), machine)
         return layout.proctrack, layout.cgroups.plugin, layout.cgroups.ignore_systemd
@@ -566,7 +566,7 @@ def test_slurm_tracks_steps_of_virtual_hosts_by_the_cgroups_that_there_are():
 BIG = replace(ROOT, cgroups=V2, cores=16, gpu_files=("/dev/nvidia0", "/dev/nvidia1"))
 
 
-def told_limits(there: Cluster, machine: Machine) -> str:
+def told_limits(there: Cluster, machine: MachineFacts) -> str:
     return limits_sentence(there, put(there, machine), machine)
 
 
@@ -608,7 +608,7 @@ def test_jobs_are_held_to_what_the_file_names_where_the_kernel_can():
         ),
     ],
 )
-def test_plan_says_what_jobs_are_not_held_to(there: Cluster, machine: Machine, sentence: str):
+def test_plan_says_what_jobs_are_not_held_to(there: Cluster, machine: MachineFacts, sentence: str):
     assert told_limits(there, machine) == sentence
 
 
@@ -653,7 +653,7 @@ def test_every_daemon_carries_the_clusters_mark_and_its_slurm_conf():
 
 
 @pytest.mark.parametrize("machine", [ROOT, USER])
-def test_our_own_services_are_started_again_should_they_die(machine: Machine):
+def test_our_own_services_are_started_again_should_they_die(machine: MachineFacts):
     """Of Slurm's daemons a death is told: they may have their reasons."""
     services = [one for host in want(cluster(1), machine).hosts.values() for one in host.services]
     kept = {one.name.partition(":")[0] for one in services if one.keep}
@@ -696,7 +696,7 @@ def test_the_database_is_reached_through_its_socket_alone():
 
 
 def test_slurmrestd_gives_up_being_root():
-    def argv(machine: Machine) -> tuple[str, ...]:
+    def argv(machine: MachineFacts) -> tuple[str, ...]:
         hosts = want(cluster(1, slurm=Slurm(rest=True)), machine).hosts.values()
         return next(one.argv for host in hosts for one in host.services if one.name == "slurmrestd")
 

@@ -11,24 +11,24 @@ from dalsegno.cli.out import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.system.children import Process
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.base import CanBreak, Worker
-from dalsegno.targets.faults import FAULTS, Options
+from dalsegno.targets.base import CanBreak, NodeWorker
+from dalsegno.targets.faults import FAULTS, FaultOptions
 from dalsegno.targets.local import LocalTarget
 from dalsegno.targets.local.breaking.doing import clear
-from dalsegno.targets.local.nodes import Nodes
-from dalsegno.targets.workers import Seen, choose, rank_of
+from dalsegno.targets.local.nodes import LocalNodes
+from dalsegno.targets.workers import SeenProcess, choose, rank_of
 from tests.local.sites import nodes_of
 from tests.local.test_desired import FOLDER, cluster, put
 
 
-def seen(pid: int, rank: int | None, parent: int = 1, run: str = "") -> Seen:
-    return Seen(Process(pid, pid * 10), parent, rank, run)
+def seen(pid: int, rank: int | None, parent: int = 1, run: str = "") -> SeenProcess:
+    return SeenProcess(Process(pid, pid * 10), parent, rank, run)
 
 
 NODE = [seen(5, None), seen(10, None), seen(12, 10, 10), seen(11, 2, 10)]
 
 
-def chosen(some: list[Seen], run: str | None = None, rank: int | None = None) -> tuple[int, int]:
+def chosen(some: list[SeenProcess], run: str | None = None, rank: int | None = None) -> tuple[int, int]:
     worker, process = choose(some, "train-1", run, rank)
     return worker.rank, process.pid
 
@@ -46,7 +46,7 @@ def test_what_a_worker_has_forked_is_not_the_worker():
 def test_runs_that_share_a_node_are_told_apart():
     two = [seen(11, 0, 10, "r1"), seen(31, 0, 30, "r2")]
     assert chosen(two, run="r2") == (0, 31)
-    assert choose(two, "train-1", "r1", None)[0] == Worker(0, 11, "r1")
+    assert choose(two, "train-1", "r1", None)[0] == NodeWorker(0, 11, "r1")
 
 
 def test_workers_are_known_by_their_name_or_their_environment():
@@ -67,7 +67,7 @@ def test_no_such_worker_is_told_with_those_there_are():
 
 
 def test_an_unknown_node_is_told_with_those_there_are():
-    nodes = Nodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
+    nodes = LocalNodes(LocalRunner(), FOLDER, put(cluster(2)), cluster(2))
     assert nodes.node("train-1").name == "train-1"
     with pytest.raises(NotThere, match="no node `train1`") as caught:
         nodes.node("train1")
@@ -133,8 +133,8 @@ def test_where_slurm_s_commands_belong_to_no_cluster_there_is_none(args: list[st
 
 def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
     off = FAULTS["power-off"]
-    assert "nothing is done about it; `dalsegno up`" in told(off, "head", Options(), {"is_node": False})
-    assert "`dalsegno events -f` shows" in told(off, "train-1", Options(), {"is_node": True})
+    assert "nothing is done about it; `dalsegno up`" in told(off, "head", FaultOptions(), {"is_node": False})
+    assert "`dalsegno events -f` shows" in told(off, "train-1", FaultOptions(), {"is_node": True})
 
 
 def test_a_head_has_nothing_to_undo(tmp_path: Path):
@@ -145,8 +145,8 @@ def test_a_head_has_nothing_to_undo(tmp_path: Path):
 
 def test_a_code_stands_before_or_after_its_node():
     for words in (["xid", "79", "train-1"], ["xid", "train-1", "79"]):
-        fault, node, options = read_words(words, Options(gpu=1))
-        assert (fault.name, node, options) == ("xid", "train-1", Options(gpu=1, code=79))
+        fault, node, options = read_words(words, FaultOptions(gpu=1))
+        assert (fault.name, node, options) == ("xid", "train-1", FaultOptions(gpu=1, code=79))
 
 
 def test_the_list_tells_all_of_each_fault():

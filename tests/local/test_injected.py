@@ -19,7 +19,7 @@ from dalsegno.targets.local.breaking.kinds import KINDS
 from dalsegno.targets.local.breaking.network import check_mended, drop_program
 from dalsegno.targets.local.breaking.records import HISTORY, Injected, forget, injected_into, note, remember, remembered
 from dalsegno.targets.local.machine_room import mend
-from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.nodes import LocalNodes
 from dalsegno.targets.local.placement import healthy_node
 from tests.local.sites import folder_of, nodes_of
 from tests.local.test_desired import cluster
@@ -115,7 +115,7 @@ def test_a_fault_that_took_anothers_place_is_not_forgotten_with_it(tmp_path: Pat
     assert injected_into(nodes.folder, "train-1") == [second]
 
 
-def left_after(nodes: Nodes, remedy: Remedy) -> list[str]:
+def left_after(nodes: LocalNodes, remedy: Remedy) -> list[str]:
     mend(nodes, "train-1", remedy)
     return [one.fault for one in injected_into(nodes.folder, "train-1")]
 

@@ -8,11 +8,11 @@ import pytest
 from dalsegno.errors import TargetError
 from dalsegno.spec.facts import Cluster, Local, Node, Partition, Slurm, User
 from dalsegno.system.cgroups import CgroupTree
-from dalsegno.system.machine import Machine
+from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.local.placement import Free, choose_hosts, place
 
 V1 = CgroupTree(1, "/sys/fs/cgroup/freezer")
-ROOT = Machine("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
+ROOT = MachineFacts("Linux", "box", "root", True, "slurm-wlm 22.05.8", True, (), V1)
 USER = replace(ROOT, user="ada", is_root=False, namespaces=False)
 
 
@@ -21,7 +21,7 @@ def cluster(count: int = 2, gpus: int = 0, **more: object) -> Cluster:
     return Cluster("demo", "local", nodes, (Partition("train", tuple(n.name for n in nodes)),), **more)  # type: ignore[arg-type]
 
 
-def put(wanted: Cluster, machine: Machine = ROOT, before: object = None, free: Free | None = None):  # type: ignore[no-untyped-def]
+def put(wanted: Cluster, machine: MachineFacts = ROOT, before: object = None, free: Free | None = None):  # type: ignore[no-untyped-def]
     return place(wanted, machine, "00000000", before, free or Free(), "/state/dev")  # type: ignore[arg-type]
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
-from dalsegno.targets.faults import FAULTS, Options
+from dalsegno.targets.faults import FAULTS, FaultOptions
 from dalsegno.targets.real import RealNodes
 from dalsegno.targets.real.breaking import step_argv
-from dalsegno.targets.real.on_node import Wish
+from dalsegno.targets.real.on_node import WantedWorker
 
 ME = getpass.getuser()
 
@@ -30,7 +30,7 @@ class Played:
 
     queue: list[JobInfo]
     says: list[dict[str, Any]] = field(default_factory=list)
-    entered: list[tuple[str, str, Wish]] = field(default_factory=list)
+    entered: list[tuple[str, str, WantedWorker]] = field(default_factory=list)
 
     def jobs(self) -> list[JobInfo]:
         return self.queue
@@ -38,7 +38,7 @@ class Played:
     def node(self, name: str) -> NodeInfo:
         return NodeInfo(name, NodeState.MIXED)
 
-    def enter(self, job: str, node: str, wish: Wish) -> dict[str, Any]:
+    def enter(self, job: str, node: str, wish: WantedWorker) -> dict[str, Any]:
         self.entered.append((job, node, wish))
         return self.says.pop(0)
 
@@ -51,29 +51,29 @@ class Played:
 def test_what_hurts_others_is_refused_before_anything_is_asked(fault: Any):
     played = Played([job(7)])
     with pytest.raises(UsageError) as caught:
-        played.nodes.inject(fault, "n1", Options())
+        played.nodes.inject(fault, "n1", FaultOptions())
     assert "worker-kill, worker-hang" in caught.value.hint and played.entered == []
 
 
 def test_only_one_s_own_running_jobs_on_the_node_are_entered():
     others = [job(1, user="bob"), job(2, nodes=("n2",)), job(3, state=JobState.PENDING), job(4, name="another")]
     played = Played([*others, job(7)], [{"rank": 0, "pid": 5, "run": "train-x"}])
-    played.nodes.inject(FAULTS["worker-kill"], "n1", Options(run="train-x", rank=0))
-    assert played.entered == [("7", "n1", Wish("7", "worker-kill", "train-x", 0))]
+    played.nodes.inject(FAULTS["worker-kill"], "n1", FaultOptions(run="train-x", rank=0))
+    assert played.entered == [("7", "n1", WantedWorker("7", "worker-kill", "train-x", 0))]
     with pytest.raises(NotThere, match="no job of yours runs on n3"):
-        played.nodes.inject(FAULTS["worker-kill"], "n3", Options())
+        played.nodes.inject(FAULTS["worker-kill"], "n3", FaultOptions())
 
 
 def test_of_several_jobs_the_one_that_has_the_worker_is_found():
     played = Played([job(7), job(8)], [{"error": "there is no worker on n1", "hint": "-"}, {"rank": 0, "pid": 5}])
-    assert played.nodes.inject(FAULTS["slow-gpu"], "n1", Options(gpu=1, for_s=2.0))["rank"] == 0
-    assert played.entered[-1] == ("8", "n1", Wish("8", "slow-gpu", gpu=1, for_s=2.0))
+    assert played.nodes.inject(FAULTS["slow-gpu"], "n1", FaultOptions(gpu=1, for_s=2.0))["rank"] == 0
+    assert played.entered[-1] == ("8", "n1", WantedWorker("8", "slow-gpu", gpu=1, for_s=2.0))
 
 
 def test_that_no_job_has_such_a_worker_is_told_with_its_own_hint():
     played = Played([job(7)], [{"error": "there is no worker of rank 9 on n1", "hint": "there is rank 0"}])
     with pytest.raises(DalsegnoError) as caught:
-        played.nodes.inject(FAULTS["worker-hang"], "n1", Options(rank=9))
+        played.nodes.inject(FAULTS["worker-hang"], "n1", FaultOptions(rank=9))
     assert (caught.value.what, caught.value.hint) == ("there is no worker of rank 9 on n1", "there is rank 0")
 
 
@@ -83,8 +83,8 @@ def test_what_lasts_is_looked_for_on_all_nodes_of_one_s_runs():
 
 
 def test_a_step_takes_nothing_from_the_job_and_names_are_arguments_of_their_own():
-    argv = step_argv("7", "n1", Wish("7", "worker-kill", run="$(reboot)"))
+    argv = step_argv("7", "n1", WantedWorker("7", "worker-kill", run="$(reboot)"))
     assert {"--jobid=7", "--overlap", "--nodelist=n1", "--gres=none", "--mem=0"} <= set(argv)
     assert json.loads(argv[-1])["run"] == "$(reboot)"
     with pytest.raises(DalsegnoError):
-        step_argv("7", "n1;reboot", Wish("7", "worker-kill"))
+        step_argv("7", "n1;reboot", WantedWorker("7", "worker-kill"))

@@ -14,7 +14,7 @@ from dalsegno.errors import DalsegnoError, TargetError
 from dalsegno.system.files import locked
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanSeePower
 from dalsegno.targets.local.folder import ApplyStage, Folder
-from dalsegno.targets.local.machine_room import Room
+from dalsegno.targets.local.machine_room import MachineRoomServer
 from dalsegno.targets.local.machine_room_client import MachineRoom
 from tests.local.sites import folder_of
 
@@ -22,7 +22,7 @@ OWNER = os.geteuid()
 STRANGER = 12345
 
 
-def ask(room: Room, uid: int = OWNER, **request: object) -> dict[str, object]:
+def ask(room: MachineRoomServer, uid: int = OWNER, **request: object) -> dict[str, object]:
     return room.answer(uid, json.dumps(request) + "\n")
 
 
@@ -43,41 +43,41 @@ def folder(short: Path) -> Folder:
 
 
 @pytest.fixture
-def room(folder: Folder) -> Iterator[Room]:
-    made = Room(folder, lambda text: None)
+def room(folder: Folder) -> Iterator[MachineRoomServer]:
+    made = MachineRoomServer(folder, lambda text: None)
     yield made
     made.listener.close()
 
 
-def test_its_socket_is_its_owners(room: Room, folder: Folder):
+def test_its_socket_is_its_owners(room: MachineRoomServer, folder: Folder):
     assert folder.room_socket.stat().st_mode & 0o777 == 0o600
     assert folder.room_socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_it_tells_whether_a_node_is_on_and_which_boot_it_is(room: Room, folder: Folder):
+def test_it_tells_whether_a_node_is_on_and_which_boot_it_is(room: MachineRoomServer, folder: Folder):
     assert ask(room, do="power", node="train-1") == {"ok": True, "on": False, "boot": ""}
     folder.boot_id("train-1").write_text("abc\n")
     assert ask(room, do="power", node="train-1")["boot"] == "abc"
 
 
-def test_a_stranger_is_refused_whatever_the_socket_lets_through(room: Room):
+def test_a_stranger_is_refused_whatever_the_socket_lets_through(room: MachineRoomServer):
     assert "answers its owner alone" in str(ask(room, STRANGER, do="replace", node="train-1")["error"])
 
 
 @pytest.mark.parametrize(
     "line", ["", "{", "[]", "null", "7", '{"do": "power"}', '{"do": ["power"], "node": "train-1"}', "[" * 100_000]
 )
-def test_what_is_no_request_is_refused(room: Room, line: str):
+def test_what_is_no_request_is_refused(room: MachineRoomServer, line: str):
     assert "does not understand" in room.answer(OWNER, line)["error"]
 
 
 @pytest.mark.parametrize("node", ["train-9", "head", "switch", "../train-1", ""])
-def test_only_nodes_are_rebuilt(room: Room, node: str):
+def test_only_nodes_are_rebuilt(room: MachineRoomServer, node: str):
     for word in ("reboot", "replace", "reset_gpus", "power"):
         assert "there is no node" in str(ask(room, do=word, node=node)["error"])
 
 
-def test_beside_an_up_or_down_it_refuses_and_says_so(room: Room, folder: Folder):
+def test_beside_an_up_or_down_it_refuses_and_says_so(room: MachineRoomServer, folder: Folder):
     with locked(folder.lock, "the cluster"):
         answer = ask(room, do="reboot", node="train-1")
     assert "another `dalsegno` is working on demo" in str(answer["error"]) and "try again" in str(answer["hint"])
@@ -92,13 +92,13 @@ def test_an_up_waits_for_what_it_has_begun(folder: Folder):
 
 
 def test_a_cluster_that_is_half_made_has_no_nodes_to_work_on(short: Path):
-    room = Room(folder_of(short, phase=ApplyStage.MAKING), lambda text: None)
+    room = MachineRoomServer(folder_of(short, phase=ApplyStage.MAKING), lambda text: None)
     assert "is being changed" in str(ask(room, do="reboot", node="train-1")["error"])
     assert ask(room, do="power", node="train-1")["on"] is False, "to look is always allowed"
     room.listener.close()
 
 
-def test_the_client_is_what_recovery_asks_for(room: Room, folder: Folder):
+def test_the_client_is_what_recovery_asks_for(room: MachineRoomServer, folder: Folder):
     client = MachineRoom(folder.root)
     assert isinstance(client, CanReset) and isinstance(client, CanReboot) and isinstance(client, CanReplace)
     assert isinstance(client, CanSeePower)
@@ -110,7 +110,7 @@ def test_the_client_is_what_recovery_asks_for(room: Room, folder: Folder):
 
 
 @contextlib.contextmanager
-def served(room: Room) -> Iterator[None]:
+def served(room: MachineRoomServer) -> Iterator[None]:
     """Until then; whoever still waited on its socket when that is closed would wait on another's of the same number."""
 
     def serve() -> None:

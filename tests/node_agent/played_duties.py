@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from dalsegno.health.messages import MOST_PART, Finding, Gpu, Order, Reply
+from dalsegno.health.messages import MOST_PART, Finding, GpuIdentity, Order, Reply
 from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
 from dalsegno.system.apart import ask
@@ -36,8 +36,8 @@ class Played:
         if self.settings.get("bad") == "sleeps":
             ask(["sleep", "1000"], timeout_s=1000)
 
-    def gpus(self) -> Iterable[Gpu] | None:
-        return [Gpu(0, "GPU-1")]
+    def gpus(self) -> Iterable[GpuIdentity] | None:
+        return [GpuIdentity(0, "GPU-1")]
 
 
 def do(order: Order, send: Send) -> None:

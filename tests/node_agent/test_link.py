@@ -15,8 +15,8 @@ import pytest
 
 from dalsegno.health.result import Result, Verdict, passed
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.agents import Answer
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.agents import OrderAnswer
+from dalsegno.recovery.probes import NodeAddress
 from dalsegno.system.children import descendants, start_ticks
 from tests.recovery.played_agents import Scene, secret_of
 
@@ -42,7 +42,7 @@ class Stage(Scene):
         self.settings: dict[str, object] = {}
 
     def set(self, **settings: object) -> None:
-        self.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": settings})
+        self.agents.expect({"gpu-1": NodeAddress("127.0.0.1")}, {"gpu-1": settings})
 
     def start(self, secret: bytes | None = None, check_s: float = 60.0) -> subprocess.Popen[bytes]:
         path = self.folder / "secret"
@@ -65,8 +65,8 @@ class Stage(Scene):
 
         return found
 
-    def order(self, do: str, timeout_s: float = 60.0, **arguments: str) -> Answer:
-        answers: list[Answer] = []
+    def order(self, do: str, timeout_s: float = 60.0, **arguments: str) -> OrderAnswer:
+        answers: list[OrderAnswer] = []
         self.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
         return self.until(lambda: answers)[0]
 

@@ -15,12 +15,12 @@ from dalsegno.health.checks import CHECKS
 from dalsegno.health.messages import Finding
 from dalsegno.health.result import Remedy, Verdict
 from dalsegno.health.telemetry import healthy, with_gpu, write_telemetry
-from dalsegno.node_agent.agent import Options, main, parse_options
+from dalsegno.node_agent.agent import NodeAgentOptions, main, parse_options
 from dalsegno.programs import launcher
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.agents import Answer, OrderEnd
+from dalsegno.recovery.agents import OrderAnswer, OrderEnd
 from dalsegno.recovery.node_link import prove
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.probes import NodeAddress
 from dalsegno.system.children import MARK, descendants, marked
 from tests.recovery.played_agents import NODES, Scene, secret_of
 
@@ -64,7 +64,7 @@ class Nodes(Scene):
     def only_gpu_checks(self) -> None:
         """Those of simulated GPUs: what else is wrong with this machine is not asked for."""
         others = {check.name: {"enabled": False} for check in CHECKS if not check.name.startswith("gpu-")}
-        places = {node: Place("127.0.0.1") for node in NODES}
+        places = {node: NodeAddress("127.0.0.1") for node in NODES}
         self.agents.expect(places, {node: {"checks": others} for node in places})
 
     def verdicts(self, node: str) -> dict[str, Verdict]:
@@ -134,7 +134,7 @@ def test_it_proves_itself_with_a_partner_and_nothing_is_left_of_it(nodes: Nodes)
     nodes.only_gpu_checks()
     agents = [nodes.start("gpu-1").pid, nodes.start("gpu-2").pid]
     nodes.until(lambda: all(nodes.verdicts(node) for node in ("gpu-1", "gpu-2")))
-    proofs: list[tuple[Answer, tuple[Finding, ...]]] = []
+    proofs: list[tuple[OrderAnswer, tuple[Finding, ...]]] = []
     prove(nodes.agents, "gpu-1", "gpu-2", lambda answer, findings: proofs.append((answer, findings)))
     nodes.until(lambda: proofs, 170)
     assert proofs[0][0].end is OrderEnd.ANSWERED
@@ -165,7 +165,7 @@ def test_nothing_heavy_is_loaded_not_even_where_the_checks_are():
 
 def test_what_it_is_started_with_is_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     good = ["--node", "gpu-1", "--controller", "head:6816", "--secret", "/s", "--boot-id", "b1"]
-    assert parse_options(good) == Options("gpu-1", "head", 6816, Path("/s"), "b1")
+    assert parse_options(good) == NodeAgentOptions("gpu-1", "head", 6816, Path("/s"), "b1")
     (tmp_path / "boot").write_text("b2\n")
     assert parse_options([*good[:-1], str(tmp_path / "boot")]).boot == "b2"
     assert parse_options([*good[:3], "[::1]:6816", *good[4:]]).host == "::1"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from dalsegno.health.messages import Finding, Gpu
+from dalsegno.health.messages import Finding, GpuIdentity
 from dalsegno.health.result import Verdict, passed
-from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, Watch
+from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, CheckWatch
 from dalsegno.train.frames import Message
 
 CHECK_S = 600.0  # on the tests' own clock
@@ -41,22 +41,22 @@ class Played:
             os._exit(3)
         yield Finding("bad", passed("fine"), time.time())
 
-    def gpus(self) -> Iterable[Gpu] | None:
+    def gpus(self) -> Iterable[GpuIdentity] | None:
         if self.settings.get("gpus") == "hang":
             time.sleep(1000)
-        return [Gpu(0, "GPU-1")]
+        return [GpuIdentity(0, "GPU-1")]
 
 
 class Watching:
     def __init__(self, **settings: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings: list[Finding] = []
-        self.looks: list[tuple[list[str], list[Gpu] | None]] = []
+        self.looks: list[tuple[list[str], list[GpuIdentity] | None]] = []
         self.ahead = 0.0  # our clock is so much before the real one
-        self.watch = Watch(Played, self.selector, self.findings.append, self._heard, time.time, CHECK_S)
+        self.watch = CheckWatch(Played, self.selector, self.findings.append, self._heard, time.time, CHECK_S)
         self.watch.set(settings)
 
-    def _heard(self, names: list[str], gpus: list[Gpu] | None) -> None:
+    def _heard(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
         self.looks.append((names, gpus))
 
     def until(self, true: Callable[[], object]) -> None:
@@ -95,7 +95,7 @@ def test_findings_come_one_by_one_and_the_process_lives_on(watching: Callable[..
     one = watching()
     one.until(lambda: one.looks)
     assert [each.check for each in one.findings] == ["good", "bad"]
-    assert one.looks == [(["good", "bad"], [Gpu(0, "GPU-1")])]
+    assert one.looks == [(["good", "bad"], [GpuIdentity(0, "GPU-1")])]
     one.ahead += 1.0
     one.until(lambda: len(one.looks) == 2)
     assert one.texts("good") == ["fine ? 1", "fine ? 2"], "the same process, which remembers"

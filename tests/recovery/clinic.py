@@ -11,9 +11,9 @@ from dalsegno.recovery.act import Hands
 from dalsegno.recovery.actions import Action, Note, Turn
 from dalsegno.recovery.decide import SETTLE_S
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import Healer
 
 STEP_S = 1.0
@@ -30,7 +30,7 @@ class Clinic:
     cluster: FakeCluster
     policy: Policy = field(default_factory=Policy)
     folder: Path = field(default_factory=quick_folder)
-    store_type: type[Store] = Store
+    store_type: type[Journal] = Journal
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ class Clinic:
     def wait(self, seconds: float) -> None:
         self.cluster.now += seconds
 
-    def phase(self, node: str) -> Phase:
+    def phase(self, node: str) -> NodePhase:
         return self.store.book.of(node).phase
 
     def effects(self, node: str) -> list[str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dalsegno.health.messages import BEAT
-from dalsegno.health.wire import AGENT, CONTROLLER, Hello, hello_message, is_welcome, seal_of
+from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello, hello_message, is_welcome, seal_of
 from dalsegno.recovery.agent_server import STRANGER_S
-from dalsegno.recovery.agents import Agents
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.agents import AgentTable
+from dalsegno.recovery.probes import NodeAddress
 from dalsegno.train.frames import Message, Reader, pack, parse
 from dalsegno.train.proof import Seal, nonce
 
@@ -36,9 +36,9 @@ class Scene:
         self.begin(stranger_s)
 
     def begin(self, stranger_s: float = STRANGER_S, port: int = 0) -> None:
-        self.agents = Agents(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
+        self.agents = AgentTable(self.selector, secret_of, self.log.append, self.changed.append, stranger_s)
         self.port = self.agents.open("127.0.0.1", port)
-        self.agents.expect({node: Place("127.0.0.1") for node in NODES})
+        self.agents.expect({node: NodeAddress("127.0.0.1") for node in NODES})
 
     def turn(self, most_s: float = 0.01) -> None:
         due = self.agents.wake()
@@ -85,7 +85,7 @@ class Caller:
     reader: Reader = field(default_factory=Reader)
     heard: list[bytes] = field(default_factory=list)
     hung_up: bool = False
-    hello: Hello | None = None
+    hello: NodeHello | None = None
     welcomed: bool = False
     opener: Seal | None = None
     closer: Seal | None = None
@@ -130,7 +130,7 @@ class Caller:
     ) -> None:
         greeting = self.next()
         assert greeting is not None
-        self.hello = Hello(node, boot, started, nonce())
+        self.hello = NodeHello(node, boot, started, nonce())
         secret = secret or secret_of(node) or b"?" * 32
         self.raw(pack(hello_message(secret, self.hello, greeting["nonce"])))
         answer = self.next()

@@ -19,28 +19,28 @@ from dalsegno.health.messages import (
     MOST_PART,
     BadReport,
     Finding,
-    Gpu,
+    GpuIdentity,
+    NewFindings,
+    NodeReport,
     Reply,
-    Report,
-    Told,
     reply_message,
     report_message,
     told_message,
 )
 from dalsegno.health.result import Remedy, failed, passed
-from dalsegno.health.wire import Hello, hello_message
+from dalsegno.health.wire import NodeHello, hello_message
 from dalsegno.recovery.agent_server import STRANGERS
 from dalsegno.recovery.agent_view import AgentView, Presence
-from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, Agents, Answer, OrderEnd, merge
+from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
 from dalsegno.recovery.presence import LOOK_S
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.probes import NodeAddress
 from dalsegno.train.frames import Message, pack
 from dalsegno.train.proof import nonce
 from tests.recovery.played_agents import Caller, Scene, secret_of
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
 WELL = Finding("disk", passed("12 % full"), 17.0)
-REPORT = Report("gpu-1", "boot-1", (XID, WELL), (Gpu(0, "GPU-1"),))
+REPORT = NodeReport("gpu-1", "boot-1", (XID, WELL), (GpuIdentity(0, "GPU-1"),))
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def view(scene: Scene, node: str = "gpu-1") -> AgentView:
 
 
 def test_an_agent_that_proves_its_node_is_connected_and_told_its_settings(scene: Scene):
-    scene.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": {"checks": {"xid": {"every_s": 2}}}})
+    scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1")}, {"gpu-1": {"checks": {"xid": {"every_s": 2}}}})
     agent = scene.agent()
     assert agent.told() == {"settings": {"checks": {"xid": {"every_s": 2}}}}
     assert (view(scene).presence, view(scene).boot, view(scene).report) == (Presence.CONNECTED, "boot-1", None)
-    scene.agents.expect({"gpu-1": Place("127.0.0.1")}, {"gpu-1": {}})
+    scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1")}, {"gpu-1": {}})
     assert agent.told() == {"settings": {}}
 
 
@@ -97,7 +97,7 @@ def test_a_hello_that_was_overheard_lets_nobody_in(scene: Scene):
 def honest_hello(greeting: Message) -> Message:
     secret = secret_of("gpu-1")
     assert secret is not None
-    return hello_message(secret, Hello("gpu-1", "boot-1", 1.0, nonce()), greeting["nonce"])
+    return hello_message(secret, NodeHello("gpu-1", "boot-1", 1.0, nonce()), greeting["nonce"])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_many_strangers_do_not_keep_an_agent_out(scene: Scene):
 
 def test_a_port_that_is_taken_is_told_with_a_hint(scene: Scene):
     with selectors.DefaultSelector() as selector, pytest.raises(DalsegnoError, match="cannot listen") as caught:
-        Agents(selector, secret_of, print).open("127.0.0.1", scene.port)
+        AgentTable(selector, secret_of, print).open("127.0.0.1", scene.port)
     assert "ss -ltnp" in caught.value.hint
 
 
@@ -176,7 +176,7 @@ def test_whatever_strangers_say_nothing_changes_and_agents_stay(scene: Scene, se
 
 def test_a_newer_boot_takes_the_place_of_the_old_one_which_never_comes_back(scene: Scene):
     old = scene.agent(boot="boot-1")
-    old.say(told_message(Told(REPORT, frozenset({"xid", "disk"}))))
+    old.say(told_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     scene.until(lambda: view(scene).report)
     scene.agent(boot="boot-2", started=0.5)
     assert old.cut_off() and view(scene).boot == "boot-2" and view(scene).report is None
@@ -202,19 +202,21 @@ def test_of_two_agents_of_one_boot_the_later_one_stays(scene: Scene):
 
 def test_reports_are_taken_and_changes_are_put_into_them(scene: Scene):
     agent = scene.agent()
-    agent.say(told_message(Told(REPORT, frozenset({"xid", "disk"}))))
+    agent.say(told_message(NewFindings(REPORT, frozenset({"xid", "disk"}))))
     assert scene.until(lambda: view(scene).report) == REPORT
     mended = Finding("xid", passed("none"), 20.0)
-    agent.say(told_message(Told(replace(REPORT, findings=(mended,), gpus=()))))
+    agent.say(told_message(NewFindings(replace(REPORT, findings=(mended,), gpus=()))))
     scene.until(lambda: view(scene).report != REPORT)
     assert view(scene).report == replace(REPORT, findings=(mended, WELL))
     assert "gpu-1" in scene.changed and "gpu-2" not in scene.changed
 
 
 def test_a_whole_report_drops_what_is_no_more():
-    told = Told(Report("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
-    assert merge(REPORT, told) == Report("gpu-1", "boot-1", (XID,), ())
-    many = Told(Report("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MOST_FINDINGS))))
+    told = NewFindings(NodeReport("gpu-1", "boot-1", (XID,)), frozenset({"xid"}))
+    assert merge(REPORT, told) == NodeReport("gpu-1", "boot-1", (XID,), ())
+    many = NewFindings(
+        NodeReport("gpu-1", "boot-1", tuple(Finding(f"c{n}", passed(""), 1.0) for n in range(MOST_FINDINGS)))
+    )
     with pytest.raises(BadReport, match="more than"):
         merge(REPORT, many)
 
@@ -222,8 +224,8 @@ def test_a_whole_report_drops_what_is_no_more():
 @pytest.mark.parametrize(
     "message",
     [
-        told_message(Told(replace(REPORT, node="gpu-2"))),
-        told_message(Told(replace(REPORT, boot="boot-2"))),
+        told_message(NewFindings(replace(REPORT, node="gpu-2"))),
+        told_message(NewFindings(replace(REPORT, boot="boot-2"))),
         {"report": {**report_message(REPORT), "findings": [{"check": "xid"}]}},
         {"report": {}},
         {"drain": "gpu-2"},
@@ -239,10 +241,10 @@ def test_a_report_that_is_none_of_its_own_is_refused_and_the_agent_with_it(scene
 
 def test_words_without_a_seal_with_a_wrong_one_or_said_twice_are_refused(scene: Scene):
     def forged(agent: Caller) -> bytes:
-        return pack(told_message(Told(REPORT)))
+        return pack(told_message(NewFindings(REPORT)))
 
     def wrong(agent: Caller) -> bytes:
-        data = bytearray(agent.sealed(told_message(Told(REPORT))))
+        data = bytearray(agent.sealed(told_message(NewFindings(REPORT))))
         data[-20] ^= 1
         return bytes(data)
 
@@ -292,7 +294,7 @@ def test_a_silent_agent_is_noticed_and_forgiven_when_it_speaks(scene: Scene):
 
 def test_a_node_on_a_shared_address_is_gone_with_its_agent_and_its_slurmd_but_not_while_both_start_again(scene: Scene):
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
-        scene.agents.expect({"gpu-1": Place("127.0.0.1", slurmd.getsockname()[1], shared=True)})
+        scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1", slurmd.getsockname()[1], shared=True)})
         agent = scene.agent()
         agent.sock.close()
         scene.until(lambda: view(scene).presence is Presence.AGENT_DEAD)
@@ -312,7 +314,7 @@ def test_a_node_that_is_gone_has_no_connection_left(scene: Scene):
 
 def test_a_node_that_is_not_expected_any_more_is_a_stranger(scene: Scene):
     agent = scene.agent()
-    scene.agents.expect({"gpu-2": Place("127.0.0.1")})
+    scene.agents.expect({"gpu-2": NodeAddress("127.0.0.1")})
     assert agent.cut_off() and set(scene.agents.views()) == {"gpu-2"}
     again = scene.call()
     again.introduce("gpu-1")
@@ -320,7 +322,7 @@ def test_a_node_that_is_not_expected_any_more_is_a_stranger(scene: Scene):
 
 
 def test_slurmd_is_asked_after_when_it_is_wanted(scene: Scene):
-    scene.agents.expect({"gpu-1": Place("127.0.0.1", scene.port)})
+    scene.agents.expect({"gpu-1": NodeAddress("127.0.0.1", scene.port)})
     agent = scene.agent()
     scene.agents.ask_slurmd("gpu-1")
     scene.until(lambda: view(scene).slurmd_answers)
@@ -337,8 +339,8 @@ def test_the_loop_is_woken_often_enough_to_see_silence(scene: Scene):
 # Orders
 
 
-def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 60.0, **arguments: str) -> list[Answer]:
-    answers: list[Answer] = []
+def ordered(scene: Scene, do: str = "evidence", timeout_s: float = 60.0, **arguments: str) -> list[OrderAnswer]:
+    answers: list[OrderAnswer] = []
     scene.agents.order("gpu-1", do, answers.append, timeout_s=timeout_s, arguments=arguments)
     return answers
 
@@ -358,7 +360,7 @@ def test_an_order_is_answered_in_parts(scene: Scene):
     ):
         agent.say(reply_message(reply))
     scene.until(lambda: answers)
-    assert answers == [Answer("gpu-1", report=REPORT, files={"ps.txt": "a\nb\n"})]
+    assert answers == [OrderAnswer("gpu-1", report=REPORT, files={"ps.txt": "a\nb\n"})]
     agent.say(reply_message(Reply(number, done=True)))
     scene.until(lambda: scene.log)
     assert len(answers) == 1 and scene.log == ["refused: an answer of gpu-1 that is not waited for"]

@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Gpu, Remedy, Verdict
+from dalsegno.health import GpuIdentity, Remedy, Verdict
 from dalsegno.recovery.actions import Drain, Mend, Note, Turn
 from dalsegno.recovery.book import DAY_S
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.controller import SOCKET, Controller
 from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.facts import Fault
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.facts import NodeFault
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.run_hints import News
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.recovery.user_socket import Answers
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message
 
-XID = Fault("xid", Remedy.REBOOT, "Xid 79", "79")
+XID = NodeFault("xid", Remedy.REBOOT, "Xid 79", "79")
 STRANGER = 4711
 
 
@@ -42,8 +42,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def store(folder: Path) -> Iterator[Store]:
-    one = Store(folder / JOURNAL)
+def store(folder: Path) -> Iterator[Journal]:
+    one = Journal(folder / JOURNAL)
     yield one
     one.close()
 
@@ -55,24 +55,24 @@ def answers(folder: Path) -> Iterator[Answers]:
     one.close()
 
 
-def drained(store: Store, node: str, at: float) -> None:
+def drained(store: Journal, node: str, at: float) -> None:
     action = Drain(node, XID)
     store.end(store.begin(action, at), action, "drained: xid[79] Xid 79", "", at, Policy(), ())
 
 
-def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Store, answers: Answers):
+def test_the_budget_of_the_hour_is_told_and_who_is_left_for_it(store: Journal, answers: Answers):
     begun = time.time()
     for node in ("n1", "n2"):
         store.begin(Drain(node, XID), begun, ("train",))
-    store.turn(Turn("n3", Phase.SUSPECTED, "stays in service", XID, held_back=Held.HOUR), begun)
+    store.turn(Turn("n3", NodePhase.SUSPECTED, "stays in service", XID, held_back=HeldAction.HOUR), begun)
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 2}
     held = {node["node"]: node["held_back"] for node in answers.answer(STRANGER, {"nodes": True})["nodes"]}
-    assert held == {"n1": "", "n2": "", "n3": Held.HOUR.value}
+    assert held == {"n1": "", "n2": "", "n3": HeldAction.HOUR.value}
     answers.answer(0, {"automation": "resume"})
     assert answers.answer(STRANGER, {"automation": "status"})["taken"] == {"train": 0}
 
 
-def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partitions_of_now(folder: Path, store: Store):
+def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partitions_of_now(folder: Path, store: Journal):
     drained(store, "n1", time.time())
     policy, partitions = Policy(can=frozenset({Remedy.REPLACE})), {"n1": ("train",)}
     answers = Answers(folder / JOURNAL, lambda: None, lambda: policy, lambda node: partitions.get(node, ()))
@@ -80,15 +80,15 @@ def test_what_is_ahead_of_a_node_is_told_with_it_by_the_policy_and_the_partition
     told = answers.answer(STRANGER, {"node": "n1"})
     assert told["ahead"] == {"how": "replace", "why": why, "held_back": ""}
     answers.answer(0, {"automation": "pause"})
-    assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["held_back"] == Held.PAUSED.value
+    assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["held_back"] == HeldAction.PAUSED.value
     policy = Policy(can=frozenset())
     assert answers.answer(STRANGER, {"node": "n1"})["ahead"]["how"] == ""
     answers.close()
 
 
-def test_events_come_in_order_and_from_where_one_left_off(store: Store, answers: Answers):
+def test_events_come_in_order_and_from_where_one_left_off(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.turn(Turn("n1", Phase.GIVEN_UP, "nothing helps"), 101.0)
+    store.turn(Turn("n1", NodePhase.GIVEN_UP, "nothing helps"), 101.0)
     store.turn(Note("n2", "job 7 is over"), 102.0)
     events = answers.answer(STRANGER, {"events": 0})["events"]
     assert [(event["node"], event["kind"]) for event in events] == [("n1", "drain"), ("n1", "turn"), ("n2", "note")]
@@ -97,9 +97,9 @@ def test_events_come_in_order_and_from_where_one_left_off(store: Store, answers:
     assert answers.answer(STRANGER, {"events": -1})["events"] == later
 
 
-def test_a_node_is_told_of_with_its_passport_and_its_history(store: Store, answers: Answers):
+def test_a_node_is_told_of_with_its_passport_and_its_history(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
-    store.notice_gpus("n1", [Gpu(0, "GPU-a", "serial", "H100"), Gpu(1, "GPU-b")], 100.0)
+    store.notice_gpus("n1", [GpuIdentity(0, "GPU-a", "serial", "H100"), GpuIdentity(1, "GPU-b")], 100.0)
     told = answers.answer(STRANGER, {"node": "n1"})
     assert (told["node"]["phase"], told["node"]["reason"]) == ("drained", "dalsegno:reboot:xid[79] Xid 79")
     assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-a", "GPU-b"]
@@ -109,7 +109,7 @@ def test_a_node_is_told_of_with_its_passport_and_its_history(store: Store, answe
         answers.answer(STRANGER, {"node": "n9"})
 
 
-def test_only_root_and_the_owner_may_pause(store: Store, answers: Answers):
+def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
     with pytest.raises(DalsegnoError, match="belongs to root and to the cluster's owner"):
         answers.answer(STRANGER, {"automation": "pause"})
     assert answers.answer(STRANGER, {"automation": "status"})["automation"] == "on"
@@ -128,14 +128,14 @@ def test_only_root_and_the_owner_may_pause(store: Store, answers: Answers):
      {"node": ["n1"]}, {"node": "n1", "events": 0}, {"nodes": 1}],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(answers: Answers, store: Store, request_: Message):
+def test_what_cannot_be_meant_is_refused(answers: Answers, store: Journal, request_: Message):
     with pytest.raises(DalsegnoError) as caught:
         answers.answer(0, request_)
     assert caught.value.hint
     assert store.events() == []
 
 
-def test_the_controller_answers_over_its_socket(folder: Path, store: Store):
+def test_the_controller_answers_over_its_socket(folder: Path, store: Journal):
     drained(store, "n1", 100.0)
     controller = Controller(folder, (), {}, lambda text: None)
     asked = threading.Thread(target=lambda: told.append(ask(folder / SOCKET, {"events": 0}, 5)))
@@ -147,7 +147,7 @@ def test_the_controller_answers_over_its_socket(folder: Path, store: Store):
     assert told[0]["events"][0]["text"] == "drained: xid[79] Xid 79"
 
 
-def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Path, store: Store):
+def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Path, store: Journal):
     said = list[str]()
     controller = Controller(folder, (), {}, said.append)
     for request in ({"automation": "pause"}, {"forgive": "GPU-a"}, {"start": "/root"}):
@@ -157,7 +157,7 @@ def test_a_request_that_is_refused_is_logged_once_and_changes_nothing(folder: Pa
     assert store.events() == [] and not store.look().paused
 
 
-def test_what_is_old_goes_and_what_is_not_finished_stays(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_old_goes_and_what_is_not_finished_stays(store: Journal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
     unfinished = store.begin(Drain("n0", XID), 99.0)
     for number in range(1, 6):
@@ -169,7 +169,7 @@ def test_what_is_old_goes_and_what_is_not_finished_stays(store: Store, monkeypat
 
 
 def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_count_no_more(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Journal, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("dalsegno.recovery.store.MOST_KEPT", 2)
     store.notice_checks([News("n1", "xid", Verdict.FAILED, "Xid 79")], 100.0)
@@ -185,7 +185,7 @@ def test_tidying_keeps_the_last_verdict_of_every_check_and_drops_marks_that_coun
 
 
 def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    store = Store(folder / JOURNAL)
+    store = Journal(folder / JOURNAL)
     with store._changing(store.book):
         for number in range(3000):
             store._event(float(number), "n1", EventKind.DRAIN, "text " * 100)
@@ -201,16 +201,16 @@ def test_a_journal_gives_back_the_room_of_what_was_dropped(folder: Path, monkeyp
 def test_a_journal_that_is_damaged_is_told_of_with_what_to_do(folder: Path):
     (folder / JOURNAL).write_bytes(b"not a database, whatever its name says" * 100)
     with pytest.raises(DalsegnoError, match="cannot be read") as caught:
-        Store(folder / JOURNAL)
+        Journal(folder / JOURNAL)
     assert "move it away" in caught.value.hint
 
 
-def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Store):
+def test_what_is_in_the_journal_is_for_its_owner_alone(folder: Path, store: Journal):
     assert (folder / JOURNAL).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Store, answers: Answers):
-    store.notice_gpus("n1", [Gpu(0, "GPU-a")], 100.0)
+def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Journal, answers: Answers):
+    store.notice_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
     mend = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
     store.end(store.begin(mend, 101.0), mend, "is replaced", "", 101.0, Policy(), ())
     with pytest.raises(DalsegnoError, match="not to uid 4711"):
@@ -224,7 +224,7 @@ def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Store, a
     assert "GPU GPU-a is forgiven by root, and may come back" in [event.text for event in store.events(node="n1")]
 
 
-def test_what_the_checks_of_a_node_found_is_told_with_it(store: Store, answers: Answers):
+def test_what_the_checks_of_a_node_found_is_told_with_it(store: Journal, answers: Answers):
     drained(store, "n1", 100.0)
     store.notice_checks([News("n1", "gpu-ecc", Verdict.FAILED, "4 errors")], 99.0)
     assert answers.answer(STRANGER, {"node": "n1"})["checks"] == [
@@ -240,7 +240,7 @@ def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Pat
         def open_it(path: Path, start: threading.Barrier = start, wrong: list[Exception] = wrong) -> None:
             start.wait()
             try:
-                Store(path).close()
+                Journal(path).close()
             except DalsegnoError as error:
                 wrong.append(error)
 
@@ -252,7 +252,7 @@ def test_a_journal_that_several_make_at_the_same_moment_is_made_once(folder: Pat
         assert wrong == []
 
 
-def test_under_whom_slurm_writes_is_told_with_the_nodes(folder: Path, store: Store):
+def test_under_whom_slurm_writes_is_told_with_the_nodes(folder: Path, store: Journal):
     drained(store, "n1", time.time())
     answers = Answers(folder / JOURNAL, lambda: None, lambda: Policy(slurm_users=frozenset({"root", "ada"})))
     for request in ({"nodes": True}, {"node": "n1"}):

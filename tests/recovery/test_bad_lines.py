@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.health import Finding, Report, Result, passed, warned
+from dalsegno.health import Finding, NodeReport, Result, passed, warned
 from dalsegno.recovery.actions import SetDown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import NodeBook
 from dalsegno.recovery.facts import NodeFacts
 from dalsegno.recovery.judge import Suspicion, find_fault, find_suspicion, is_told
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import NodeInfo, NodeState
@@ -29,7 +29,7 @@ def test_an_agent_that_falls_silent_again_and_again_is_told_of_once(clinic_of: M
         clinic.rounds(3)
     assert clinic.told("n2") == ["suspected: its agent is silent"]
     clinic.rounds(int(clinic.policy.steady_s[0] / STEP_S))
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
     assert clinic.told("n2")[1:] == ["in service: nothing is wrong with it any more"]
 
 
@@ -51,27 +51,27 @@ def test_the_oftener_a_node_relapses_the_longer_it_must_be_well_before_that_is_s
         "suspected: its agent is silent",
     ]
     clinic.rounds(int(clinic.policy.steady_s[1] / STEP_S))
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
     for steady_s in (*clinic.policy.steady_s[2:], clinic.policy.steady_s[-1]):
         silences(clinic, 1, well_s=steady_s - 2 * STEP_S)
-        assert clinic.phase("n2") is Phase.SUSPECTED, f"not before {steady_s} s"
+        assert clinic.phase("n2") is NodePhase.SUSPECTED, f"not before {steady_s} s"
         clinic.rounds(5)
-        assert clinic.phase("n2") is Phase.IN_SERVICE, f"after {steady_s} s"
+        assert clinic.phase("n2") is NodePhase.IN_SERVICE, f"after {steady_s} s"
 
 
 def test_a_node_that_was_well_for_long_starts_with_a_clean_slate(clinic_of: MakeClinic):
     clinic = clinic_of()
     silences(clinic, 2, well_s=clinic.policy.steady_s[1] + 5)
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
     clinic.wait(clinic.policy.relapse_s)
     silences(clinic, 1, well_s=clinic.policy.steady_s[0] + 2)
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_power_cut_on_a_suspected_node_is_acted_upon_at_once(clinic_of: MakeClinic):
     clinic = clinic_of()
     silences(clinic, 5, well_s=8)
-    assert clinic.phase("n2") is Phase.SUSPECTED
+    assert clinic.phase("n2") is NodePhase.SUSPECTED
     clinic.cluster.power_off("n2")
     assert any(isinstance(action, SetDown) for action in clinic.round())
 
@@ -96,7 +96,7 @@ def test_one_more_job_that_failed_at_once_is_news():
     [(warned("16 of 47 sent again"), "; before that, 16 of 47 sent again"), (passed("what is sent arrives"), "")],
 )
 def test_of_a_node_that_falls_silent_it_is_told_what_its_network_did_before(said: Result, more: str):
-    report = Report("n2", "boot-1", (Finding("network", said, 1.0),), ())
+    report = NodeReport("n2", "boot-1", (Finding("network", said, 1.0),), ())
     slurm = NodeInfo("n2", NodeState.IDLE)
     silent = NodeFacts(slurm, agent=AgentView("n2", Presence.SILENT, report=report))
     about = Subject(Topic.AGENT_SILENT, network=bool(more))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.slurm.facts import JobState
 from tests.recovery.clinic import MakeClinic
 
@@ -112,7 +112,7 @@ def test_a_node_on_which_jobs_fail_at_once_is_taken_out_and_validated(clinic_of:
     assert clinic.reason("n2") == "dalsegno:drain:black-hole 3 jobs failed here as soon as they had started"
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "validate", "resume"]
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_job_that_fails_everywhere_makes_no_node_suspect(clinic_of: MakeClinic):

@@ -6,8 +6,8 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.actions import Mend, Turn
-from dalsegno.recovery.book import Mark, MarkKind
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.book import BudgetMark, MarkKind
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.repair import Forecast, forecast
 from tests.recovery.clinic import Clinic, MakeClinic
 
@@ -21,7 +21,7 @@ def drained_with_a_job(clinic: Clinic, needs: Remedy = Remedy.REBOOT) -> None:
     clinic.cluster.start(1, "n2")
     clinic.cluster.break_gpu("n2", needs, code="48")  # no job need leave for it
     clinic.rounds(3)
-    assert clinic.phase("n2") is Phase.DRAINED
+    assert clinic.phase("n2") is NodePhase.DRAINED
 
 
 def done_next(clinic: Clinic) -> Remedy | str:
@@ -31,7 +31,7 @@ def done_next(clinic: Clinic) -> Remedy | str:
     for action in clinic.done:
         if isinstance(action, Mend):
             return action.how
-        if isinstance(action, Turn) and action.to is Phase.GIVEN_UP:
+        if isinstance(action, Turn) and action.to is NodePhase.GIVEN_UP:
             return action.why
     return ""
 
@@ -40,7 +40,7 @@ def marks(clinic: Clinic, kind: str, count: int, key: str = "xid[48]") -> None:
     """So much was done for it before."""
     at = clinic.cluster.now - clinic.policy.reboots_apart_s - 60
     book = clinic.store.book
-    clinic.store.book = book.with_node(book.of("n2"), *[Mark(kind, "n2", at, key, ("train",))] * count)
+    clinic.store.book = book.with_node(book.of("n2"), *[BudgetMark(kind, "n2", at, key, ("train",))] * count)
 
 
 @pytest.mark.parametrize("needs", [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE])
@@ -81,7 +81,7 @@ def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
     clinic = clinic_of()
     drained_with_a_job(clinic)
     clinic.store.pause(True, "ada", clinic.cluster.now)
-    assert ahead(clinic) == Forecast(Remedy.REBOOT, held=Held.PAUSED)
+    assert ahead(clinic) == Forecast(Remedy.REBOOT, held=HeldAction.PAUSED)
     assert done_next(clinic) == ""
     clinic.store.pause(False, "ada", clinic.cluster.now)
     assert ahead(clinic) == Forecast(Remedy.REBOOT)
@@ -91,7 +91,7 @@ def test_paused_nothing_comes_until_somebody_resumes(clinic_of: MakeClinic):
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
-        ("observe", Forecast(Remedy.REBOOT, held=Held.OBSERVING)),
+        ("observe", Forecast(Remedy.REBOOT, held=HeldAction.OBSERVING)),
         ("off", Forecast(None, "the cluster file says that nodes are left alone")),
     ],
 )
@@ -108,13 +108,13 @@ def test_nothing_is_foretold_for_a_node_in_service_or_under_our_hands(clinic_of:
     assert ahead(clinic) is None
     drained_with_a_job(clinic)
     clinic.cluster.end(1)
-    while clinic.phase("n2") is Phase.DRAINED:
+    while clinic.phase("n2") is NodePhase.DRAINED:
         clinic.round()
-    assert clinic.phase("n2") is Phase.REPAIRING and ahead(clinic) is None
+    assert clinic.phase("n2") is NodePhase.REPAIRING and ahead(clinic) is None
 
 
 def test_it_is_read_as_it_was_told_and_another_version_s_words_are_passed_over():
-    for one in (Forecast(Remedy.REBOOT, "why", Held.PAUSED), Forecast(None, "no more")):
+    for one in (Forecast(Remedy.REBOOT, "why", HeldAction.PAUSED), Forecast(None, "no more")):
         assert Forecast.read(one.message()) == one
     assert Forecast.read(None) is Forecast.read({}) is Forecast.read("reboot") is None
     assert Forecast.read({"how": "anneal", "held_back": 7}) == Forecast(None)

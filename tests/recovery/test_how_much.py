@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from tests.recovery.clinic import MakeClinic
 
 
@@ -33,7 +33,7 @@ def test_a_person_who_says_go_on_allows_as_many_again_within_the_hour(clinic_of:
     for name in ("n1", "n2", "n3"):
         clinic.cluster.break_gpu(name, Remedy.REBOOT)
     clinic.settle()
-    assert clinic.phase("n3") is Phase.SUSPECTED
+    assert clinic.phase("n3") is NodePhase.SUSPECTED
     assert "`dalsegno automation resume` allows as many again" in clinic.told("n3")[-1]
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
@@ -56,7 +56,10 @@ def test_observing_it_does_not_say_that_nodes_are_out_when_they_only_would_be(cl
     assert clinic.told("n2") == ["suspected: only observing; would drain it: xid[79]: GPU has fallen off the bus"]
     (told,) = clinic.told("n3")
     assert told.endswith("; left as it is: 1 of 4 nodes of train would be out already")
-    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [Held.NO, *[Held.OBSERVING] * 2]
+    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2", "n3")] == [
+        HeldAction.NO,
+        *[HeldAction.OBSERVING] * 2,
+    ]
 
 
 def test_why_a_node_is_left_as_it_is_is_kept_until_it_is_not(clinic_of: MakeClinic):
@@ -65,13 +68,13 @@ def test_why_a_node_is_left_as_it_is_is_kept_until_it_is_not(clinic_of: MakeClin
     for name in ("n1", "n2"):
         clinic.cluster.break_gpu(name, Remedy.REBOOT)
     clinic.rounds(3)
-    assert clinic.store.book.of("n1").held_back is Held.PAUSED
+    assert clinic.store.book.of("n1").held_back is HeldAction.PAUSED
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
-    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2")] == [Held.NO, Held.HOUR]
+    assert [clinic.store.book.of(name).held_back for name in ("n1", "n2")] == [HeldAction.NO, HeldAction.HOUR]
     clinic.store.pause(False, "ada", clinic.cluster.now)
     clinic.settle()
-    assert clinic.store.book.of("n2").held_back is Held.NO
+    assert clinic.store.book.of("n2").held_back is HeldAction.NO
 
 
 def test_paused_it_begins_nothing_and_goes_on_when_resumed(clinic_of: MakeClinic):

@@ -10,9 +10,9 @@ import pytest
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.fakes import FakeCluster
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.slurm.facts import NodeFlag
 from dalsegno.slurm.render import SPARE_REASON
 from tests.recovery.clinic import Clinic, quick_folder
@@ -22,7 +22,7 @@ class Killed(BaseException):
     """No code of ours catches it, as none survives SIGKILL."""
 
 
-class MortalStore(Store):
+class MortalStore(Journal):
     """Dies at the n-th commit: just before it, what was written is lost; just after, it stands."""
 
     commits = 0
@@ -137,7 +137,7 @@ def test_killed_at_any_write_it_finishes_what_it_began_exactly_once(story: Calla
     clinic, _ = play(story, memory / "alive", (0, ""))
     undisturbed, commits = ending(clinic), MortalStore.commits
     clinic.store.close()
-    assert undisturbed[0] in (Phase.IN_SERVICE, Phase.LENT)
+    assert undisturbed[0] in (NodePhase.IN_SERVICE, NodePhase.LENT)
     assert commits >= 4
     for at in range(1, commits + 1):
         for when in ("before", "after"):

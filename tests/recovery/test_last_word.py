@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.slurm.facts import NodeFlag
 from tests.recovery.clinic import MakeClinic
 
@@ -31,7 +31,7 @@ def test_a_node_that_someone_takes_over_is_let_go(clinic_of: MakeClinic):
     clinic.cluster.end(7)
     clinic.settle()
     assert clinic.effects("n2") == ["drain"]
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
     assert clinic.cluster.forbidden == []
 
 
@@ -90,7 +90,7 @@ def test_what_was_held_back_is_theirs_too_once_someone_has_had_the_node_out(clin
     clinic = clinic_of(per_hour=0)
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.rounds(2)
-    assert clinic.phase("n2") is Phase.SUSPECTED
+    assert clinic.phase("n2") is NodePhase.SUSPECTED
     clinic.cluster.someone_drains("n2")
     clinic.rounds(2)
     clinic.cluster.someone_resumes("n2")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.health import Gpu, Remedy
+from dalsegno.health import GpuIdentity, Remedy
 from dalsegno.recovery.actions import Validate
 from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.fakes import FakeNode
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.presence import look_at_power
 from tests.recovery.clinic import Clinic, MakeClinic
 
@@ -26,7 +26,7 @@ def test_a_node_with_xid_79_is_drained_rebooted_validated_and_returned(clinic_of
     assert clinic.reason("n2") == "dalsegno:reboot:xid[79] GPU has fallen off the bus"
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "evidence", "reboot", "validate", "resume"]
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_node_that_is_gone_is_set_down_replaced_and_returned(clinic_of: MakeClinic):
@@ -78,7 +78,7 @@ def test_reset_then_reboot_then_replace(clinic_of: MakeClinic):
     clinic.settle()
     tried = [each for each in clinic.effects("n2") if each in ("reset", "reboot", "replace")]
     assert tried == ["reset", "reboot", "replace"]
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_node_that_reboots_without_coming_back_is_replaced(clinic_of: MakeClinic):
@@ -112,7 +112,7 @@ def test_a_target_that_can_do_nothing_leaves_it_drained_and_says_so(clinic_of: M
     clinic = clinic_of(can=frozenset())
     clinic.cluster.break_gpu("n2", Remedy.REBOOT)
     clinic.settle()
-    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP
     assert clinic.effects("n2") == ["drain", "evidence"]
     assert "cannot be replaced from here" in clinic.told("n2")[-1]
 
@@ -123,7 +123,7 @@ def test_a_replacement_that_fails_validation_is_replaced_again(clinic_of: MakeCl
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 3
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_and_given_up_when_none_of_three_is_good(clinic_of: MakeClinic):
@@ -132,7 +132,7 @@ def test_and_given_up_when_none_of_three_is_good(clinic_of: MakeClinic):
     clinic.cluster.power_off("n2")
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 3
-    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP
     assert "replaced 3 times" in clinic.told("n2")[-1]
 
 
@@ -158,7 +158,7 @@ def test_the_same_gpu_coming_back_is_refused(clinic_of: MakeClinic):
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
     assert any("passport: GPU GPU-2-a was sent away before" in text for text in clinic.told("n2"))
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clinic_of: MakeClinic):
@@ -170,7 +170,7 @@ def test_a_new_machine_is_not_returned_before_it_has_said_which_gpus_it_has(clin
         clinic.round()
     clinic.cluster.tell_gpus = False
     clinic.rounds(20)
-    assert clinic.phase("n2") is Phase.VALIDATING
+    assert clinic.phase("n2") is NodePhase.VALIDATING
     clinic.cluster.tell_gpus = True
     clinic.settle()
     assert clinic.effects("n2").count("replace") == 2
@@ -182,14 +182,14 @@ def test_a_node_whose_gpus_are_forgiven_is_validated_and_returned(clinic_of: Mak
     clinic.cluster.same_gpus_again = 99
     clinic.cluster.break_gpu("n2", Remedy.REPLACE)
     clinic.settle()
-    assert clinic.phase("n2") is Phase.GIVEN_UP
-    clinic.store.notice_gpus("n2", [Gpu(0, "GPU-2-a"), Gpu(1, "GPU-2-b")], clinic.cluster.now)
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP
+    clinic.store.notice_gpus("n2", [GpuIdentity(0, "GPU-2-a"), GpuIdentity(1, "GPU-2-b")], clinic.cluster.now)
     assert [each.uuid for each in clinic.store.forgive("GPU-2-a", "ada", clinic.cluster.now)] == ["GPU-2-a"]
     clinic.settle()
-    assert clinic.phase("n2") is Phase.GIVEN_UP, "the other one is still refused"
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP, "the other one is still refused"
     clinic.store.forgive("n2", "ada", clinic.cluster.now)
     clinic.settle()
-    assert (clinic.phase("n2"), clinic.effects("n2")[-2:]) == (Phase.IN_SERVICE, ["validate", "resume"])
+    assert (clinic.phase("n2"), clinic.effects("n2")[-2:]) == (NodePhase.IN_SERVICE, ["validate", "resume"])
     assert "GPU GPU-2-b is forgiven by ada, and may come back" in clinic.told("n2")
     clinic.store.close()
     clinic.open()
@@ -255,7 +255,7 @@ def test_what_only_a_person_can_mend_is_waited_for_and_validated_when_it_is_over
     clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="full")
     clinic.settle()
     clinic.rounds(600)
-    assert clinic.phase("n2") is Phase.GIVEN_UP
+    assert clinic.phase("n2") is NodePhase.GIVEN_UP
     assert clinic.effects("n2") == ["drain"]
     assert "needs a person" in clinic.told("n2")[-1]
     clinic.cluster.nodes["n2"].machine.cured_by = None
@@ -271,7 +271,7 @@ def test_what_a_validation_failed_for_and_a_person_has_mended_is_validated_again
     clinic.cluster.nodes["n2"].machine.on = True
     clinic.cluster.break_gpu("n2", Remedy.DRAIN, code="flaps")
     clinic.rounds(200)
-    assert clinic.phase("n2") is Phase.DRAINED and clinic.effects("n2") == ["down", "validate"]
+    assert clinic.phase("n2") is NodePhase.DRAINED and clinic.effects("n2") == ["down", "validate"]
     clinic.cluster.nodes["n2"].machine.cured_by = None
     clinic.settle()
     assert clinic.effects("n2") == ["down", "validate", "validate", "resume"]
@@ -308,10 +308,10 @@ def test_a_run_need_not_leave_a_node_whose_file_system_answers_again(clinic_of: 
     clinic = clinic_of()
     clinic.cluster.start(7, "n1", "n2", comment="dalsegno:main")
     hangs_for_a_moment(clinic)
-    assert clinic.phase("n2") is Phase.IN_SERVICE and clinic.effects("n2") == ["drain", "resume"]
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE and clinic.effects("n2") == ["drain", "resume"]
     assert clinic.told("n2")[-1] == "back in service (file-systems passes again)"
     hangs_for_a_moment(clinic)
-    assert clinic.phase("n2") is Phase.DRAINED, "the second time in a day it is mended"
+    assert clinic.phase("n2") is NodePhase.DRAINED, "the second time in a day it is mended"
 
 
 @pytest.mark.parametrize(

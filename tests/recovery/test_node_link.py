@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.health.checks.late import SLOW
-from dalsegno.health.messages import Finding, Reply, Report, reply_message
+from dalsegno.health.messages import Finding, NodeReport, Reply, reply_message
 from dalsegno.health.result import Remedy, Result, Verdict, failed, passed
 from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S, settings_text
 from dalsegno.node_agent import orders
@@ -19,11 +19,11 @@ from dalsegno.node_agent.collective import DIED
 from dalsegno.node_agent.orders import check_settings
 from dalsegno.recovery.agent_server import Roster
 from dalsegno.recovery.agent_view import AgentView, Presence, views_message
-from dalsegno.recovery.agents import Answer, OrderEnd, Orders, Pending
+from dalsegno.recovery.agents import OrderAnswer, OrderEnd, Orders, PendingOrder
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.node_link import NodeLink, prove
 from dalsegno.recovery.policy import Policy
-from dalsegno.recovery.probes import Place
+from dalsegno.recovery.probes import NodeAddress
 from dalsegno.spec.facts import CheckSetting, Health
 from dalsegno.train.frames import MAX_BYTES, pack
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
@@ -89,7 +89,7 @@ def order(agent: Caller) -> tuple[int, str]:
 
 def answer(agent: Caller, number: int, *findings: Finding, error: str = "") -> None:
     assert agent.hello is not None
-    report = Report(agent.hello.node, agent.hello.boot, findings)
+    report = NodeReport(agent.hello.node, agent.hello.boot, findings)
     agent.say(reply_message(Reply(number, done=True, error=error, report=report)))
 
 
@@ -103,15 +103,15 @@ def test_who_has_a_secret_may_call_and_slurm_conf_says_where_it_is(tmp_path: Pat
     (secrets / "gpu-1").write_text("x" * 32)
     (secrets / ".gpu-1.tmp").write_text("x" * 32)
     roster = Roster(secrets, conf)
-    assert roster.places() == {"gpu-1": Place("")}
+    assert roster.places() == {"gpu-1": NodeAddress("")}
     conf.write_text("NodeName=gpu-[1-2] NodeAddr=10.0.0.[7-8]\n")
-    assert roster.places() == {"gpu-1": Place("10.0.0.7", 6818)}
+    assert roster.places() == {"gpu-1": NodeAddress("10.0.0.7", 6818)}
     conf.write_text("SlurmdPort=7000\nNodeName=DEFAULT CPUs=4\nNodeName=gpu-[1-2] NodeAddr=a-name\n")
-    assert roster.places() == {"gpu-1": Place("", 7000, shared=True)}
+    assert roster.places() == {"gpu-1": NodeAddress("", 7000, shared=True)}
     conf.write_text("NodeName=gpu-1 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17001\n")
-    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001, shared=True)}
+    assert roster.places() == {"gpu-1": NodeAddress("127.0.0.1", 17001, shared=True)}
     conf.unlink()
-    assert roster.places() == {"gpu-1": Place("127.0.0.1", 17001, shared=True)}, "what it said last"
+    assert roster.places() == {"gpu-1": NodeAddress("127.0.0.1", 17001, shared=True)}, "what it said last"
     assert roster.secret_of("gpu-1") == b"x" * 32
     assert roster.secret_of("../gpu-1") is None and roster.secret_of("gpu-3") is None
 
@@ -229,7 +229,7 @@ def test_a_node_whose_partner_cannot_listen_is_tried_alone_and_says_so(linked: L
 
 def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_alone_and_says_so(linked: Linked):
     agent, partner = linked.agent("gpu-1"), linked.agent("gpu-2")
-    ends: list[tuple[Answer, tuple[Finding, ...]]] = []
+    ends: list[tuple[OrderAnswer, tuple[Finding, ...]]] = []
     prove(linked.agents, "gpu-1", "gpu-2", lambda end, findings: ends.append((end, findings)), port_s=0.1)
     listens, _, _ = whole_order(partner)
     number, do, told = whole_order(agent)
@@ -245,9 +245,9 @@ def test_a_node_whose_partner_begins_and_never_says_where_it_listens_is_tried_al
 
 
 def test_a_partner_that_has_said_where_it_listens_is_waited_for_as_long_as_the_node_takes():
-    ends: list[Answer] = []
+    ends: list[OrderAnswer] = []
     orders = Orders(0)
-    number = orders.add(Pending("gpu-2", PARTNER_S, ends.append, lambda port: None, PORT_S))
+    number = orders.add(PendingOrder("gpu-2", PARTNER_S, ends.append, lambda port: None, PORT_S))
     assert orders.wake(0.0) == PORT_S
     orders.take("gpu-2", Reply(number, port=4000))
     assert orders.wake(PORT_S) == PARTNER_S and not ends
@@ -328,7 +328,7 @@ def test_views_are_the_same_from_every_thread(linked: Linked):
 
 def test_what_is_told_of_the_nodes_fits_into_an_answer_however_many_there_are():
     findings = tuple(Finding(f"check-{n}", failed("ü" * 500, Remedy.DRAIN), 1.0) for n in range(32))
-    views = [AgentView(f"n{n}", report=Report(f"n{n}", "b", findings)) for n in range(1000)]
+    views = [AgentView(f"n{n}", report=NodeReport(f"n{n}", "b", findings)) for n in range(1000)]
     assert len(pack(views_message(views))) < MAX_BYTES and len(pack(views_message(views * 3))) < MAX_BYTES
     (one,) = views_message(views[:1])["agents"]
     assert (one["presence"], one["checks"], len(one["findings"])) == ("never seen", 32, 16)

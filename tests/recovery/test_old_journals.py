@@ -10,10 +10,10 @@ import pytest
 
 from dalsegno.recovery.actions import Note, Release
 from dalsegno.recovery.event import Event, EventKind, EventStage, read_event
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 
 OLD = """
 CREATE TABLE nodes (node TEXT PRIMARY KEY, body TEXT NOT NULL);
@@ -38,20 +38,20 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_node_that_was_mending_is_repairing(old: Path):
-    store = Store(old)
+    store = Journal(old)
     node = store.book.of("n1")
-    assert (node.phase, node.about) == (Phase.REPAIRING, Subject()) and store.book.marks[0].at == 5.0
+    assert (node.phase, node.about) == (NodePhase.REPAIRING, Subject()) and store.book.marks[0].at == 5.0
     store.close()
 
 
 def test_events_without_stage_and_jobs_are_read_and_new_ones_are_added(old: Path):
-    store = Store(old)
+    store = Journal(old)
     store.turn(Note("n1", "job 13 is over", settles=(13,)), 6.0)
     first, second = store.events()
     assert first == Event(1, 5.0, "n1", EventKind.RELEASE, "is released for job 12", EventStage.TOLD, (12,))
     assert (second.kind, second.jobs) == (EventKind.NOTE, (13,))
     store.close()
-    again = Store(old)
+    again = Journal(old)
     assert again.events() == [first, second]
     again.close()
 
@@ -59,16 +59,16 @@ def test_events_without_stage_and_jobs_are_read_and_new_ones_are_added(old: Path
 def test_what_an_older_controller_tells_is_read():
     told = {"id": 3, "at": 5.0, "node": "n1", "kind": "someday", "text": "job 7 runs again on n2"}
     assert read_event(told) == Event(3, 5.0, "n1", EventKind.UNKNOWN, str(told["text"]), EventStage.TOLD, (7,))
-    assert (Phase.told("mending"), Phase.told("someday"), Phase.told(None)) == (
-        Phase.REPAIRING,
-        Phase.UNKNOWN,
-        Phase.UNKNOWN,
+    assert (NodePhase.told("mending"), NodePhase.told("someday"), NodePhase.told(None)) == (
+        NodePhase.REPAIRING,
+        NodePhase.UNKNOWN,
+        NodePhase.UNKNOWN,
     )
     assert Topic(None) is Topic("someday") is Topic.OTHER
 
 
 def test_event_is_told_and_read_as_it_is(tmp_path: Path):
-    store = Store(tmp_path / "recovery.sqlite")
+    store = Journal(tmp_path / "recovery.sqlite")
     action = Release("n1", 12, "1000:train")
     id = store.begin(action, 1.0)
     store.end(id, action, "", "Slurm does not answer", 2.0, Policy(), ())

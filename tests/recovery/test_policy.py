@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.act import remedies_of
-from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.fakes import FakeCluster, FakeTarget
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, read_reason, write_reason
@@ -22,8 +22,8 @@ def test_the_cluster_file_s_limits_are_the_policy_s():
     assert (policy.mode, policy.max_out, policy.per_hour) == ("observe", 0.5, 7)
     assert (policy.reboots_per_fault, policy.reboots_per_day, policy.reboots_apart_s) == (3, 6, 60.0)
     assert (policy.caps, policy.off, policy.spares) == ({"disk": Remedy.DRAIN}, {"zombies"}, {"n4"})
-    assert policy.remedy(Fault("disk", Remedy.REPLACE, "full")) is Remedy.DRAIN
-    assert policy.remedy(Fault("xid", Remedy.REPLACE, "54")) is Remedy.REPLACE
+    assert policy.remedy(NodeFault("disk", Remedy.REPLACE, "full")) is Remedy.DRAIN
+    assert policy.remedy(NodeFault("xid", Remedy.REPLACE, "54")) is Remedy.REPLACE
 
 
 def test_what_a_target_can_do_its_type_tells():
@@ -32,12 +32,12 @@ def test_what_a_target_can_do_its_type_tells():
 
 
 def test_a_reason_of_ours_can_be_read_back():
-    fault = Fault("xid", Remedy.REBOOT, "GPU has fallen off the bus", "79")
+    fault = NodeFault("xid", Remedy.REBOOT, "GPU has fallen off the bus", "79")
     assert write_reason(fault) == "dalsegno:reboot:xid[79] GPU has fallen off the bus"
     assert read_reason(write_reason(fault)) == fault
-    plain = Fault("disk", Remedy.DRAIN, "full")
+    plain = NodeFault("disk", Remedy.DRAIN, "full")
     assert read_reason(write_reason(plain)) == plain
-    assert len(write_reason(Fault("disk", Remedy.DRAIN, "x" * 1000))) == 200
+    assert len(write_reason(NodeFault("disk", Remedy.DRAIN, "x" * 1000))) == 200
 
 
 def owned(node: NodeInfo) -> Owner:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dalsegno.health import Remedy
 from dalsegno.recovery.facts import is_active
 from dalsegno.recovery.fakes import FakeCluster
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.slurm.facts import JobState, NodeFlag
 from dalsegno.slurm.render import SPARE_REASON
@@ -226,14 +226,14 @@ class World(RuleBasedStateMachine):
 
     def _has_ended(self, name: str) -> None:
         phase, node = self.clinic.phase(name), self.cluster.nodes[name]
-        if phase is Phase.GIVEN_UP:
+        if phase is NodePhase.GIVEN_UP:
             assert any(text.startswith("given up: ") and len(text) > 15 for text in self.clinic.told(name))
-        elif phase is Phase.SUSPECTED:
+        elif phase is NodePhase.SUSPECTED:
             out = [own for own in self.clinic.store.book.nodes.values() if own.out and own.node != SPARE]
             assert len(out) >= max(1, int(self.clinic.policy.max_out * (len(NODES) - 1)))
         else:
             excused = self.clinic.store.book.of(name).excuses
-            assert phase in (Phase.IN_SERVICE, Phase.SPARE), (name, phase, self.clinic.told(name)[-5:])
+            assert phase in (NodePhase.IN_SERVICE, NodePhase.SPARE), (name, phase, self.clinic.told(name)[-5:])
             assert node.machine.on or excused, (name, self.clinic.told(name)[-5:])
             assert not node.machine.cured_by or excused, (name, self.clinic.told(name)[-5:])
 

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from dalsegno.recovery.coordinators import Record, Records
+from dalsegno.recovery.coordinators import Records, RunRecord
 from dalsegno.system.children import start_ticks
 
-ONE = Record("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
+ONE = RunRecord("/home/ada/runs/r1", 1001, pid=7, start=99, short_lives=2)
 
 
 def test_a_record_is_read_as_it_was_written_and_only_for_the_owner(tmp_path: Path):
@@ -34,12 +34,12 @@ def test_damaged_records_are_told_of_and_the_others_read(tmp_path: Path):
 
 def test_what_a_later_version_adds_does_no_harm(tmp_path: Path):
     (tmp_path / "r2.json").write_text('{"folder": "/x/r2", "uid": 5, "colour": "red"}')
-    assert Records(tmp_path).read() == ({"r2": Record("/x/r2", 5)}, [])
+    assert Records(tmp_path).read() == ({"r2": RunRecord("/x/r2", 5)}, [])
 
 
 def test_a_process_with_the_same_pid_and_another_start_or_owner_is_another():
     pid, start = os.getpid(), start_ticks(os.getpid()) or 0
-    assert Record("/r", os.geteuid(), pid, start).lives()
-    assert not Record("/r", os.geteuid(), pid, start + 1).lives()
-    assert not Record("/r", os.geteuid() + 1, pid, start).lives()
-    assert not Record("/r", os.geteuid()).lives()
+    assert RunRecord("/r", os.geteuid(), pid, start).lives()
+    assert not RunRecord("/r", os.geteuid(), pid, start + 1).lives()
+    assert not RunRecord("/r", os.geteuid() + 1, pid, start).lives()
+    assert not RunRecord("/r", os.geteuid()).lives()

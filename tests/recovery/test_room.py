@@ -12,9 +12,9 @@ from dalsegno.recovery.coordinators import (
     MOST_GIVEN_UP,
     MOST_RUNS,
     MOST_RUNS_OF_A_USER,
-    Keeper,
-    Record,
+    CoordinatorKeeper,
     Records,
+    RunRecord,
     after_end,
     check_room,
 )
@@ -26,10 +26,10 @@ SLEEP = ("/bin/sh", "-c", "exec sleep 100")  # what follows are its arguments, a
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
+def keeper(tmp_path: Path) -> Iterator[CoordinatorKeeper]:
     env = {"PATH": os.defpath, "DALSEGNO_MARK": str(tmp_path)}
     with selectors.DefaultSelector() as selector:
-        keeper = Keeper(Records(tmp_path), SLEEP, env, selector, lambda text: None)
+        keeper = CoordinatorKeeper(Records(tmp_path), SLEEP, env, selector, lambda text: None)
         keeper.begin()
         yield keeper
         end(marked(str(tmp_path)))
@@ -37,14 +37,14 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
             os.close(watched.fd)
 
 
-def refusal(keeper: Keeper, run: str, uid: int) -> DalsegnoError:
+def refusal(keeper: CoordinatorKeeper, run: str, uid: int) -> DalsegnoError:
     with pytest.raises(DalsegnoError) as caught:
         keeper.ask(f"/home/{run}", uid)
     return caught.value
 
 
 @pytest.mark.skipif(OWN != 0, reason="only root can become another user")
-def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_one_has_ended(keeper: Keeper):
+def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_one_has_ended(keeper: CoordinatorKeeper):
     for number in range(MOST_RUNS_OF_A_USER):
         keeper.ask(f"/home/r{number}", NOBODY)
     refused = refusal(keeper, "one-more", NOBODY)
@@ -62,11 +62,13 @@ def test_a_user_has_so_many_runs_keeps_no_one_else_out_and_has_room_again_when_o
     keeper.ask("/home/one-more", NOBODY)
 
 
-def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(tmp_path: Path, keeper: Keeper):
+def test_of_runs_that_were_given_up_only_the_last_of_each_user_are_remembered(
+    tmp_path: Path, keeper: CoordinatorKeeper
+):
     """A user could have one after the other given up, and each would take a file and memory for ever."""
-    keeper.known["before"] = Record("/home/before", ADA, given_up=True)
+    keeper.known["before"] = RunRecord("/home/before", ADA, given_up=True)
     for number in range(MOST_GIVEN_UP + 5):
-        record = Record(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
+        record = RunRecord(f"/home/r{number}", NOBODY, short_lives=MOST_SHORT_LIVES - 1)
         keeper.records.write(record)
         keeper._do(after_end(record, 1, 0.0))
     assert list(keeper.known) == ["before", *(f"r{number}" for number in range(5, MOST_GIVEN_UP + 5))]

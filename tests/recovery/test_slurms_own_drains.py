@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from tests.recovery.clinic import MakeClinic
 
 
@@ -24,7 +24,7 @@ def test_a_node_that_slurm_itself_drains_is_validated_and_returned(clinic_of: Ma
     assert clinic.reason("n2").startswith("dalsegno:drain:slurm[") and clinic.reason("n2").endswith(f"] {reason}")
     clinic.settle()
     assert clinic.effects("n2") == ["drain", "validate", "resume"]
-    assert clinic.phase("n2") is Phase.IN_SERVICE
+    assert clinic.phase("n2") is NodePhase.IN_SERVICE
 
 
 def test_a_node_that_slurm_missed_and_that_is_back_is_validated_and_returned(clinic_of: MakeClinic):
@@ -32,7 +32,7 @@ def test_a_node_that_slurm_missed_and_that_is_back_is_validated_and_returned(cli
     node = clinic.cluster.nodes["n2"]
     node.down, node.reason, node.user = True, "Node unexpectedly rebooted", "slurm"
     clinic.settle()
-    assert (clinic.effects("n2")[-1], clinic.phase("n2")) == ("resume", Phase.IN_SERVICE)
+    assert (clinic.effects("n2")[-1], clinic.phase("n2")) == ("resume", NodePhase.IN_SERVICE)
 
 
 @pytest.mark.parametrize(

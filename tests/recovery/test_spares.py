@@ -9,7 +9,7 @@ import pytest
 from dalsegno.errors import CommandFailed
 from dalsegno.health import Remedy
 from dalsegno.recovery.act import loan_name
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.spares import LOAN_S
 from dalsegno.slurm.facts import JobState, NodeFlag
 from dalsegno.slurm.parse.pending import PendingReason
@@ -37,7 +37,7 @@ def lose_a_node(clinic: Clinic, node: str = "n3") -> None:
 
 def test_a_spare_is_validated_and_kept(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
     assert clinic.effects("n4") == ["validate"]
     clinic.wait(86400)
     clinic.settle()
@@ -49,7 +49,7 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_i
     lose_a_node(clinic)
     clinic.cluster.join(9)
     clinic.round()
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.LENT, "")
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.LENT, "")
     assert clinic.cluster.queue[9].reservation == "n4", "for this job"
     assert clinic.cluster.reservations == {LOAN: "1000"}, "no job of another user may have it meanwhile"
     clinic.cluster.join(9, "n4")
@@ -58,7 +58,7 @@ def test_a_spare_is_released_for_the_job_that_joins_a_run_and_kept_again_after_i
     clinic.cluster.end(9)
     clinic.settle()
     assert clinic.cluster.reservations == {}
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
 
 
 def test_a_spare_is_reserved_before_it_is_in_service(clinic_of: MakeClinic):
@@ -89,11 +89,11 @@ def test_a_spare_is_taken_back_from_a_job_that_does_not_start_and_lent_again_whe
     clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason=reason)
     clinic.wait(1.0 if reason in [each.value for each in PendingReason if each.held_back] else LOAN_S)
     clinic.round()
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
     assert clinic.cluster.reservations == {} and clinic.cluster.queue[9].reservation == ""
     clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], reason="Priority")
     clinic.rounds(3)
-    assert clinic.phase("n4") is Phase.LENT, "its run is owed one still"
+    assert clinic.phase("n4") is NodePhase.LENT, "its run is owed one still"
 
 
 def test_a_spare_that_cannot_be_reserved_is_lent_all_the_same(clinic_of: MakeClinic):
@@ -108,7 +108,7 @@ def test_a_spare_that_cannot_be_reserved_is_lent_all_the_same(clinic_of: MakeCli
     clinic.cluster.join(9)
     clinic.cluster.reservations = Refusing()
     clinic.round()
-    assert clinic.phase("n4") is Phase.LENT and "refused to reserve it" in " ".join(clinic.told("n4"))
+    assert clinic.phase("n4") is NodePhase.LENT and "refused to reserve it" in " ".join(clinic.told("n4"))
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -124,11 +124,11 @@ def test_a_lent_spare_that_a_restarted_slurmctld_drains_again_is_given_back_to_i
     node = clinic.cluster.nodes["n4"]
     node.flags, node.reason = frozenset({NodeFlag.DRAIN}), SPARE_REASON
     clinic.rounds(2)
-    assert (node.flags, clinic.phase("n4")) == (frozenset(), Phase.LENT)
+    assert (node.flags, clinic.phase("n4")) == (frozenset(), NodePhase.LENT)
     assert clinic.cluster.queue[9].state is (JobState.RUNNING if running else JobState.PENDING)
     clinic.cluster.end(9)
     clinic.settle()
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
 
 
 def test_a_spare_that_cannot_be_released_is_tried_again_after_a_while_and_not_at_once(clinic_of: MakeClinic):
@@ -148,7 +148,7 @@ def test_other_jobs_get_no_spare(clinic_of: MakeClinic):
     lose_a_node(clinic)
     clinic.cluster.start(9, name="train-k3f9")
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE
+    assert clinic.phase("n4") is NodePhase.SPARE
 
 
 def test_a_run_that_has_lost_no_node_gets_no_spare(clinic_of: MakeClinic):
@@ -156,7 +156,7 @@ def test_a_run_that_has_lost_no_node_gets_no_spare(clinic_of: MakeClinic):
     clinic.cluster.start_run(8, "n1", "n2")
     clinic.cluster.join(9)
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE
+    assert clinic.phase("n4") is NodePhase.SPARE
 
 
 def test_a_node_of_somebody_else_s_run_earns_no_spare(clinic_of: MakeClinic):
@@ -168,7 +168,7 @@ def test_a_node_of_somebody_else_s_run_earns_no_spare(clinic_of: MakeClinic):
     clinic.cluster.start(12, "n2", comment="dalsegno:main", name="unkept", uid=1001)
     clinic.cluster.join(13, run="unkept", uid=1001)
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE
+    assert clinic.phase("n4") is NodePhase.SPARE
 
 
 def test_one_lost_node_earns_one_spare(clinic_of: MakeClinic):
@@ -182,10 +182,10 @@ def test_one_lost_node_earns_one_spare(clinic_of: MakeClinic):
     clinic.settle()
     clinic.cluster.join(10)
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE, "it has had the one it was owed"
+    assert clinic.phase("n4") is NodePhase.SPARE, "it has had the one it was owed"
     lose_a_node(clinic, "n2")
     clinic.rounds(3)
-    assert clinic.phase("n4") is Phase.LENT
+    assert clinic.phase("n4") is NodePhase.LENT
 
 
 def test_a_run_that_is_over_is_owed_nothing(clinic_of: MakeClinic):
@@ -194,7 +194,7 @@ def test_a_run_that_is_over_is_owed_nothing(clinic_of: MakeClinic):
     clinic.cluster.end(8)
     clinic.cluster.join(9)
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE
+    assert clinic.phase("n4") is NodePhase.SPARE
 
 
 @pytest.mark.parametrize("what", [{"node_count": 2}, {"array_id": 9}, {"het_id": 9}])
@@ -204,7 +204,7 @@ def test_a_job_that_would_get_more_than_one_node_gets_no_spare(clinic_of: MakeCl
     clinic.cluster.join(9)
     clinic.cluster.queue[9] = replace(clinic.cluster.queue[9], **what)  # type: ignore[arg-type]
     clinic.rounds(20)
-    assert clinic.phase("n4") is Phase.SPARE
+    assert clinic.phase("n4") is NodePhase.SPARE
 
 
 def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: MakeClinic):
@@ -217,15 +217,15 @@ def test_a_spare_whose_agent_was_silent_for_a_moment_is_still_one(clinic_of: Mak
             clinic.cluster.join(9, "n4")
         clinic.cluster.nodes["n4"].agent = False  # the host answers, the agent does not
         clinic.rounds(3)
-        assert clinic.phase("n4") is (Phase.LENT if lent else Phase.SPARE)
+        assert clinic.phase("n4") is (NodePhase.LENT if lent else NodePhase.SPARE)
         clinic.cluster.nodes["n4"].agent = True
         clinic.rounds(3)
-        assert clinic.phase("n4") is (Phase.LENT if lent else Phase.SPARE)
+        assert clinic.phase("n4") is (NodePhase.LENT if lent else NodePhase.SPARE)
 
 
 def test_a_broken_spare_is_mended_and_is_a_spare_again(clinic_of: MakeClinic):
     clinic = spare_clinic(clinic_of)
     clinic.cluster.break_gpu("n4", Remedy.REBOOT)
     clinic.settle()
-    assert (clinic.phase("n4"), clinic.reason("n4")) == (Phase.SPARE, SPARE_REASON)
+    assert (clinic.phase("n4"), clinic.reason("n4")) == (NodePhase.SPARE, SPARE_REASON)
     assert clinic.effects("n4").count("reboot") == 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.recovery.book import Book, Mark, MarkKind, NodeBook
+from dalsegno.recovery.book import Book, BudgetMark, MarkKind, NodeBook
 from dalsegno.recovery.fakes import FakeAgents, FakeCluster, FakeSlurm, FakeTarget
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import SLURM_USERS
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.recovery.watch import (
     CALM_S,
     JOURNAL,
@@ -23,7 +23,7 @@ from dalsegno.recovery.watch import (
     LARGE_QUICK_S,
     MISSED_S,
     QUICK_S,
-    Watch,
+    NodeWatch,
     pause_s,
 )
 from tests.recovery.clinic import quick_folder
@@ -35,7 +35,7 @@ class FakeSite:
     cluster: FakeCluster
     changing: bool = False
     said: list[str] = field(default_factory=list)
-    watch: Watch | None = None
+    watch: NodeWatch | None = None
 
     def ring_and_wait(self) -> None:
         """Until it has been heard."""
@@ -75,7 +75,7 @@ def folder() -> Iterator[Path]:
 def site(folder: Path) -> Iterator[FakeSite]:
     """A cluster of four nodes that is looked after."""
     one = FakeSite(FakeCluster.of(4))
-    one.watch = Watch(folder, one, FakeAgents(one.cluster), one.said.append)
+    one.watch = NodeWatch(folder, one, FakeAgents(one.cluster), one.said.append)
     one.watch.start()
     eventually(lambda: _seen(folder))
     yield one
@@ -83,7 +83,7 @@ def site(folder: Path) -> Iterator[FakeSite]:
 
 
 def _seen(folder: Path) -> bool:
-    store = Store(folder / JOURNAL)
+    store = Journal(folder / JOURNAL)
     try:
         return len(store.book.nodes) == 4
     finally:
@@ -127,17 +127,17 @@ def test_a_node_that_is_missed_is_looked_at_again_very_soon_until_it_is_known_to
         cluster = FakeCluster.of(count)
         cluster.power_off("n2")
         assert pause_s(Book(), cluster.facts()) == soon_s
-        assert pause_s(Book({"n2": NodeBook("n2", Phase.DOWN)}), cluster.facts()) == later_s
+        assert pause_s(Book({"n2": NodeBook("n2", NodePhase.DOWN)}), cluster.facts()) == later_s
 
 
 def test_slurm_is_asked_often_only_while_a_node_is_under_our_hands():
     small, large = FakeCluster.of(4).facts(), FakeCluster.of(256).facts()
-    mending = Book({"n2": NodeBook("n2", Phase.REPAIRING)})
-    given_up = Book({"n2": NodeBook("n2", Phase.GIVEN_UP)})
+    mending = Book({"n2": NodeBook("n2", NodePhase.REPAIRING)})
+    given_up = Book({"n2": NodeBook("n2", NodePhase.GIVEN_UP)})
     joining = FakeCluster.of(4)
     joining.start_run(8, "n1")
     joining.join(9)
-    owed = Book(marks=(Mark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
+    owed = Book(marks=(BudgetMark(MarkKind.TAKEN, "n3", 1.0, runs=("1000:train-k3f9",)),))
     assert (pause_s(Book(), small), pause_s(Book(), large)) == (CALM_S, LARGE_CALM_S)
     assert (pause_s(mending, small), pause_s(mending, large)) == (QUICK_S, LARGE_QUICK_S)
     assert pause_s(given_up, small) == CALM_S

@@ -19,7 +19,7 @@ from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import Status, read_status
+from dalsegno.runs.status import RunStatus, read_status
 from dalsegno.system import children
 from tests.runs.small_site import SmallSite
 from tests.waiting import PATIENCE_S
@@ -110,7 +110,7 @@ class Played:
         return [str(entry["event"]) for entry in journal.read(self.folder.journal)]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         status = read_status(self.folder.status)
         assert status is not None
         return status

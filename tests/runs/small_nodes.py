@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from dalsegno.runs.coordinator.group import Group, Shape, form_group
-from dalsegno.runs.coordinator.memory import Memory
-from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.runs.coordinator.group import Members, Shape, form_group
+from dalsegno.runs.coordinator.memory import MemoryTable
+from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.frames import Message
-from dalsegno.train.keeper.holdings import Held as OnNode
-from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, Keep, KeeperAddress, key_of, slot_for, spent, to_send
+from dalsegno.train.keeper.holdings import StoredSnapshot as OnNode
+from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, KeeperAddress, KeepOrder, key_of, slot_for, spent, to_send
 from dalsegno.train.memory.files import SlotName
-from dalsegno.train.memory.record import ABSENT, Extent, Record, free_slots
+from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
 
 SLOTS = 3
@@ -29,9 +29,9 @@ _ports = itertools.count(1)
 @dataclass
 class Node:
     name: str
-    memory: dict[Key, Record] = field(default_factory=dict)
+    memory: dict[Key, SnapshotRecord] = field(default_factory=dict)
     safe: Safe | None = None
-    keep: Keep = field(default_factory=lambda: Keep("a", b"", "", 0))
+    keep: KeepOrder = field(default_factory=lambda: KeepOrder("a", b"", "", 0))
     sent: dict[tuple[int, int], object] = field(default_factory=dict)
     inbox: list[Message] = field(default_factory=list)
     port: int = field(default_factory=lambda: next(_ports))
@@ -43,9 +43,9 @@ class Node:
     def held(self) -> list[OnNode]:
         return [OnNode(SlotName("a", *key), record, summed=True) for key, record in sorted(self.memory.items())]
 
-    def told(self) -> list[Held]:
+    def told(self) -> list[HeldSnapshot]:
         return [
-            Held(each.rank, each.record.step, each.record.generation, each.record.world, each.own, each.shared)
+            HeldSnapshot(each.rank, each.record.step, each.record.generation, each.record.world, each.own, each.shared)
             for each in self.held()
         ]
 
@@ -54,11 +54,11 @@ class Node:
         slots = [self.memory.get((rank, slot, False)) for slot in range(SLOTS)]
         free = free_slots(slots, self.keep.generation, resumed, self.safe)
         if free:
-            record = Record(next(_seq), step, self.keep.generation, rank, world, PART, PART)
+            record = SnapshotRecord(next(_seq), step, self.keep.generation, rank, world, PART, PART)
             self.memory[rank, free[0], False] = record
         return bool(free)
 
-    def has(self, record: Record) -> bool:
+    def has(self, record: SnapshotRecord) -> bool:
         return record in self.memory.values()
 
     def receive(self, one: OnNode) -> bool:
@@ -72,7 +72,7 @@ class Node:
             self.memory[one.rank, slot, True] = copy
         return slot is not None
 
-    def fetch(self, own: Record | None, shared: Record | None, rank: int) -> None:
+    def fetch(self, own: SnapshotRecord | None, shared: SnapshotRecord | None, rank: int) -> None:
         if own is not None:
             self.memory[rank, OWN, True] = replace(own, shared=ABSENT)
         if shared is not None:
@@ -89,11 +89,11 @@ class Cluster:
 
     def __init__(self, size: int, spares: int) -> None:
         self.shape = Shape(size, size, 1)
-        self.coordinator = Memory()
+        self.coordinator = MemoryTable()
         self.nodes: dict[str, Node] = {}
         self.ready: list[str] = []
         self.names = (f"n{number}" for number in itertools.count())
-        self.group: Group | None = None
+        self.group: Members | None = None
         self.steps: dict[int, int] = {}
         self.resumed: list[tuple[int, int] | None] = []
         self.safe = NOWHERE  # as the coordinator last called it
@@ -180,12 +180,12 @@ class Cluster:
     def say_hello(self, node: Node) -> None:
         self.coordinator.heard(node.name, node.told(), node.address[:2], node.safe)
 
-    def start(self, group: Group) -> None:
+    def start(self, group: Members) -> None:
         for rank, name in enumerate(group.agents):
             node, told = self.nodes[name], self.coordinator.start(group, name, self.now)
             resume = told["resume"]
             step = resume["step"] if resume else None
-            node.keep = Keep("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
+            node.keep = KeepOrder("a", b"", name, group.generation, KeeperAddress(*told["buddy"]), step)
             node.safe = parse_word(told["safe"])
             self.safe = node.safe.place
             self.steps[rank] = step or 0
@@ -202,7 +202,7 @@ class Cluster:
         shared = None if any(each.shared for each in here) else self.at(told["shared"], place)
         node.fetch(own, shared, rank)
 
-    def at(self, addresses: list[list[object]], place: tuple[int, int], rank: int | None = None) -> Record:
+    def at(self, addresses: list[list[object]], place: tuple[int, int], rank: int | None = None) -> SnapshotRecord:
         holders = [each for each in self.nodes.values() if [*each.address] in addresses]
         found = [
             one.record

@@ -11,12 +11,12 @@ from dalsegno.runs.auto_resume.decide import (
     LOOK_S,
     MOST,
     SETTLE_S,
-    Again,
     Choice,
-    Leave,
-    Requeue,
-    Seen,
-    Step,
+    LeaveStep,
+    RequeueJob,
+    SrunStep,
+    StartAgain,
+    StepFacts,
     arguments,
     choose,
     environment,
@@ -32,8 +32,8 @@ JOB = JobInfo(7, "train", "ada", JobState.RUNNING, nodes=("n1", "n2", "n3"), bat
 WHY = {"n2": "down"}
 
 
-def seen(job: JobInfo | None = JOB, failed: Mapping[str, str] = WHY, nodes: str = "n1 n2", **more: object) -> Seen:
-    facts = Seen(tuple(nodes.split()), job, failed=failed, bad=failed)
+def seen(job: JobInfo | None = JOB, failed: Mapping[str, str] = WHY, nodes: str = "n1 n2", **more: object) -> StepFacts:
+    facts = StepFacts(tuple(nodes.split()), job, failed=failed, bad=failed)
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
@@ -46,51 +46,51 @@ def in_state(state: JobState, batch: bool = True) -> JobInfo:
 
 def test_a_step_that_fails_on_healthy_nodes_is_looked_at_for_a_while_and_left():
     assert choose(seen(failed={}, for_s=LOOK_S / 2)) is None
-    assert choose(seen(failed={}, for_s=LOOK_S)) == Leave()
+    assert choose(seen(failed={}, for_s=LOOK_S)) == LeaveStep()
 
 
 def test_after_a_failure_it_starts_again_in_its_job_where_enough_healthy_nodes_are_left():
-    assert choose(seen()) == Again(JOB, without=("n2",))
+    assert choose(seen()) == StartAgain(JOB, without=("n2",))
     shrunk = replace(JOB, nodes=("n1", "n3"))  # --no-kill: Slurm has taken the node from the job
-    assert choose(seen(shrunk)) == Again(shrunk)
+    assert choose(seen(shrunk)) == StartAgain(shrunk)
 
 
 def test_else_its_batch_job_is_requeued_and_another_cannot_be():
-    assert choose(seen(nodes="n1 n2 n3")) == Requeue("job 7 has 2 of the 3 healthy nodes that the step needs")
+    assert choose(seen(nodes="n1 n2 n3")) == RequeueJob("job 7 has 2 of the 3 healthy nodes that the step needs")
     left = choose(seen(in_state(JobState.RUNNING, batch=False), nodes="n1 n2 n3"))
-    assert isinstance(left, Leave) and "only batch jobs can be requeued" in left.why
+    assert isinstance(left, LeaveStep) and "only batch jobs can be requeued" in left.why
 
 
 def test_a_node_that_only_we_have_missed_is_left_to_slurm_for_a_while():
     assert choose(seen(unsettled=("n2",))) is None
-    assert choose(seen(unsettled=("n2",), for_s=SETTLE_S)) == Again(JOB, without=("n2",))
+    assert choose(seen(unsettled=("n2",), for_s=SETTLE_S)) == StartAgain(JOB, without=("n2",))
     assert choose(seen(in_state(JobState.COMPLETING))) is None
 
 
 def test_a_job_that_has_ended_with_its_node_is_slurm_s_to_start_anew_if_it_has_a_script():
-    assert choose(seen(in_state(JobState.PENDING))) == Leave("job 7 starts anew", ends=True)
-    assert choose(seen(in_state(JobState.NODE_FAIL))) == Leave("job 7 has ended with it")
+    assert choose(seen(in_state(JobState.PENDING))) == LeaveStep("job 7 starts anew", ends=True)
+    assert choose(seen(in_state(JobState.NODE_FAIL))) == LeaveStep("job 7 has ended with it")
     alone = in_state(JobState.NODE_FAIL, batch=False)
-    assert choose(seen(alone, failed={})) == Again(alone, alone=True)
+    assert choose(seen(alone, failed={})) == StartAgain(alone, alone=True)
 
 
 def test_what_somebody_has_ended_is_not_started_again():
     for state in (JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED):
-        assert choose(seen(in_state(state))) == Leave()
-    assert choose(seen(None)) == Leave()
+        assert choose(seen(in_state(state))) == LeaveStep()
+    assert choose(seen(None)) == LeaveStep()
 
 
 def test_a_hangup_counts_unless_it_is_salloc_s_whose_allocation_has_ended_with_a_node():
-    assert choose(seen(hung_up=True)) == Leave()
+    assert choose(seen(hung_up=True)) == LeaveStep()
     alone = in_state(JobState.NODE_FAIL, batch=False)
-    assert choose(seen(alone, hung_up=True)) == Again(alone, alone=True)
+    assert choose(seen(alone, hung_up=True)) == StartAgain(alone, alone=True)
 
 
 def test_there_is_an_end_to_it():
     alone = in_state(JobState.NODE_FAIL, batch=False)
     for facts in (seen(times=MOST), seen(alone, times=MOST), seen(nodes="n1 n2 n3", restarts=MOST)):
         left = choose(facts)
-        assert isinstance(left, Leave) and f"{MOST} times" in left.why
+        assert isinstance(left, LeaveStep) and f"{MOST} times" in left.why
 
 
 # How long it is looked at -------------------------------------------------------------------------------------
@@ -106,29 +106,29 @@ class Clock:
         self.now += seconds
         return False
 
-    def until_known(self, look: Callable[[float], Seen]) -> tuple[Choice, float]:
+    def until_known(self, look: Callable[[float], StepFacts]) -> tuple[Choice, float]:
         choice = wait_for_choice(look, self.pause, lambda: self.now)
         return choice, self.now - 100.0
 
 
 def test_where_nobody_sets_the_lost_node_down_the_step_starts_again_without_it_all_the_same():
     choice, waited_s = Clock().until_known(lambda for_s: seen(unsettled=("n2",), for_s=for_s))
-    assert choice == Again(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
+    assert choice == StartAgain(JOB, without=("n2",)) and SETTLE_S <= waited_s <= SETTLE_S + EVERY_S
 
 
 def test_a_slurm_that_is_away_for_a_while_is_waited_for_and_one_that_stays_away_is_told_of():
-    def look(for_s: float, away_s: float) -> Seen:
+    def look(for_s: float, away_s: float) -> StepFacts:
         if for_s < away_s:
             raise DalsegnoError("slurmctld does not answer")
         return seen(for_s=for_s)
 
-    assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == Again(JOB, without=("n2",))
+    assert Clock().until_known(lambda for_s: look(for_s, SETTLE_S))[0] == StartAgain(JOB, without=("n2",))
     left, waited_s = Clock().until_known(lambda for_s: look(for_s, math.inf))
-    assert left == Leave("Slurm does not answer, so the step ends here") and waited_s == GIVE_UP_S
+    assert left == LeaveStep("Slurm does not answer, so the step ends here") and waited_s == GIVE_UP_S
 
 
 def test_whoever_is_asked_to_end_does_so_in_the_next_pause():
-    assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == Leave()
+    assert wait_for_choice(lambda for_s: seen(unsettled=("n2",)), lambda seconds: True, lambda: 0.0) == LeaveStep()
 
 
 # What has failed ----------------------------------------------------------------------------------------------
@@ -164,17 +164,17 @@ def test_failed_is_what_is_down_silent_or_drained_by_the_controller():
 
 
 def test_the_plugin_s_note_names_the_job_and_the_step_s_nodes():
-    assert read_notes("7 0 gpu-[1-2,4]\n") == Step(7, 0, ("gpu-1", "gpu-2", "gpu-4"))
+    assert read_notes("7 0 gpu-[1-2,4]\n") == SrunStep(7, 0, ("gpu-1", "gpu-2", "gpu-4"))
     for other in ("", "7 0\n", "x 0 n1\n", "7 0 n1\n8 0 n2\n"):
         assert read_notes(other) is None
 
 
 def test_srun_is_told_what_to_avoid_and_a_new_job_is_like_the_old_one():
-    assert arguments(["srun", "-N2", "a"], Again(JOB, ("n2",))) == ["srun", "--exclude=n2", "-N2", "a"]
-    assert arguments(["srun", "a"], Again(JOB)) == ["srun", "a"]
+    assert arguments(["srun", "-N2", "a"], StartAgain(JOB, ("n2",))) == ["srun", "--exclude=n2", "-N2", "a"]
+    assert arguments(["srun", "a"], StartAgain(JOB)) == ["srun", "a"]
     old = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "HOME": "/"}
-    assert environment(old, Again(JOB)) == old
+    assert environment(old, StartAgain(JOB)) == old
     like = replace(JOB, partition="train", time_limit_s=7200)
     expected = {"SLURM_NNODES": "2", "HOME": "/", "SLURM_PARTITION": "train", "SLURM_TIMELIMIT": "120"}
-    assert environment(old, Again(like, alone=True)) == expected
-    assert environment({"HOME": "/"}, Again(like, alone=True)) == {"HOME": "/"}
+    assert environment(old, StartAgain(like, alone=True)) == expected
+    assert environment({"HOME": "/"}, StartAgain(like, alone=True)) == {"HOME": "/"}

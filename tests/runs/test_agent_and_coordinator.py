@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from dalsegno.runs import journal
-from dalsegno.runs.agent.link import Link, fallback_ports
+from dalsegno.runs.agent.link import CoordinatorLink, fallback_ports
 from dalsegno.runs.coordinator.agents import Peer
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.hangs import HangWatch
 from dalsegno.runs.coordinator.liveness import Timing
-from dalsegno.runs.coordinator.messages import GrantAsked, Hello
+from dalsegno.runs.coordinator.messages import AgentHello, GrantAsked
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved, write_saved
 from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
@@ -276,7 +276,7 @@ async def test_an_agent_whose_warm_parent_died_is_told_to_forget_its_orders(tmp_
     async with played(tmp_path, "wait()", shape=Shape(1, 1, 1)) as run:
         await run.coordinate()
         connect = json.loads(run.folder.connect.read_text())
-        link = Link(bytes.fromhex(connect["secret"]), ["127.0.0.1"], connect["port"], "n1")
+        link = CoordinatorLink(bytes.fromhex(connect["secret"]), ["127.0.0.1"], connect["port"], "n1")
         hello = {"run": run.folder.run, "probe": 1, "found": {}, "generation": 0, "stopped": 0, "reports": []}
         assert await asyncio.to_thread(link.connect, hello)
         link.send({"ready": {"warm": True}})
@@ -313,7 +313,7 @@ async def test_a_rank_that_does_nothing_though_another_has_returned_is_told_of(t
         assert "train.py" in Path(idle["stacks"]).read_text()
         found = explain_run(run.status, list(journal.read(run.folder.journal)))
         assert "does not end: 1 rank has returned, but rank 1" in found.sentence
-        assert run.coordinator.run.phase is Phase.RUNNING
+        assert run.coordinator.run.phase is GenerationPhase.RUNNING
     sweep(run.folder.run)  # its agents were killed
 
 
@@ -323,7 +323,7 @@ async def test_an_agent_that_does_not_answer_does_not_keep_a_run_hanging(tmp_pat
         await run.until_runs()
         run.agents["n1"].send_signal(signal.SIGSTOP)
         run.coordinator.hangs = HangWatch(run.coordinator, 1.0, stacks_s=0.2)
-        await run.until(lambda: run.coordinator.run.phase is Phase.STOPPING)
+        await run.until(lambda: run.coordinator.run.phase is GenerationPhase.STOPPING)
         run.agents["n1"].send_signal(signal.SIGCONT)
         assert await run.ends() == 0
 
@@ -388,7 +388,7 @@ def test_a_coordinator_that_died_while_it_said_farewell_is_followed_by_one_that_
     """And that has swept what its former self would have."""
     staff = Callers()
     site = SmallSite(RunFolder(tmp_path))
-    ended = Run(site.shape, site.max_restarts, phase=Phase.ENDED, generation=1, exit_code=3, why="as it was")
+    ended = Run(site.shape, site.max_restarts, phase=GenerationPhase.ENDED, generation=1, exit_code=3, why="as it was")
     write_saved(site.folder.state, Saved(ended, used=("n1", "n3")))
 
     async def serve() -> int:
@@ -432,7 +432,7 @@ def test_a_generation_may_commit_only_once_that_is_written_down(tmp_path: Path):
     coordinator = Coordinator(site, lambda boss: NoStaff())
     coordinator.run = Run(Shape(1, 1, 1), generation=3)
     told: list[Any] = []
-    peer = Peer("n1", Hello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
+    peer = Peer("n1", AgentHello("n1", 1), "127.0.0.1", b"", told.append, lambda: None)
     coordinator._answer_grant(peer, GrantAsked(7, 3))
     assert told == [{"granted": {"number": 7, "ok": False, "why": "the run's folder cannot be written"}}]
     site.folder.root.mkdir()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.runs.agent.link import Link
-from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.agent.link import CoordinatorLink
+from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import Noted, Word
 from dalsegno.train.frames import Message
@@ -49,7 +49,7 @@ def taken() -> Iterator[None]:
 def test_a_port_is_found_that_is_free_for_connections_and_for_datagrams(taken: None):
     async def open_many() -> None:
         for _ in range(400):
-            agents = Agents("train-k3f9x", SECRET, Timing(), Listener())
+            agents = RunAgents("train-k3f9x", SECRET, Timing(), Listener())
             try:
                 await agents.open(0)
             finally:
@@ -62,9 +62,9 @@ def test_another_agent_of_the_same_node_takes_the_place_of_the_first():
     listener = Listener()
 
     async def twice() -> None:
-        agents = Agents("train-k3f9x", SECRET, Timing(), listener)
+        agents = RunAgents("train-k3f9x", SECRET, Timing(), listener)
         port = await agents.open(0, host="127.0.0.1")
-        first, second = (Link(SECRET, ["127.0.0.1"], port, "n1") for _ in range(2))
+        first, second = (CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1") for _ in range(2))
         for link in (first, second):
             assert await asyncio.to_thread(link.connect, HELLO)
         first.send({"note": "one"})
@@ -92,9 +92,9 @@ def test_an_agent_that_speaks_another_language_is_cut_off():
     listener = Listener()
 
     async def talk() -> None:
-        agents = Agents("train-k3f9x", SECRET, Timing(), listener)
+        agents = RunAgents("train-k3f9x", SECRET, Timing(), listener)
         port = await agents.open(0, host="127.0.0.1")
-        link = Link(SECRET, ["127.0.0.1"], port, "n1")
+        link = CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1")
         assert await asyncio.to_thread(link.connect, HELLO)
         link.send({"ended": "yes"})
         while agents.peers or not listener.log:

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from dalsegno.runs.agent.link import Beat, Heart, beat_key, pack_beat, read_beat
+from dalsegno.runs.agent.link import Heart, Heartbeat, beat_key, pack_beat, read_beat
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 
 KEY = b"s" * 32
 
 
 def test_a_beat_is_read_as_it_was_sent():
-    for beat in (Beat("n1", 1), Beat("", 1 << 62), Beat("knoten-é", 7)):
+    for beat in (Heartbeat("n1", 1), Heartbeat("", 1 << 62), Heartbeat("knoten-é", 7)):
         assert read_beat(KEY, pack_beat(KEY, beat)) == beat
 
 
 def test_what_was_not_signed_with_the_key_is_no_beat():
-    data = pack_beat(KEY, Beat("n1", 7))
+    data = pack_beat(KEY, Heartbeat("n1", 7))
     assert read_beat(b"x" * 32, data) is None
     for position in range(len(data)):
         changed = bytearray(data)
@@ -40,7 +40,7 @@ class Listening:
         self.heart.aim("127.0.0.1", self.sock.getsockname()[1], KEY)
         self.next()
 
-    def next(self) -> Beat:
+    def next(self) -> Heartbeat:
         self.data, self.address = self.sock.recvfrom(512)
         beat = read_beat(KEY, self.data)
         assert beat is not None
@@ -65,17 +65,20 @@ def listening() -> Iterator[Listening]:
 
 def test_beats_come_by_themselves_and_their_numbers_grow(listening: Listening):
     first = listening.beat
-    assert [listening.next(), listening.next()] == [Beat("n1", first.number + 1), Beat("n1", first.number + 2)]
+    assert [listening.next(), listening.next()] == [
+        Heartbeat("n1", first.number + 1),
+        Heartbeat("n1", first.number + 2),
+    ]
 
 
 def test_an_answer_of_the_coordinator_is_heard_but_not_twice(listening: Listening):
-    answer = pack_beat(KEY, Beat("", listening.beat.number))
+    answer = pack_beat(KEY, Heartbeat("", listening.beat.number))
     assert listening.hears(answer)
     assert not listening.hears(answer), "whoever has overheard it can send it too"
 
 
 def test_a_forged_answer_is_not_heard(listening: Listening):
-    assert not listening.hears(pack_beat(b"x" * 32, Beat("", listening.beat.number)))
+    assert not listening.hears(pack_beat(b"x" * 32, Heartbeat("", listening.beat.number)))
 
 
 def test_our_own_beat_sent_back_is_no_answer(listening: Listening):
@@ -117,8 +120,12 @@ def answers(sock: socket.socket) -> list[bytes]:
 
 
 def test_an_agent_that_beats_is_alive_and_is_answered():
-    lost, heard = gone_after([pack_beat(KEY, Beat("n1", number)) for number in range(1, 16)])
-    assert not lost and [read_beat(KEY, data) for data in heard][:3] == [Beat("", 1), Beat("", 2), Beat("", 3)]
+    lost, heard = gone_after([pack_beat(KEY, Heartbeat("n1", number)) for number in range(1, 16)])
+    assert not lost and [read_beat(KEY, data) for data in heard][:3] == [
+        Heartbeat("", 1),
+        Heartbeat("", 2),
+        Heartbeat("", 3),
+    ]
 
 
 def test_no_two_connections_have_a_key_in_common():
@@ -128,10 +135,10 @@ def test_no_two_connections_have_a_key_in_common():
 
 
 def test_beats_that_are_sent_again_keep_nobody_alive():
-    lost, _ = gone_after([pack_beat(KEY, Beat("n1", 7))] * 200)
+    lost, _ = gone_after([pack_beat(KEY, Heartbeat("n1", 7))] * 200)
     assert lost
 
 
 def test_forged_beats_keep_nobody_alive_and_are_not_answered():
-    lost, heard = gone_after([pack_beat(b"x" * 32, Beat("n1", number)) for number in range(3, 203)])
+    lost, heard = gone_after([pack_beat(b"x" * 32, Heartbeat("n1", number)) for number in range(3, 203)])
     assert lost and heard == []

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.runs.coordinator.causes import (
+    CauseKind,
     Failure,
-    Kind,
     back_off_s,
     first_cause,
     is_bug,
@@ -121,10 +121,11 @@ def test_a_worker_that_wrote_to_a_peer_that_was_gone_is_noise():
 
 @pytest.mark.parametrize(
     ("code", "oom", "kind"),
-    [(1, False, Kind.SCRIPT), (75, False, Kind.SCRIPT), (-9, False, Kind.KILLED), (-15, False, Kind.KILLED),
-     (-9, True, Kind.OOM), (-11, False, Kind.CRASHED), (-6, False, Kind.CRASHED), (-7, False, Kind.CRASHED)],
+    [(1, False, CauseKind.SCRIPT), (75, False, CauseKind.SCRIPT), (-9, False, CauseKind.KILLED),
+     (-15, False, CauseKind.KILLED), (-9, True, CauseKind.OOM), (-11, False, CauseKind.CRASHED),
+     (-6, False, CauseKind.CRASHED), (-7, False, CauseKind.CRASHED)],
 )  # fmt: skip
-def test_the_kind_of_an_end(code: int, oom: bool, kind: Kind):
+def test_the_kind_of_an_end(code: int, oom: bool, kind: CauseKind):
     assert read_failure(0, "n", code, oom=oom).kind is kind
 
 
@@ -137,7 +138,7 @@ def test_the_kind_of_an_end(code: int, oom: bool, kind: Kind):
         (read_failure(3, "gpu-7", -11), "rank 3 on gpu-7 was ended by SIGSEGV"),
         (read_failure(3, "gpu-7", -62), "rank 3 on gpu-7 was ended by signal 62"),
         (read_failure(3, "gpu-7", -9, oom=True), "rank 3 on gpu-7 was killed by the kernel: out of memory"),
-        (Failure(3, "gpu-7", -9, Kind.KILLED, why="no step for 60 s"), "rank 3 on gpu-7 ended: no step for 60 s"),
+        (Failure(3, "gpu-7", -9, CauseKind.KILLED, why="no step for 60 s"), "rank 3 on gpu-7 ended: no step for 60 s"),
     ],
 )
 def test_people_are_told_in_a_sentence(failure: Failure, sentence: str):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dalsegno.runs.agent.worker_socket import Door
+from dalsegno.runs.agent.worker_socket import WorkerSocket
 from dalsegno.train.frames import Message, Reader, send
 
 
@@ -19,7 +19,7 @@ class Room:
         self.heard: list[tuple[Message, Callable[[Message], None]]] = []
         self.selector = selectors.DefaultSelector()
         self.name = f"dalsegno-test.{os.getpid()}.{id(self)}"
-        self.door = Door(self.name, self.selector, lambda message, answer: self.heard.append((message, answer)))
+        self.door = WorkerSocket(self.name, self.selector, lambda message, answer: self.heard.append((message, answer)))
 
     def turn(self, wait_s: float = 0.0) -> None:
         """What is written to a Unix socket is there at once: nothing has to be waited for within one process."""

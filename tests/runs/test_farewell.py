@@ -9,7 +9,7 @@ from typing import Any
 
 from dalsegno.runs.coordinator.coordinator import say_farewell
 from dalsegno.runs.coordinator.events import Finish
-from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
 
@@ -17,7 +17,7 @@ from dalsegno.runs.folder import RunFolder
 class Nodes(NoStaff):
     """Agents come when they are called, and say hello a moment later."""
 
-    def __init__(self, memory: Memory, alive: Collection[str]) -> None:
+    def __init__(self, memory: MemoryTable, alive: Collection[str]) -> None:
         super().__init__()
         self.memory, self.alive, self.called = memory, alive, set[str]()
         self.swept_before_dismissed: set[str] = set()
@@ -36,7 +36,7 @@ class Ending:
     """As much of a coordinator as says farewell."""
 
     def __init__(self, folder: Path, used: Collection[str], alive: Collection[str], resting: bool = False) -> None:
-        self.memory, self.folder, self.resting, self.said_farewell = Memory(), RunFolder(folder), resting, False
+        self.memory, self.folder, self.resting, self.said_farewell = MemoryTable(), RunFolder(folder), resting, False
         self.staff, self.agents, self.told = Nodes(self.memory, alive), self, self
         self.peers: dict[str, object] = {}
         self.memory.used.update(used)

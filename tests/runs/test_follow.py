@@ -8,7 +8,7 @@ import pytest
 
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.logs import LONGEST, Line, Repeats, RunLogs, Tail, on_node, ranks_on
+from dalsegno.runs.logs import LONGEST, Line, LogTail, Repeats, RunLogs, on_node, ranks_on
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_other_files_between_the_logs_are_passed_over(run: RunFolder) -> None:
 def test_a_line_of_any_length_gets_through(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("x" * 1_000_000)
-    tail = Tail(RunFolder(tmp_path), path)
+    tail = LogTail(RunFolder(tmp_path), path)
     assert sum(map(len, tail.read(0.0))) == 1_000_000
     path.write_text("x" * 1_000_000 + "y" * (LONGEST + 1))
     assert list(tail.read(0.1)) == ["y" * (LONGEST + 1)], "it does not wait for an end that may never come"

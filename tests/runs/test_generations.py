@@ -15,23 +15,23 @@ from dalsegno.runs.coordinator.events import (
     Exclude,
     Finish,
     GaveUpWaiting,
+    GenerationStopped,
     Hung,
     Joined,
     Leaving,
     Left,
-    Moved,
     OpenStore,
     Order,
-    Release,
+    ReleaseNodes,
+    RunMoved,
     Start,
-    Stop,
-    Stopped,
+    StopGeneration,
     StoreOpened,
     Wait,
     Waited,
     WorkerEnded,
 )
-from dalsegno.runs.coordinator.generations import FORGIVEN_S, Phase, Run, advance
+from dalsegno.runs.coordinator.generations import FORGIVEN_S, GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.group import Shape, form_group
 from dalsegno.runs.status import RunCause
 
@@ -49,7 +49,7 @@ def play(run: Run, *events: Event) -> tuple[Run, list[Order]]:
 def running(shape: Shape = TWO, *agents: str, **more: object) -> Run:
     names = agents or ("a", "b")
     run, _ = play(Run(shape, **more), *(Joined(agent) for agent in names), StoreOpened(names[0], 1, 5000))  # type: ignore[arg-type]
-    assert run.phase is Phase.RUNNING
+    assert run.phase is GenerationPhase.RUNNING
     return run
 
 
@@ -62,10 +62,10 @@ def fault(
 
 def test_free_ranks_go_to_nodes_in_service_first_and_who_is_seated_keeps_its_seat():
     run, orders = play(running(TWO, "a", "b"), Joined("c"), Joined("d"), Doubted(frozenset({"a", "c"})), Left("b"))
-    assert orders == [Stop("a", 1)] and run.phase is Phase.STOPPING
-    run, _ = play(run, Stopped("a", 1))
+    assert orders == [StopGeneration("a", 1)] and run.phase is GenerationPhase.STOPPING
+    run, _ = play(run, GenerationStopped("a", 1))
     assert run.group is not None and run.group.agents == ("a", "d")
-    run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), Stopped("a", 2))
+    run, _ = play(run, StoreOpened("a", 2, 5000), Left("d"), GenerationStopped("a", 2))
     assert run.group is not None and run.group.agents == ("a", "c"), "where there is no other"
 
 
@@ -77,7 +77,7 @@ def ended(run: Run, failure: Failure, age_s: float = 60.0) -> WorkerEnded:
 
 
 def all_stopped(run: Run, **failures: tuple[Failure, ...]) -> list[Event]:
-    return [Stopped(agent, run.generation, failures.get(agent, ())) for agent in sorted(run.waiting_for)]
+    return [GenerationStopped(agent, run.generation, failures.get(agent, ())) for agent in sorted(run.waiting_for)]
 
 
 def fail(run: Run, failure: Failure, age_s: float = 60.0) -> tuple[Run, list[Order]]:
@@ -91,7 +91,7 @@ def restart(run: Run, failure: Failure, age_s: float = 60.0) -> Run:
     run, _ = fail(run, failure, age_s)
     run, _ = play(run, *([Waited()] if run.pausing else []))
     run, _ = play(run, StoreOpened("a", run.generation, 1))
-    assert run.phase is Phase.RUNNING
+    assert run.phase is GenerationPhase.RUNNING
     return run
 
 
@@ -109,25 +109,33 @@ def test_a_generation_forms_when_all_are_there_and_starts_when_its_store_is_open
 
 def test_all_workers_done_ends_the_run_well():
     run, orders = play(
-        running(), WorkerEnded("a", 1, 0, 0), WorkerEnded("b", 1, 1, 0), Stopped("a", 1), Stopped("b", 1)
+        running(),
+        WorkerEnded("a", 1, 0, 0),
+        WorkerEnded("b", 1, 1, 0),
+        GenerationStopped("a", 1),
+        GenerationStopped("b", 1),
     )
-    assert (run.phase, orders[-1]) == (Phase.ENDED, Finish(0))
+    assert (run.phase, orders[-1]) == (GenerationPhase.ENDED, Finish(0))
 
 
 def test_a_worker_that_dies_ends_the_generation_everywhere_and_the_next_one_forms():
     run, orders = play(running(), WorkerEnded("b", 1, 1, -9))
-    assert orders == [Stop("a", 1), Stop("b", 1)]
-    run, orders = play(run, Stopped("a", 1))
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
+    run, orders = play(run, GenerationStopped("a", 1))
     assert orders == []
-    run, orders = play(run, Stopped("b", 1))
+    run, orders = play(run, GenerationStopped("b", 1))
     assert orders == [OpenStore("a", 2)] and run.restarts == 1
 
 
 def test_after_too_many_failures_the_run_ends_with_the_workers_code():
-    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, 3), Stopped("a", 1), Stopped("b", 1))
+    _, orders = play(
+        running(max_restarts=0), WorkerEnded("b", 1, 1, 3), GenerationStopped("a", 1), GenerationStopped("b", 1)
+    )
     why = "rank 1 on b ended with exit code 3, and no restart was asked for"
     assert orders[-1] == Finish(3, read_failure(1, "b", 3), why)
-    _, orders = play(running(max_restarts=0), WorkerEnded("b", 1, 1, -9), Stopped("a", 1), Stopped("b", 1))
+    _, orders = play(
+        running(max_restarts=0), WorkerEnded("b", 1, 1, -9), GenerationStopped("a", 1), GenerationStopped("b", 1)
+    )
     why = "rank 1 on b was ended by SIGKILL, and no restart was asked for"
     assert orders[-1] == Finish(137, read_failure(1, "b", -9), why)
 
@@ -146,7 +154,7 @@ def test_the_same_traceback_twice_running_ends_the_run():
     again = fault("ValueError: bad batch 91", rank=1, node="b")
     run, orders = fail(run, again)
     why = "rank 1 on b failed: ValueError: bad batch 91, as it did before: restarting would not help"
-    assert (run.phase, orders) == (Phase.ENDED, [Finish(1, again, why)])
+    assert (run.phase, orders) == (GenerationPhase.ENDED, [Finish(1, again, why)])
 
 
 def test_another_traceback_is_another_fault():
@@ -180,7 +188,7 @@ def test_complaints_alone_are_no_bug_however_often_they_come():
 
 def test_a_script_that_asks_not_to_be_restarted_is_not():
     run, orders = fail(running(), fault(code=93))
-    assert (run.phase, orders[0].code if isinstance(orders[0], Finish) else orders) == (Phase.ENDED, 93)
+    assert (run.phase, orders[0].code if isinstance(orders[0], Finish) else orders) == (GenerationPhase.ENDED, 93)
 
 
 def test_a_script_that_asks_not_to_be_restarted_while_the_nodes_are_needed_back_is_not_either():
@@ -241,7 +249,7 @@ def test_what_peers_complain_of_while_a_run_grows_costs_nothing():
 def test_the_second_failure_that_comes_at_once_is_followed_by_a_pause():
     run = restart(running(), fault(line=1), age_s=2.0)
     run, orders = fail(run, fault(line=2), age_s=2.0)
-    assert (run.phase, orders) == (Phase.GATHERING, [Wait(1.0)])
+    assert (run.phase, orders) == (GenerationPhase.GATHERING, [Wait(1.0)])
     run, orders = play(run, Joined("c"), Left("c"), Joined("d"), GaveUpWaiting())
     assert orders == [], "nothing forms during the pause"
     assert play(run, Waited())[1] == [OpenStore("a", 3)]
@@ -288,16 +296,16 @@ def test_leaving_waits_for_all_workers_and_then_releases_the_nodes():
     run, orders = play(running(), Leaving(), WorkerEnded("a", 1, 0, 75))
     assert orders == []
     run, orders = play(run, WorkerEnded("b", 1, 1, -15))
-    assert orders == [Stop("a", 1), Stop("b", 1)]
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
     run, orders = play(run, *all_stopped(run))
-    assert (run.phase, run.restarts, orders) == (Phase.GATHERING, 0, [Release()])
+    assert (run.phase, run.restarts, orders) == (GenerationPhase.GATHERING, 0, [ReleaseNodes()])
 
 
 @pytest.mark.parametrize("codes", [(-15, 0), (0, -15), (1, 0), (75, 0), (0, 143)])
 def test_an_end_without_all_being_done_is_no_success_when_leaving(codes: tuple[int, int]):
     run = running()
     run, _ = play(run, Leaving(), *(WorkerEnded("ab"[rank], 1, rank, code) for rank, code in enumerate(codes)))
-    assert play(run, *all_stopped(run))[1] == [Release()]
+    assert play(run, *all_stopped(run))[1] == [ReleaseNodes()]
 
 
 def test_a_run_that_is_done_as_it_is_told_to_leave_is_done():
@@ -307,8 +315,8 @@ def test_a_run_that_is_done_as_it_is_told_to_leave_is_done():
 
 def test_agents_that_go_before_their_workers_end_release_the_nodes_too():
     run, orders = play(running(), Leaving(), Left("a"))
-    assert orders == [Stop("b", 1)]
-    assert play(run, Left("b"))[1] == [Release()]
+    assert orders == [StopGeneration("b", 1)]
+    assert play(run, Left("b"))[1] == [ReleaseNodes()]
 
 
 def test_after_a_move_generations_go_on_with_agents_of_another_job():
@@ -316,29 +324,31 @@ def test_after_a_move_generations_go_on_with_agents_of_another_job():
     run, _ = play(run, *all_stopped(run), Left("a"), Left("b"))
     run, orders = play(run, Joined("x"), Joined("y"))
     assert orders == [], "not before the move is over"
-    run, orders = play(run, Moved())
+    run, orders = play(run, RunMoved())
     assert (orders, run.generation) == ([OpenStore("x", 2)], 2)
 
 
 def test_leaving_while_a_generation_forms_does_not_begin_it():
-    run, orders = play(Run(TWO), Joined("a"), Joined("b"), Leaving(), Stopped("a", 1), Stopped("b", 1))
-    assert orders == [OpenStore("a", 1), Stop("a", 1), Stop("b", 1), Release()]
+    run, orders = play(
+        Run(TWO), Joined("a"), Joined("b"), Leaving(), GenerationStopped("a", 1), GenerationStopped("b", 1)
+    )
+    assert orders == [OpenStore("a", 1), StopGeneration("a", 1), StopGeneration("b", 1), ReleaseNodes()]
     assert play(run, StoreOpened("a", 1, 1)) == (run, [])
 
 
 def test_leaving_while_nothing_runs_releases_at_once():
-    assert play(Run(TWO), Joined("a"), Leaving())[1] == [Release()]
+    assert play(Run(TWO), Joined("a"), Leaving())[1] == [ReleaseNodes()]
 
 
 def test_being_told_to_leave_twice_releases_once():
     _, orders = play(Run(TWO), Joined("a"), Leaving(), Leaving())
-    assert orders == [Release()]
+    assert orders == [ReleaseNodes()]
 
 
 def test_a_fault_from_before_a_move_is_not_charged_after_it():
     run = running()
     run, _ = play(run, ended(run, fault()), Leaving())
-    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"), Joined("x"), Joined("y"), Joined("z"), Moved())
+    run, _ = play(run, *all_stopped(run), Left("a"), Left("b"), Joined("x"), Joined("y"), Joined("z"), RunMoved())
     run, _ = play(run, StoreOpened("x", 2, 1), Left("y"))
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("x", 3)], 0)
@@ -346,7 +356,7 @@ def test_a_fault_from_before_a_move_is_not_charged_after_it():
 
 def test_a_run_that_hangs_starts_again():
     run, orders = play(running(), Hung(1, "no step for 600 s"))
-    assert orders == [Stop("a", 1), Stop("b", 1)]
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1)]
     run, orders = play(run, *all_stopped(run))
     assert (orders, run.restarts) == ([OpenStore("a", 2)], 1)
     assert run.last is not None and run.last.sentence() == "rank 0 on a ended: no step for 600 s"
@@ -376,7 +386,7 @@ def test_a_run_can_be_cancelled_while_it_gathers():
 
 def test_a_run_can_be_cancelled_while_its_store_opens():
     run, orders = play(Run(TWO), Joined("a"), Joined("b"), Cancelled())
-    assert orders[1:] == [Stop("a", 1), Stop("b", 1)]
+    assert orders[1:] == [StopGeneration("a", 1), StopGeneration("b", 1)]
     assert play(run, *all_stopped(run))[1] == [CANCELLED]
 
 
@@ -399,31 +409,31 @@ def test_a_run_can_be_cancelled_while_it_leaves():
 
 def test_a_run_that_has_ended_hears_nothing_more():
     run, _ = play(Run(TWO), Cancelled())
-    for event in (Joined("a"), Left("a"), Cancelled(), Leaving(), Moved(), Waited(), GaveUpWaiting(), Hung(0, "")):
+    for event in (Joined("a"), Left("a"), Cancelled(), Leaving(), RunMoved(), Waited(), GaveUpWaiting(), Hung(0, "")):
         assert advance(run, event) == (run, [])
 
 
 def test_a_lost_node_is_replaced_by_a_spare_at_its_rank_and_costs_no_restart():
     run = running(TWO, "a", "b", "spare")
-    run, orders = play(run, Left("a"), Stopped("b", 1))
-    assert orders == [Stop("b", 1), OpenStore("spare", 2)]
+    run, orders = play(run, Left("a"), GenerationStopped("b", 1))
+    assert orders == [StopGeneration("b", 1), OpenStore("spare", 2)]
     assert run.group is not None and run.group.agents == ("spare", "b") and run.restarts == 0
 
 
 def test_a_lost_node_without_a_spare_waits_for_one_that_joins():
-    run, orders = play(running(), Left("b"), Stopped("a", 1))
-    assert (run.phase, orders) == (Phase.GATHERING, [Stop("a", 1)])
+    run, orders = play(running(), Left("b"), GenerationStopped("a", 1))
+    assert (run.phase, orders) == (GenerationPhase.GATHERING, [StopGeneration("a", 1)])
     run, orders = play(run, Joined("c"))
     assert orders == [OpenStore("a", 2)]
 
 
 def test_an_elastic_run_goes_on_smaller_and_grows_back():
     run = running(Shape(1, 2, 1))
-    run, _ = play(run, Left("b"), Stopped("a", 1), StoreOpened("a", 2, 1))
+    run, _ = play(run, Left("b"), GenerationStopped("a", 1), StoreOpened("a", 2, 1))
     assert run.group is not None and run.group.world_size == 1
     run, orders = play(run, Joined("c"))
-    assert orders == [Stop("a", 2)]
-    run, _ = play(run, Stopped("a", 2), StoreOpened("a", 3, 1))
+    assert orders == [StopGeneration("a", 2)]
+    run, _ = play(run, GenerationStopped("a", 2), StoreOpened("a", 3, 1))
     assert run.group is not None and run.group.agents == ("a", "c")
 
 
@@ -443,17 +453,23 @@ def test_an_elastic_run_that_lost_all_its_agents_at_once_waits_for_all_again():
 
 
 def test_words_about_an_old_generation_are_ignored():
-    run, _ = play(running(), WorkerEnded("b", 1, 1, 1), Stopped("a", 1), Stopped("b", 1), StoreOpened("a", 2, 1))
-    assert play(run, WorkerEnded("a", 1, 0, 1), Stopped("a", 1), StoreOpened("a", 1, 7)) == (run, [])
+    run, _ = play(
+        running(),
+        WorkerEnded("b", 1, 1, 1),
+        GenerationStopped("a", 1),
+        GenerationStopped("b", 1),
+        StoreOpened("a", 2, 1),
+    )
+    assert play(run, WorkerEnded("a", 1, 0, 1), GenerationStopped("a", 1), StoreOpened("a", 1, 7)) == (run, [])
 
 
 def test_a_cancelled_run_stops_everything_and_ends():
-    _, orders = play(running(), Cancelled(), Stopped("a", 1), Stopped("b", 1))
-    assert orders == [Stop("a", 1), Stop("b", 1), CANCELLED]
+    _, orders = play(running(), Cancelled(), GenerationStopped("a", 1), GenerationStopped("b", 1))
+    assert orders == [StopGeneration("a", 1), StopGeneration("b", 1), CANCELLED]
 
 
 def test_a_node_lost_while_the_store_opens():
-    _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), Stopped("b", 1))
+    _, orders = play(Run(TWO), Joined("a"), Joined("b"), Joined("c"), Left("a"), GenerationStopped("b", 1))
     assert orders[-1] == OpenStore("c", 2)
 
 
@@ -476,7 +492,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.alive: set[str] = set()
         self.cold: set[str] = set()  # of the living: without a warm parent just now
         self.workers: dict[str, int] = {}  # agent -> generation it runs workers of
-        self.inbox: list[OpenStore | Start | Stop] = []
+        self.inbox: list[OpenStore | Start | StopGeneration] = []
         self.released = False
         self.finished = 0
 
@@ -484,10 +500,10 @@ class AnyOrder(RuleBasedStateMachine):
         before = self.run.generation
         self.run, orders = advance(self.run, event)
         assert before <= self.run.generation <= before + 1
-        self.inbox += [order for order in orders if isinstance(order, OpenStore | Start | Stop)]
+        self.inbox += [order for order in orders if isinstance(order, OpenStore | Start | StopGeneration)]
         self.finished += sum(isinstance(order, Finish) for order in orders)
         for order in orders:
-            if isinstance(order, Release):
+            if isinstance(order, ReleaseNodes):
                 assert not self.workers.keys() & set(self.run.ready), "released while something ran"
                 self.released = True
             elif isinstance(order, Exclude):
@@ -539,7 +555,7 @@ class AnyOrder(RuleBasedStateMachine):
         agent = data.draw(st.sampled_from(self.inbox)).agent
         self.obey_next(next(order for order in self.inbox if order.agent == agent))
 
-    def obey_next(self, order: OpenStore | Start | Stop) -> None:
+    def obey_next(self, order: OpenStore | Start | StopGeneration) -> None:
         self.inbox.remove(order)
         if order.agent not in self.alive:
             return
@@ -551,7 +567,7 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.workers.pop(order.agent, None)
             hurt = (fault(rank=0, node=order.agent),) if order.generation % 3 == 0 else ()
-            self.tell(Stopped(order.agent, order.generation, hurt))
+            self.tell(GenerationStopped(order.agent, order.generation, hurt))
 
     @precondition(lambda self: bool(self.workers))
     @rule(
@@ -578,7 +594,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def move(self) -> None:
         self.released = False
-        self.tell(Moved())
+        self.tell(RunMoved())
 
     @rule(late=st.booleans())
     def hang(self, late: bool) -> None:
@@ -609,7 +625,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def it_never_waits_with_enough_nodes(self) -> None:
         run = self.run
-        if run.phase is Phase.GATHERING and not run.pausing and not run.leaving:
+        if run.phase is GenerationPhase.GATHERING and not run.pausing and not run.leaving:
             assert len(run.ready) < run.shape.max_nodes
 
     @invariant()
@@ -618,7 +634,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def it_ends_once(self) -> None:
-        assert self.finished == (self.run.phase is Phase.ENDED)
+        assert self.finished == (self.run.phase is GenerationPhase.ENDED)
 
     def teardown(self) -> None:
         """Once faults end and everyone obeys, the run runs or has ended, provided there are nodes enough."""
@@ -627,15 +643,15 @@ class AnyOrder(RuleBasedStateMachine):
         for agent in sorted(self.cold):
             self.tell(Joined(agent))
         self.obey_all()
-        if self.run.leaving and self.run.phase is Phase.RUNNING and self.run.group:
+        if self.run.leaving and self.run.phase is GenerationPhase.RUNNING and self.run.group:
             for rank in sorted(self.run.group.ranks):
                 self.tell(WorkerEnded("", self.run.generation, rank, 75))
             self.obey_all()
-        for event in (Waited(), Moved()):
+        for event in (Waited(), RunMoved()):
             self.tell(event)
         self.obey_all()
         if len(self.run.ready) >= self.run.shape.max_nodes:
-            assert self.run.phase in (Phase.RUNNING, Phase.ENDED)
+            assert self.run.phase in (GenerationPhase.RUNNING, GenerationPhase.ENDED)
 
     def obey_all(self) -> None:
         while self.inbox:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalsegno.runs.coordinator.events import Joined, Stopped, StoreOpened, WorkerEnded
-from dalsegno.runs.coordinator.generations import Phase, Run, advance
+from dalsegno.runs.coordinator.events import GenerationStopped, Joined, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import (
     Goodput,
     Pen,
@@ -114,7 +114,7 @@ def life(*events: object) -> list[Run]:
 
 
 def test_a_run_waits_starts_fails_and_starts_again() -> None:
-    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1), WorkerEnded("a", 1, 0, -9), Stopped("a", 1))
+    runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1), WorkerEnded("a", 1, 0, -9), GenerationStopped("a", 1))
     account, now = Goodput(at=0.0), 0.0
     for before, after in pairwise(runs):
         now += 1.0
@@ -126,7 +126,7 @@ def test_a_run_waits_starts_fails_and_starts_again() -> None:
 
 def test_growing_back_is_lost_time_but_no_failure() -> None:
     runs = life(Joined("a"), Joined("b"), StoreOpened("a", 1, 1))
-    grown = replace(runs[-1], phase=Phase.STOPPING)
+    grown = replace(runs[-1], phase=GenerationPhase.STOPPING)
     account = follow(stepped(starts(Goodput(at=0.0), 0.0), 1.0, 1, 0.0), runs[-1], grown, 2.0)
     assert (account.failures, account.spent[TimeKind.LOST]) == (0, 1.0)
 

@@ -1,46 +1,46 @@
 """When no step for so long is a hang, and when ranks that have not returned are idle."""
 
-from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, Marks
+from dalsegno.runs.coordinator.hangs import ENOUGH_STEPS, Activity, StepMarks
 from dalsegno.runs.coordinator.messages import Work
 
 
-def stepping(marks: Marks, *times: float, first: int = 0) -> Marks:
+def stepping(marks: StepMarks, *times: float, first: int = 0) -> StepMarks:
     for number, now in enumerate(times, first):
         marks.step(number, now)
     return marks
 
 
 def test_without_steps_nothing_is_known_and_nothing_is_a_hang():
-    assert Marks(None, 0.0).overdue_s(1e6) is None
+    assert StepMarks(None, 0.0).overdue_s(1e6) is None
 
 
 def test_the_first_steps_may_take_any_time():
-    marks = stepping(Marks(None, 0.0), *(60.0 * number for number in range(ENOUGH_STEPS)))
+    marks = stepping(StepMarks(None, 0.0), *(60.0 * number for number in range(ENOUGH_STEPS)))
     assert marks.limit_s() is None and marks.overdue_s(1e6) is None
 
 
 def test_ten_times_the_median_step_is_a_hang():
-    marks = stepping(Marks(None, 0.0), 0.0, 600.0, 620.0, 640.0, 660.0, 680.0)
+    marks = stepping(StepMarks(None, 0.0), 0.0, 600.0, 620.0, 640.0, 660.0, 680.0)
     assert marks.limit_s() == 200.0
     assert marks.overdue_s(880.0) is None and marks.overdue_s(881.0) == 201.0
 
 
 def test_short_steps_are_given_a_minute():
-    marks = stepping(Marks(None, 0.0), *(0.1 * number for number in range(20)))
+    marks = stepping(StepMarks(None, 0.0), *(0.1 * number for number in range(20)))
     assert marks.limit_s() == 60.0
 
 
 def test_a_limit_of_the_users_holds_from_the_start():
-    marks = Marks(30.0, 100.0)
+    marks = StepMarks(30.0, 100.0)
     assert marks.overdue_s(130.0) is None and marks.overdue_s(131.0) == 31.0
 
 
 def test_a_limit_of_zero_is_never():
-    assert stepping(Marks(0, 0.0), *range(50)).overdue_s(1e9) is None
+    assert stepping(StepMarks(0, 0.0), *range(50)).overdue_s(1e9) is None
 
 
 def test_the_first_rank_to_reach_a_step_makes_the_mark():
-    marks = Marks(30.0, 0.0)
+    marks = StepMarks(30.0, 0.0)
     stepping(marks, 10.0, 20.0)
     marks.step(1, 25.0)
     marks.step(0, 26.0)
@@ -48,7 +48,7 @@ def test_the_first_rank_to_reach_a_step_makes_the_mark():
 
 
 def test_output_counts_only_where_no_steps_are_told():
-    marks = Marks(30.0, 0.0)
+    marks = StepMarks(30.0, 0.0)
     marks.sign(20.0)
     assert marks.overdue_s(45.0) is None
     marks.sign(10.0)
@@ -60,12 +60,12 @@ def test_output_counts_only_where_no_steps_are_told():
 
 def test_old_steps_are_forgotten():
     times = [1000.0 * number for number in range(10)] + [9000.0 + number for number in range(1, 300)]
-    assert stepping(Marks(None, 0.0), *times).limit_s() == 60.0
+    assert stepping(StepMarks(None, 0.0), *times).limit_s() == 60.0
 
 
 def test_after_the_last_step_nothing_is_a_hang() -> None:
     for timeout_s in (None, 5.0):
-        marks = Marks(timeout_s, 0.0)
+        marks = StepMarks(timeout_s, 0.0)
         for number in range(10):
             marks.step(number, float(number))
         assert marks.overdue_s(1000.0) is not None

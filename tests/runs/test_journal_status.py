@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs import journal
-from dalsegno.runs.status import NodeRole, NodeStatus, RunCause, RunPhase, Status, read_status, write_status
+from dalsegno.runs.status import NodeRole, RunCause, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
 
-STATUS = Status(
+STATUS = RunStatus(
     "train-k3f9x", "train", "ada", RunPhase.RUNNING, created=1.0, updated=2.5, generation=3, restarts=1, wanted_nodes=2,
     world_size=8, nproc_per_node=4,
-    nodes=(NodeStatus("n1", NodeRole.MEMBER, 0), NodeStatus("n2", NodeRole.SPARE)), jobs=(17, 18),
+    nodes=(RunNodeStatus("n1", NodeRole.MEMBER, 0), RunNodeStatus("n2", NodeRole.SPARE)), jobs=(17, 18),
     message="é", started=1.5,
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_no_status_is_none(tmp_path: Path):
 
 
 def test_a_run_is_over_when_its_phase_says_so():
-    assert not STATUS.over and Status(**{**vars(STATUS), "phase": RunPhase.ENDED}).over
+    assert not STATUS.over and RunStatus(**{**vars(STATUS), "phase": RunPhase.ENDED}).over
 
 
 @pytest.mark.parametrize(

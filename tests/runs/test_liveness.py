@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dalsegno.runs.coordinator.liveness import Liveness, Look, Timing
+from dalsegno.runs.coordinator.liveness import Liveness, LivenessLook, Timing
 
 TIMING = Timing(gone_s=2.0, stuck_s=30.0, look_s=0.1)
 
@@ -17,14 +17,14 @@ def watching(timing: Timing = TIMING) -> Liveness:
 
 def looks(
     liveness: Liveness, until: float, before: Callable[[float], None] = lambda now: None
-) -> list[tuple[float, Look]]:
+) -> list[tuple[float, LivenessLook]]:
     """Look ten times a second; gives the looks at which there was something to see."""
     every = [round(0.1 * number, 1) for number in range(1, round(until * 10) + 1)]
     seen = []
     for now in every:
         before(now)
         look = liveness.look(now)
-        if look != Look():
+        if look != LivenessLook():
             seen.append((now, look))
     return seen
 
@@ -37,8 +37,8 @@ def test_an_agent_that_beats_is_left_alone():
 def test_silence_is_followed_by_a_probe_and_then_by_the_verdict():
     seen = looks(watching(), 5.0)
     assert [now for now, _ in seen] == [0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
-    assert all(look == Look(probe=("a",)) for _, look in seen[:-1])
-    assert seen[-1][1] == Look(gone=(("a", "its host has not answered for 1.6 s"),))
+    assert all(look == LivenessLook(probe=("a",)) for _, look in seen[:-1])
+    assert seen[-1][1] == LivenessLook(gone=(("a", "its host has not answered for 1.6 s"),))
 
 
 def test_a_verdict_is_given_once():
@@ -64,7 +64,7 @@ def test_a_host_that_answers_probes_is_alive_however_silent_its_agent():
 def test_an_agent_that_says_nothing_for_very_long_is_stuck_though_its_host_answers():
     liveness = watching()
     seen = looks(liveness, 31.0, lambda now: liveness.answered("a", now))
-    assert seen == [(30.0, Look(gone=(("a", "its agent has said nothing for 30 s, though its host answers"),)))]
+    assert seen == [(30.0, LivenessLook(gone=(("a", "its agent has said nothing for 30 s, though its host answers"),)))]
 
 
 def test_a_third_of_a_second_of_lost_beats_is_nothing():
@@ -94,12 +94,12 @@ def test_an_agent_that_is_stopped_for_three_seconds_while_its_kernel_answers_is_
 def test_after_a_pause_of_our_own_everyone_is_forgiven():
     liveness = watching()
     liveness.look(0.1)
-    assert liveness.look(9.0) == Look(), "we slept, not they"
-    assert liveness.look(9.1) == Look()
+    assert liveness.look(9.0) == LivenessLook(), "we slept, not they"
+    assert liveness.look(9.1) == LivenessLook()
     assert any(look.gone for look in looks_from(liveness, 9.2, 10.8)), "and one period later they are judged as ever"
 
 
-def looks_from(liveness: Liveness, start: float, end: float) -> list[Look]:
+def looks_from(liveness: Liveness, start: float, end: float) -> list[LivenessLook]:
     return [liveness.look(start + 0.1 * number) for number in range(round((end - start) * 10) + 1)]
 
 
@@ -121,4 +121,4 @@ def test_each_agent_has_its_own_time():
     liveness = watching()
     liveness.watch("b", 0.0)
     seen = looks(liveness, 2.0, lambda now: liveness.beat("b", now))
-    assert seen[-1] == (1.6, Look(gone=(("a", "its host has not answered for 1.6 s"),)))
+    assert seen[-1] == (1.6, LivenessLook(gone=(("a", "its host has not answered for 1.6 s"),)))

@@ -2,19 +2,19 @@
 
 import pytest
 
-from dalsegno.runs.coordinator.causes import Kind, read_failure
-from dalsegno.runs.coordinator.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.causes import CauseKind, read_failure
+from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.messages import (
     AllStopped,
     Cold,
-    Ended,
+    EndedWorker,
     GrantAsked,
     Noted,
     Ready,
-    Report,
     Stepped,
     StoreOpen,
     Word,
+    WorkerReport,
     event_of,
 )
 
@@ -27,8 +27,8 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/t.py", line 1
         (Ready(warm=True), Joined("n1")),
         (Cold("its warm parent was killed"), Left("n1")),
         (StoreOpen(3, 4321), StoreOpened("n1", 3, 4321)),
-        (AllStopped(3), Stopped("n1", 3)),
-        (Ended(Report(3, 1, 0)), WorkerEnded("n1", 3, 1, 0, None, 5.0)),
+        (AllStopped(3), GenerationStopped("n1", 3)),
+        (EndedWorker(WorkerReport(3, 1, 0)), WorkerEnded("n1", 3, 1, 0, None, 5.0)),
         (Stepped(3, 7), None),
         (GrantAsked(1, 3), None),
         (Noted("hello"), None),
@@ -39,21 +39,21 @@ def test_a_word_means_an_event_or_none(word: Word, event: Event | None):
 
 
 def test_an_end_that_was_not_well_brings_its_evidence():
-    event = event_of("n1", Ended(Report(2, 1, -9, TRACEBACK, oom=True)), 1.0)
+    event = event_of("n1", EndedWorker(WorkerReport(2, 1, -9, TRACEBACK, oom=True)), 1.0)
     assert isinstance(event, WorkerEnded)
     assert event.failure == read_failure(1, "n1", -9, TRACEBACK, oom=True)
-    assert event.failure.kind is Kind.OOM
+    assert event.failure.kind is CauseKind.OOM
 
 
 def test_saved_is_no_failure():
-    assert event_of("n1", Ended(Report(2, 1, 75)), 1.0) == WorkerEnded("n1", 2, 1, 75, None, 1.0)
+    assert event_of("n1", EndedWorker(WorkerReport(2, 1, 75)), 1.0) == WorkerEnded("n1", 2, 1, 75, None, 1.0)
 
 
 def test_what_stopped_workers_had_already_told_comes_along():
-    word = AllStopped(2, (Report(2, 1, 1, TRACEBACK),))
-    assert event_of("n1", word, 1.0) == Stopped("n1", 2, (read_failure(1, "n1", 1, TRACEBACK),))
+    word = AllStopped(2, (WorkerReport(2, 1, 1, TRACEBACK),))
+    assert event_of("n1", word, 1.0) == GenerationStopped("n1", 2, (read_failure(1, "n1", 1, TRACEBACK),))
 
 
 def test_a_failure_on_a_node_that_slurm_gave_up_says_so():
-    event = event_of("n1", Ended(Report(2, 1, 1)), 1.0, healthy=False)
+    event = event_of("n1", EndedWorker(WorkerReport(2, 1, 1)), 1.0, healthy=False)
     assert isinstance(event, WorkerEnded) and event.failure is not None and not event.failure.healthy

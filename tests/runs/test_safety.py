@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalsegno.runs.coordinator.memory import AHEAD, PATIENCE_S, Safety
-from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.memory.safe import Safe
 from tests.runs.small_nodes import Cluster
 
@@ -102,7 +102,7 @@ def test_whatever_was_late_or_skipped_ranks_agree_again(events: list[tuple[int, 
 def test_what_was_given_up_is_never_called_safe() -> None:
     """A rank that has heard of the floor may have overwritten it by now."""
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
-    both = [Held(0, 5, 1, 2), Held(1, 5, 1, 2)]
+    both = [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)]
     safety.heard("a", both[:1])
     safety.look(0.0)
     floor = safety.look(PATIENCE_S + 1).floor
@@ -110,7 +110,7 @@ def test_what_was_given_up_is_never_called_safe() -> None:
     safety.heard("a", both)
     safety.heard("b", both)
     assert safety.look(PATIENCE_S + 1).place < (1, 5)
-    later = [Held(rank, floor, 1, 2) for rank in (0, 1)]
+    later = [HeldSnapshot(rank, floor, 1, 2) for rank in (0, 1)]
     safety.heard("a", later)
     safety.heard("b", later)
     assert safety.look(PATIENCE_S + 1).place == (1, floor)
@@ -119,14 +119,14 @@ def test_what_was_given_up_is_never_called_safe() -> None:
 def test_a_training_that_takes_no_snapshots_gives_nothing_up() -> None:
     safety = Safety(["a", "b"], 2, Safe(1), now=0.0)
     for node in ("a", "b"):
-        safety.heard(node, [Held(0, 5, 1, 2), Held(1, 5, 1, 2)])
+        safety.heard(node, [HeldSnapshot(0, 5, 1, 2), HeldSnapshot(1, 5, 1, 2)])
     assert safety.look(0.0).place == (1, 5)
     assert safety.look(1000.0).floor == 0
 
 
 def test_what_a_generation_went_on_from_can_become_safe_in_it() -> None:
     safety = Safety(["a", "b"], 2, Safe(2, resumed=(1, 7)), now=0.0)
-    both = [Held(0, 7, 1, 2), Held(1, 7, 1, 2)]
+    both = [HeldSnapshot(0, 7, 1, 2), HeldSnapshot(1, 7, 1, 2)]
     safety.heard("a", both)
     assert safety.look(0.0).place < (1, 7)
     safety.heard("b", both)

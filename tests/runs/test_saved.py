@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.causes import read_failure
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape, form_group
 from dalsegno.runs.coordinator.saved_state import Saved, SavedJob, SavedStep, read_saved, write_saved
 from dalsegno.system.children import Process
@@ -34,7 +34,7 @@ runs = st.builds(
     Run,
     st.just(FRESH.shape),
     st.just(FRESH.max_restarts),
-    phase=st.sampled_from(Phase),
+    phase=st.sampled_from(GenerationPhase),
     generation=st.integers(0, 99),
     ready=nodes.map(tuple),
     group=groups,

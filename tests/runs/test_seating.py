@@ -5,8 +5,8 @@ from pathlib import Path
 from dalsegno.runs.coordinator.actions import start_message
 from dalsegno.runs.coordinator.agents import Peer
 from dalsegno.runs.coordinator.events import Start
-from dalsegno.runs.coordinator.group import Group, Shape, form_group
-from dalsegno.runs.coordinator.messages import Hello
+from dalsegno.runs.coordinator.group import Members, Shape, form_group
+from dalsegno.runs.coordinator.messages import AgentHello
 from dalsegno.runs.folder import RunFolder
 from tests.runs.small_site import SmallSite
 
@@ -16,14 +16,14 @@ SITE = SmallSite(RunFolder(Path("/runs/train-k3f9x")), SHAPE)
 
 def peer(name: str, address: str) -> Peer:
     """One that only has to be there: nothing is written to it."""
-    hello = Hello(name, 9000 + len(name), found={"CUDA_VISIBLE_DEVICES": "0,1"})
+    hello = AgentHello(name, 9000 + len(name), found={"CUDA_VISIBLE_DEVICES": "0,1"})
     return Peer(name, hello, address, b"", lambda message: None, lambda: None)
 
 
 PEERS = {"n1": peer("n1", "10.0.0.1"), "n2": peer("n2", "10.0.0.2"), "spare": peer("spare", "10.0.0.9")}
 
 
-def group() -> Group:
+def group() -> Members:
     formed = form_group(5, SHAPE, ["n1", "n2"])
     assert formed is not None
     return formed

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from dalsegno.runs.coordinator.slurm_jobs import ARRIVAL_S, LONGEST_S, Step, fate
+from dalsegno.runs.coordinator.slurm_jobs import ARRIVAL_S, LONGEST_S, AgentStep, fate
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.system.children import Child
 
@@ -40,7 +40,7 @@ class PlayedChild:
 
 def test_an_agent_is_due_for_a_while_after_its_srun_began_and_after_each_look_at_its_node():
     srun = PlayedChild()
-    step = Step(cast(Child, srun), ("n1", "n2"), began=100.0)
+    step = AgentStep(cast(Child, srun), ("n1", "n2"), began=100.0)
     assert step.will_bring("n1", 100 + ARRIVAL_S - 1) and not step.will_bring("n1", 100 + ARRIVAL_S)
     step.looked["n1"] = 100 + ARRIVAL_S
     assert step.will_bring("n1", 101 + ARRIVAL_S) and not step.will_bring("n2", 101 + ARRIVAL_S)
@@ -52,6 +52,6 @@ def test_an_agent_is_due_for_a_while_after_its_srun_began_and_after_each_look_at
 
 
 def test_one_that_is_long_due_may_only_be_slow_unless_nobody_knows_since_when():
-    step = Step(cast(Child, PlayedChild()), ("n1",), began=100.0)
+    step = AgentStep(cast(Child, PlayedChild()), ("n1",), began=100.0)
     assert step.is_slow("n1", 100 + LONGEST_S - 1) and not step.is_slow("n1", 100 + LONGEST_S)
-    assert not Step(cast(Child, PlayedChild()), ("n1",), began=100.0, adopted=True).is_slow("n1", 200)
+    assert not AgentStep(cast(Child, PlayedChild()), ("n1",), began=100.0, adopted=True).is_slow("n1", 200)

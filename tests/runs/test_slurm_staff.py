@@ -17,7 +17,7 @@ from dalsegno.runs.coordinator.allocation import SlurmStaff
 from dalsegno.runs.coordinator.events import Event, Leaving
 from dalsegno.runs.coordinator.node_loss import LONG_S, MOST_TRIES
 from dalsegno.runs.coordinator.site import ASK_SLURM_S
-from dalsegno.runs.coordinator.slurm_jobs import Job, Step
+from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job
 from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
@@ -213,9 +213,9 @@ class PlayedChild:
         return True
 
 
-def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> Step:
+def staffed_slowly(staff: SlurmStaff, boss: PlayedBoss, times: int) -> AgentStep:
     """An srun whose agent was due long ago; the staff looks after it so often, each time long after the last."""
-    step = Step(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
+    step = AgentStep(cast(Child, PlayedChild()), ("n1",), began=time.monotonic() - 3 * LONG_S)
     staff._jobs.jobs.append(Job(JobRole.MAIN, 1, 7, ("n1",), steps=[step]))
 
     async def look() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dalsegno.runs.coordinator.snapshots import Held, Resume, buddies, choose
+from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Resume, buddies, choose
 
 
-def held(rank: int, step: int, generation: int = 1, world: int = 2) -> Held:
-    return Held(rank, step, generation, world)
+def held(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnapshot:
+    return HeldSnapshot(rank, step, generation, world)
 
 
-def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> Held:
+def copy(rank: int, step: int, generation: int = 1, world: int = 2) -> HeldSnapshot:
     """What a buddy has: the rank's own part alone."""
-    return Held(rank, step, generation, world, shared=False)
+    return HeldSnapshot(rank, step, generation, world, shared=False)
 
 
 def test_the_newest_step_that_every_rank_has() -> None:
@@ -28,7 +28,7 @@ def test_without_anyones_common_part_there_is_nothing() -> None:
 
 
 def test_a_fetched_common_part_is_no_ranks_own() -> None:
-    assert choose({"a": [Held(0, 10, 1, 1, own=False)]}, 1) is None
+    assert choose({"a": [HeldSnapshot(0, 10, 1, 1, own=False)]}, 1) is None
 
 
 def test_nothing_is_whole_when_a_rank_is_missing() -> None:
@@ -52,7 +52,7 @@ def test_two_generations_are_never_mixed() -> None:
 
 
 def test_where_every_rank_has_all_any_of_them_serves_another_number_of_ranks() -> None:
-    alone = Held(1, 10, 1, world=2, sharded=False)
+    alone = HeldSnapshot(1, 10, 1, world=2, sharded=False)
     assert choose({"b": [alone]}, 3) == Resume((1, 10), dict.fromkeys(range(3), ("b",)), ("b",), {0: 1, 1: 1, 2: 1})
     assert choose({"b": [alone]}, 2) is None, "the same ranks go on exactly, or from an older step"
 

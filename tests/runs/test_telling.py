@@ -10,18 +10,18 @@ import pytest
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.causes import read_failure
 from dalsegno.runs.coordinator.events import Finish
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import Shape, form_group
-from dalsegno.runs.coordinator.report import Teller
+from dalsegno.runs.coordinator.report import StatusWriter
 from dalsegno.runs.coordinator.staff import NoStaff
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import RunPhase, Status, read_status
+from dalsegno.runs.status import RunPhase, RunStatus, read_status
 from tests.runs.small_site import SmallSite
 
 SHAPE = Shape(2, 2, 1)
 READY = ("n1", "n2", "n3")
-RUNS = Run(SHAPE, phase=Phase.RUNNING, generation=1, ready=READY, group=form_group(1, SHAPE, READY))
-FAILED = replace(RUNS, phase=Phase.STOPPING, failures=(read_failure(1, "n2", 1, "ValueError: x"),))
+RUNS = Run(SHAPE, phase=GenerationPhase.RUNNING, generation=1, ready=READY, group=form_group(1, SHAPE, READY))
+FAILED = replace(RUNS, phase=GenerationPhase.STOPPING, failures=(read_failure(1, "n2", 1, "ValueError: x"),))
 
 
 class Short(NoStaff):
@@ -55,8 +55,8 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def told(folder: RunFolder, known: Known) -> Status:
-    Teller(SmallSite(folder)).status(known)
+def told(folder: RunFolder, known: Known) -> RunStatus:
+    StatusWriter(SmallSite(folder)).status(known)
     status = read_status(folder.status)
     assert status is not None
     return status
@@ -65,16 +65,21 @@ def told(folder: RunFolder, known: Known) -> Status:
 def test_a_run_whose_worker_has_failed_does_not_say_that_it_restarts_before_that_is_decided(folder: RunFolder):
     assert told(folder, Known(RUNS)).phase is RunPhase.RUNNING
     assert told(folder, Known(FAILED)).phase is RunPhase.STOPPING
-    assert told(folder, Known(replace(FAILED, phase=Phase.GATHERING, failures=()))).phase is RunPhase.RESTARTING
-    assert told(folder, Known(replace(FAILED, phase=Phase.ENDED, exit_code=1))).phase is RunPhase.ENDING
+    assert (
+        told(folder, Known(replace(FAILED, phase=GenerationPhase.GATHERING, failures=()))).phase is RunPhase.RESTARTING
+    )
+    assert told(folder, Known(replace(FAILED, phase=GenerationPhase.ENDED, exit_code=1))).phase is RunPhase.ENDING
 
 
 def test_one_that_has_lost_a_node_restarts_whatever_comes(folder: RunFolder):
-    assert told(folder, Known(replace(RUNS, phase=Phase.STOPPING, lost_member=True))).phase is RunPhase.RESTARTING
+    assert (
+        told(folder, Known(replace(RUNS, phase=GenerationPhase.STOPPING, lost_member=True))).phase
+        is RunPhase.RESTARTING
+    )
 
 
 def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
-    gathers = replace(RUNS, phase=Phase.GATHERING, ready=("n1",))
+    gathers = replace(RUNS, phase=GenerationPhase.GATHERING, ready=("n1",))
     assert told(folder, Known(gathers, Short())).message == "waits for 1 more node from Slurm"
     assert told(folder, Known(gathers, Short(("n1", "n3")))).message == "waits for n3 to be ready"
     begins = replace(gathers, generation=0, group=None)
@@ -84,6 +89,6 @@ def test_one_that_gathers_says_for_whom_it_waits(folder: RunFolder):
 
 @pytest.mark.parametrize(("node", "was"), [("n1", "member"), ("n3", "spare"), ("n4", "starting")])
 def test_a_lost_node_is_told_with_what_it_was_to_the_run(folder: RunFolder, node: str, was: str):
-    Teller(SmallSite(folder)).lost(RUNS, node, "its agent is gone")
+    StatusWriter(SmallSite(folder)).lost(RUNS, node, "its agent is gone")
     (entry,) = journal.read(folder.journal)
     assert (entry["event"], entry["node"], entry["was"]) == ("lost", node, was)

@@ -4,21 +4,21 @@ import pytest
 
 from dalsegno.runs.coordinator.messages import (
     UNREADABLE,
+    AgentHello,
     AllStopped,
     Broken,
     Cold,
-    Ended,
+    EndedWorker,
     GrantAsked,
-    Hello,
     LogPiece,
     Noted,
     Ready,
-    Report,
     Signalled,
     StacksTaken,
     Stepped,
     StoreOpen,
     Word,
+    WorkerReport,
     read_hello,
     read_word,
 )
@@ -35,9 +35,9 @@ REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", 
         ({"cold": "gone"}, Cold("gone")),
         ({"broken": "no folder"}, Broken("no folder")),
         ({"store": 3, "port": 4321}, StoreOpen(3, 4321)),
-        ({"ended": REPORT}, Ended(Report(3, 1, -9, "ValueError: x", oom=True))),
-        ({"ended": {"generation": 3, "rank": 1, "code": 0}}, Ended(Report(3, 1, 0))),
-        ({"stopped": 3, "reports": [REPORT]}, AllStopped(3, (Report(3, 1, -9, "ValueError: x", oom=True),))),
+        ({"ended": REPORT}, EndedWorker(WorkerReport(3, 1, -9, "ValueError: x", oom=True))),
+        ({"ended": {"generation": 3, "rank": 1, "code": 0}}, EndedWorker(WorkerReport(3, 1, 0))),
+        ({"stopped": 3, "reports": [REPORT]}, AllStopped(3, (WorkerReport(3, 1, -9, "ValueError: x", oom=True),))),
         ({"stopped": 3}, AllStopped(3)),
         ({"step": 7, "generation": 3}, Stepped(3, 7)),
         ({"step": 7, "generation": None}, Stepped(0, 7)),
@@ -66,9 +66,9 @@ def test_a_hello_says_who_it_is_and_what_it_still_has():
         "agent": "n1", "probe": 4000, "pid": 17, "job": 7, "address": "", "found": {"A": "b"}, "generation": 3,
         "stopped": 2, "reports": [REPORT], "nonce": "x", "proof": "y", "run": "train-k3f9x",
     }  # fmt: skip
-    report = Report(3, 1, -9, "ValueError: x", oom=True)
-    assert read_hello(said) == Hello("n1", 4000, 17, 7, "", {"A": "b"}, 3, 2, (report,))
-    assert read_hello({"agent": "n1", "probe": 1, "found": {}}) == Hello("n1", 1)
+    report = WorkerReport(3, 1, -9, "ValueError: x", oom=True)
+    assert read_hello(said) == AgentHello("n1", 4000, 17, 7, "", {"A": "b"}, 3, 2, (report,))
+    assert read_hello({"agent": "n1", "probe": 1, "found": {}}) == AgentHello("n1", 1)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_a_hello_says_who_it_is_and_what_it_still_has():
     ],
 )
 def test_an_agent_that_comes_back_still_has_its_workers_or_has_not(generation: int, stopped: int, runs: bool):
-    assert Hello("n1", 1, generation=generation, stopped=stopped).still_runs(4) is runs
+    assert AgentHello("n1", 1, generation=generation, stopped=stopped).still_runs(4) is runs

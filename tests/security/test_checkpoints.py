@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.checkpointer import Checkpointer
 from dalsegno.train.disk.convert import _save
-from dalsegno.train.disk.load import NotPlain, load_plain
+from dalsegno.train.disk.load import NotPlainValue, load_plain
 from dalsegno.train.errors import CheckpointError
 from tests.security.poison import Poison
 
@@ -105,5 +105,5 @@ def test_a_plain_pickle_can_name_nothing_else() -> None:
     named: list[Any] = [os.system, Path("/"), torch.nn.Linear(1, 1), eval, torch.load]
     of_a_class = b"cbuiltins\ngetattr\n(cbuiltins\ndict\nS'__class__'\ntR."
     for raw in (*map(pickle.dumps, named), of_a_class):
-        with pytest.raises(NotPlain):
+        with pytest.raises(NotPlainValue):
             load_plain(raw)

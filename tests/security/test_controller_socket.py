@@ -18,8 +18,8 @@ import pytest
 
 from dalsegno.recovery.client import ask
 from dalsegno.recovery.event import EventKind
-from dalsegno.recovery.store import Store
-from dalsegno.recovery.user_socket import CALL_S, MOST_CALLERS, MOST_PER_USER, Door
+from dalsegno.recovery.store import Journal
+from dalsegno.recovery.user_socket import CALL_S, MOST_CALLERS, MOST_PER_USER, UserSocket
 from dalsegno.recovery.watch import JOURNAL
 from dalsegno.train.frames import Message, Reader, pack
 from tests.recovery.stage import SOURCE, Stage
@@ -79,7 +79,7 @@ def test_a_user_who_floods_the_socket_does_not_stall_the_controller(tmp_path: Pa
     open_up(tmp_path)
     stage = Stage(tmp_path)
     (tmp_path / JOURNAL).parent.mkdir(parents=True, exist_ok=True)
-    store = Store(tmp_path / JOURNAL)
+    store = Journal(tmp_path / JOURNAL)
     with store._changing(store.book):
         for number in range(500):
             store._event(float(number), f"gpu-{number % 64}", EventKind.DRAIN, "text " * 100)
@@ -132,7 +132,7 @@ class House:
         self.asked: list[Message] = []
         self._cost_s = cost_s
         self.path = folder / "socket"
-        self.door = Door(self.path, self.selector, self._answer, lambda text: None)
+        self.door = UserSocket(self.path, self.selector, self._answer, lambda text: None)
         self.callers: list[socket.socket] = []
 
     def _answer(self, uid: int, message: Message) -> Message:
@@ -278,7 +278,9 @@ def test_a_caller_who_is_slow_is_cut_off(house: House):
 def test_a_long_answer_is_given_and_not_taken_for_a_fault(tmp_path: Path):
     """The nodes of a large cluster, or events with long texts, take more than a message between agents may."""
     selector = selectors.DefaultSelector()
-    door = Door(tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000}, lambda text: None)
+    door = UserSocket(
+        tmp_path / "socket", selector, lambda uid, request: {"nodes": ["x" * 1000] * 3000}, lambda text: None
+    )
     answers: list[Message] = []
     caller = threading.Thread(target=lambda: answers.append(ask(tmp_path / "socket", {"nodes": True}, 60)))
     caller.start()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dalsegno.cli.last_runs import end_in_order, runs_on, write_ends
-from dalsegno.cluster import Place
-from dalsegno.recovery.coordinators import Record, Records
+from dalsegno.cluster import ClusterPlace
+from dalsegno.recovery.coordinators import Records, RunRecord
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import RunPhase, Status, write_status
+from dalsegno.runs.status import RunPhase, RunStatus, write_status
 from dalsegno.system.files import make_folder, remove_tree
 from dalsegno.targets.local.folder import Folder
 from tests.waiting import eventually
@@ -115,20 +115,20 @@ def test_a_plain_user_removes_folders_that_were_closed_to_everyone(home: Path) -
     assert list(home.iterdir()) == []
 
 
-def keep(place: Place, run: Path) -> None:
+def keep(place: ClusterPlace, run: Path) -> None:
     """As the controller remembers a run of eve's."""
     records = Records(Folder(place.folder).runs)
     make_folder(records.folder, 0o700)
-    records.write(Record(str(run), EVE))
+    records.write(RunRecord(str(run), EVE))
 
 
 def status_file(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    write_status(RunFolder(folder).status, Status("train-1", "train", "eve", RunPhase.RUNNING, 1.0, 1.0))
+    write_status(RunFolder(folder).status, RunStatus("train-1", "train", "eve", RunPhase.RUNNING, 1.0, 1.0))
 
 
 def test_run_folder_that_became_a_link_to_roots_folder_is_not_written_to(tmp_path: Path, home: Path) -> None:
-    place, roots = Place("one", tmp_path), tmp_path / "roots"
+    place, roots = ClusterPlace("one", tmp_path), tmp_path / "roots"
     status_file(roots)
     (home / "train-1").symlink_to(roots)
     keep(place, home / "train-1")
@@ -144,7 +144,7 @@ def test_status_that_is_a_pipe_does_not_hold_down_up(tmp_path: Path, home: Path)
     run.mkdir()
     os.mkfifo(RunFolder(run).status)
     os.chown(RunFolder(run).status, EVE, EVE)
-    place = Place("one", tmp_path)
+    place = ClusterPlace("one", tmp_path)
     keep(place, run)
     found = subprocess.Popen([sys.executable, "-c", READ, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(SOURCE)})
     try:
@@ -168,5 +168,5 @@ def test_a_users_run_under_way_is_still_named(tmp_path: Path, home: Path) -> Non
     status_file(run)
     for path in (run, *run.iterdir()):
         os.chown(path, EVE, EVE)
-    keep(Place("one", tmp_path), run)
-    assert [each.run for each in runs_on(Place("one", tmp_path))] == ["train-1"]
+    keep(ClusterPlace("one", tmp_path), run)
+    assert [each.run for each in runs_on(ClusterPlace("one", tmp_path))] == ["train-1"]

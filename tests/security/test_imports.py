@@ -21,10 +21,10 @@ from dalsegno.containers import parse_name
 from dalsegno.containers.build import ask, check_trusted, layer_of
 from dalsegno.containers.image_metadata import look_inside
 from dalsegno.containers.import_image import Importer, import_by_enroot
-from dalsegno.containers.layers import Limits, look_through
+from dalsegno.containers.layers import ImageLimits, look_through
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.store import Silent, Store, open_store
-from dalsegno.containers.tar import Blob
+from dalsegno.containers.store import ImageStore, Silent, open_store
+from dalsegno.containers.tar import FileSlice
 from dalsegno.errors import DalsegnoError
 from dalsegno.image_name import ImageName
 from dalsegno.system.files import in_turn
@@ -62,7 +62,7 @@ def layout(folder: Path) -> str:
 
 
 def importer(folder: Path) -> Importer:
-    return Importer(Store(folder), arch="amd64", env={"PATH": os.environ["PATH"], "HOME": "/nowhere"})
+    return Importer(ImageStore(folder), arch="amd64", env={"PATH": os.environ["PATH"], "HOME": "/nowhere"})
 
 
 def small_image() -> tuple[bytes, bytes, bytes]:
@@ -107,7 +107,7 @@ def test_link_in_the_place_of_a_download_leads_root_nowhere(place: Path):
             importer(place / "fsx").to_store(name)
         assert (place / "victim/file").read_text() == "precious"
         (place / "own").mkdir()  # what a call of root's has left is gone on with, but never through a link
-        with Store(place / "own").in_use():
+        with ImageStore(place / "own").in_use():
             (place / "own" / parts[1]).symlink_to(place / "victim/file")
         assert importer(place / "own").to_store(name).path.exists()
     assert (place / "victim/file").read_text() == "precious"
@@ -116,7 +116,7 @@ def test_link_in_the_place_of_a_download_leads_root_nowhere(place: Path):
 def test_link_in_the_place_of_a_folder_does_not_have_root_remove_files(place: Path):
     as_mallory(f"ln -s {place}/victim files; ln -s {place}/victim tags", place / "fsx")
     with pytest.raises(DalsegnoError, match=r"symbolic link|belongs to another"):
-        Store(place / "fsx").sweep()
+        ImageStore(place / "fsx").sweep()
     assert (place / "victim/file").exists()
 
 
@@ -134,26 +134,26 @@ def test_root_keeps_no_images_below_what_another_user_can_change(place: Path):
             pass
     (place / "open").mkdir()
     (place / "open").chmod(0o777)
-    with pytest.raises(DalsegnoError, match="other users can change"), Store(place / "open/images").in_use():
+    with pytest.raises(DalsegnoError, match="other users can change"), ImageStore(place / "open/images").in_use():
         pass
 
 
 def test_images_that_another_user_put_beside_roots_are_not_images(place: Path):
     kept = importer(place / "fsx").to_store(parse_name(layout(place)))
     os.chown(kept.path, MALLORY, MALLORY)
-    assert Store(place / "fsx").get(kept.record.digest, "lz4") is None
+    assert ImageStore(place / "fsx").get(kept.record.digest, "lz4") is None
     os.chown(kept.path, 0, 0)
     kept.path.chmod(0o666)
-    assert Store(place / "fsx").get(kept.record.digest, "lz4") is None
+    assert ImageStore(place / "fsx").get(kept.record.digest, "lz4") is None
     kept.path.chmod(0o644)
-    assert Store(place / "mine", place / "fsx").shared
+    assert ImageStore(place / "mine", place / "fsx").shared
     os.chown(place / "fsx/tags", MALLORY, MALLORY)  # who could say which image a name means
-    assert Store(place / "mine", place / "fsx").shared is None
+    assert ImageStore(place / "mine", place / "fsx").shared is None
 
 
 def test_layer_that_is_there_already_is_compared_with_its_digest(place: Path):
     manifest, config, layer = small_image()
-    store = Store(place / "own")
+    store = ImageStore(place / "own")
     planted = gzip.compress(gzip.decompress(layer).replace(b"good", b"evil"))
     with store.in_use():
         blob = store.blob(f"sha256:{hashlib.sha256(layer).hexdigest()}")
@@ -185,7 +185,7 @@ def test_layer_that_its_owner_changes_after_the_check_makes_no_image(place: Path
     layer = max((place / "oci/blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:2] == b"\x1f\x8b")
     good = importer(place / "other").to_store(parse_name(name))
     assert (unpack(good.path, place / "out") / "program").read_bytes().startswith(b"good")
-    store = Store(place / "own")
+    store = ImageStore(place / "own")
     with pytest.raises(DamagedImage, match="changed while it was read"):
         Importer(store, Meanwhile(layer), arch="amd64").to_store(parse_name(name))
     assert store.all() == [] and store.get(good.record.digest, "lz4") is None
@@ -213,12 +213,12 @@ def test_image_that_unpacks_to_more_than_machines_have_is_refused(tmp_path: Path
         info, content = member("zeros", bytes(8 << 20))
         archive.addfile(info, io.BytesIO(content))
     (tmp_path / "layer").write_bytes(gzip.compress(stream.getvalue()))
-    blob, stop = Blob(tmp_path / "layer"), threading.Event()
-    assert len(look_through(blob, "", stop, Limits()).entries) == 2001
+    blob, stop = FileSlice(tmp_path / "layer"), threading.Event()
+    assert len(look_through(blob, "", stop, ImageLimits()).entries) == 2001
     with pytest.raises(DamagedImage, match="more files than fit"):
-        look_through(blob, "", stop, Limits(headers=1 << 19))
+        look_through(blob, "", stop, ImageLimits(headers=1 << 19))
     with pytest.raises(DamagedImage, match="unpacks to more"):
-        look_through(blob, "", stop, Limits(unpacked=4 << 20))
+        look_through(blob, "", stop, ImageLimits(unpacked=4 << 20))
 
 
 # What root makes images of ---------------------------------------------------------------------------------------

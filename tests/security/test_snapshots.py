@@ -51,7 +51,7 @@ from dalsegno.train.memory.slots import Slot, Slots, write
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.ranks import OwnBoard
 from dalsegno.train.resume import from_memory
-from dalsegno.train.state import Objects, State, take
+from dalsegno.train.state import Objects, TrainingState, take
 from tests.security.other_user import as_user
 from tests.security.poison import Poison
 from tests.submit.torchrun.launcher import Launcher
@@ -89,11 +89,11 @@ def _clear() -> None:
         subprocess.run(["rm", "-rf", "--", str(path)], check=True)
 
 
-def poisoned(target: Path) -> State:
+def poisoned(target: Path) -> TrainingState:
     """A state that looks like any other until it is loaded."""
     state = take({"model": torch.nn.Linear(2, 2).state_dict()}, {"random": None}, step=7, rank=0, world=1)
     bad = pickle.dumps(Poison(target))
-    return State(state.step, state.rank, state.world, state.pieces, bad, bad, {"x": Poison(target)})
+    return TrainingState(state.step, state.rank, state.world, state.pieces, bad, bad, {"x": Poison(target)})
 
 
 def plant(folder: Path, run: str, target: Path) -> Path:

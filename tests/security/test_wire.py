@@ -27,21 +27,21 @@ from dalsegno.health.messages import MOST_PART, Reply, parts, reply_message
 from dalsegno.health.wire import MOST_BYTES
 from dalsegno.node_agent.loads import _accept_from
 from dalsegno.recovery.client import ask
-from dalsegno.runs.agent.agent import Agent
+from dalsegno.runs.agent.agent import RunAgent
 from dalsegno.runs.agent.link import (
     AGENT,
     COORDINATOR,
     TALK_S,
-    Beat,
+    CoordinatorLink,
     Heart,
-    Link,
+    Heartbeat,
     beat_key,
     pack_beat,
     peek_beat,
     read_beat,
 )
 from dalsegno.runs.agent.snapshots import Snapshots
-from dalsegno.runs.coordinator.agents import LIMITS, Agents, Peer
+from dalsegno.runs.coordinator.agents import LIMITS, Peer, RunAgents
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import Noted, Word
@@ -105,7 +105,7 @@ class Coordinator:
         self.peers: dict[str, Peer] = {}
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.agents = Agents(RUN, SECRET, timing or Timing(60.0), self)
+        self.agents = RunAgents(RUN, SECRET, timing or Timing(60.0), self)
         self.port = self.run(self.agents.open(0, host="127.0.0.1"))
         self._watching = asyncio.run_coroutine_threadsafe(self.agents.watch(), self.loop)
 
@@ -132,8 +132,8 @@ class Coordinator:
 
         self.loop.call_soon_threadsafe(send_all)
 
-    def link(self, name: str = "n1", port: int = 0, secret: bytes = SECRET) -> Link:
-        return Link(secret, ["127.0.0.1"], port or self.port, name)
+    def link(self, name: str = "n1", port: int = 0, secret: bytes = SECRET) -> CoordinatorLink:
+        return CoordinatorLink(secret, ["127.0.0.1"], port or self.port, name)
 
     def close(self) -> None:
         async def end() -> None:
@@ -153,7 +153,7 @@ def coordinator() -> Iterator[Coordinator]:
     one.close()
 
 
-def heard(link: Link) -> list[Message]:
+def heard(link: CoordinatorLink) -> list[Message]:
     """Everything until the agent hangs up, or has been told to finish."""
     messages = link.early()
     while link.sock is not None and not any("finish" in message for message in messages):
@@ -398,7 +398,7 @@ FLOOD = """
         except OSError:
             pass
 """
-FORGED = pack_beat(b"x" * 32, Beat("n1", 1 << 62)).hex()
+FORGED = pack_beat(b"x" * 32, Heartbeat("n1", 1 << 62)).hex()
 
 
 @contextlib.contextmanager
@@ -535,7 +535,7 @@ def test_an_agent_survives_whatever_answers_in_its_coordinators_place(seed: int)
                 sock.recv(65536)
 
     with hostile(answers) as port:
-        link = Link(SECRET, ["127.0.0.1"], port, "n1")
+        link = CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1")
         assert not link.connect(HELLO) and link.sock is None
 
 
@@ -549,7 +549,7 @@ def test_an_agent_does_not_wait_for_ever_for_one_that_drips_its_greeting():
 
     with hostile(drip) as port:
         began = time.monotonic()
-        assert not Link(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
+        assert not CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
         assert time.monotonic() - began < PATIENCE_S / 2
 
 
@@ -561,7 +561,7 @@ def test_who_takes_a_dead_coordinators_port_and_says_nothing_holds_agents_up_onc
         port = int(first.getsockname()[1])
         for address in addresses[1:]:
             stack.enter_context(socket.create_server((address, port)))  # their kernel answers, and nobody greets
-        link = Link(SECRET, addresses, port, "n1")
+        link = CoordinatorLink(SECRET, addresses, port, "n1")
         began = time.monotonic()
         assert not link.connect(HELLO)
         assert time.monotonic() - began < 2 * TALK_S, "one of the three was waited for"
@@ -581,7 +581,7 @@ def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing()
             sent.append(sock.send(b"x" * 65536))
 
     with hostile(pour) as port:
-        assert not Link(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
+        assert not CoordinatorLink(SECRET, ["127.0.0.1"], port, "n1").connect(HELLO)
     assert sum(sent) < 8 << 20, "it hung up at the length"
 
 
@@ -591,7 +591,7 @@ def test_an_agent_holds_no_more_than_a_greeting_of_one_that_has_proved_nothing()
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
     chance = random.Random(seed)
-    good, answer = pack_beat(SECRET, Beat("n1", 1 << 60)), pack_beat(SECRET, Beat("", 5))
+    good, answer = pack_beat(SECRET, Heartbeat("n1", 1 << 60)), pack_beat(SECRET, Heartbeat("", 5))
     for _ in range(2000):
         data = bytearray(chance.choice([good, answer, chance.randbytes(40), b"", b"\xff" * 500]))
         for _ in range(chance.randrange(1, 4)):
@@ -600,7 +600,7 @@ def test_whatever_datagrams_come_only_signed_ones_count(seed: int):
         assert bytes(data) in (good, answer) or read_beat(SECRET, bytes(data)) is None
 
 
-def recorded(link: Link, count: int) -> list[bytes]:
+def recorded(link: CoordinatorLink, count: int) -> list[bytes]:
     """Heartbeats as a real agent sends them over this connection, and as a listener sees them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
@@ -622,7 +622,7 @@ def test_recorded_heartbeats_count_for_nothing_after_the_coordinator_has_restart
             for data in (*old, *new):
                 sock.sendto(data, ("127.0.0.1", after.port))
             answers = [peek_beat(sock.recv(512)) for _ in new]
-        assert answers == [Beat("", beat.number) for data in new if (beat := peek_beat(data))]
+        assert answers == [Heartbeat("", beat.number) for data in new if (beat := peek_beat(data))]
         for link in links:
             link.close()
     finally:
@@ -632,7 +632,7 @@ def test_recorded_heartbeats_count_for_nothing_after_the_coordinator_has_restart
 
 def test_a_signature_of_a_heartbeat_is_of_no_use_elsewhere():
     """Neither is what is signed as a proof: each kind has a label of its own."""
-    beat = pack_beat(SECRET, Beat("n1", 7))
+    beat = pack_beat(SECRET, Heartbeat("n1", 7))
     assert beat[-8:] != hmac.digest(SECRET, beat[:-8], "sha256")[:8]
 
 
@@ -731,7 +731,7 @@ def taken(names: Iterable[str]) -> Iterator[None]:
 
 def test_nobody_can_take_the_name_of_an_agents_socket_before_it():
     with taken([f"dalsegno.{os.getuid()}.{RUN}.{os.getpid()}"]):
-        agent = Agent({"run": RUN, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
+        agent = RunAgent({"run": RUN, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
         agent.door._listener.close()
 
 
@@ -746,7 +746,7 @@ def test_nobody_can_end_an_agent_by_taking_the_names_of_its_savers():
 
 
 def test_the_longest_id_of_a_run_still_makes_a_name_for_a_socket():
-    agent = Agent({"run": "r" * 120, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
+    agent = RunAgent({"run": "r" * 120, "secret": SECRET.hex(), "addresses": ["127.0.0.1"], "port": 1}, "n1")
     answers: list[Message] = []
     agent.snapshots._fork = lambda *task: True
     agent.snapshots.hear({"saver": 1023}, answers.append)

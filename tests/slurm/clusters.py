@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Programs, Storage, Timeouts
+from dalsegno.slurm.layout import (
+    Cgroups,
+    DaemonHost,
+    DatabaseStorage,
+    Dbd,
+    Layout,
+    NodePlace,
+    Paths,
+    Programs,
+    Timeouts,
+)
 from dalsegno.spec.facts import Account, Cluster, Node, Partition, Priority, Qos, Reservation, Slurm, Switch, User
 
 
@@ -18,7 +28,7 @@ def names(some: tuple[Node, ...]) -> tuple[str, ...]:
 def _smallest() -> tuple[Cluster, Layout]:
     one = nodes("n", 1)
     cluster = Cluster("tiny", "ssh", one, (Partition("main", names(one), default=True),), slurm=Slurm(accounting=False))
-    return cluster, Layout(Paths.system(), (Host("head"),))
+    return cluster, Layout(Paths.system(), (DaemonHost("head"),))
 
 
 def _shared() -> tuple[Cluster, Layout]:
@@ -32,9 +42,13 @@ def _shared() -> tuple[Cluster, Layout]:
     places = {node.name: NodePlace("127.0.0.1", "box", 17000 + at, files) for at, node in enumerate(gpu, 1)}
     layout = Layout(
         Paths.under("/home/ann/my clusters/lab"),
-        (Host("box", "127.0.0.1"),),
+        (DaemonHost("box", "127.0.0.1"),),
         places,
-        dbd=Dbd(Host("localhost", "127.0.0.1"), Storage("ann", socket="/home/ann/my clusters/lab/run/db.sock"), 16819),
+        dbd=Dbd(
+            DaemonHost("localhost", "127.0.0.1"),
+            DatabaseStorage("ann", socket="/home/ann/my clusters/lab/run/db.sock"),
+            16819,
+        ),
         slurm_user="ann",
         slurmd_user="ann",
         slurmctld_port=16817,
@@ -125,9 +139,11 @@ def _everything() -> tuple[Cluster, Layout]:
     }
     layout = Layout(
         Paths.under("/var/lib/dalsegno/clusters/prod"),
-        (Host("head", "10.1.0.1"), Host("head-2", "10.1.0.2")),
+        (DaemonHost("head", "10.1.0.1"), DaemonHost("head-2", "10.1.0.2")),
         places,
-        dbd=Dbd(Host("head", "10.1.0.1"), Storage("slurm", "s3cret", "slurm_acct", host="10.1.0.1", port=3307)),
+        dbd=Dbd(
+            DaemonHost("head", "10.1.0.1"), DatabaseStorage("slurm", "s3cret", "slurm_acct", host="10.1.0.1", port=3307)
+        ),
         spec="/home/ann/prod.yaml",
         cgroups=Cgroups(plugin="cgroup/v1", constrain=("cores", "memory", "devices"), ignore_systemd=True),
         task_plugin="task/cgroup,task/affinity",

@@ -14,8 +14,8 @@ from dalsegno.slurm.parse.jobs import jobs_env, parse_excluded, parse_history, p
 from dalsegno.slurm.parse.nodes import NodeEvent, parse_events, parse_nodes, parse_partitions
 from dalsegno.slurm.parse.text import (
     PLAIN,
-    Marks,
     ParseError,
+    Separators,
     duration_s,
     gpus_in_gres,
     gpus_in_tres,
@@ -259,7 +259,7 @@ def test_the_nodes_that_a_job_may_not_have(slurm: Recording) -> None:
 # What users write into their jobs
 
 
-def answer(marks: Marks, *texts: str) -> str:
+def answer(marks: Separators, *texts: str) -> str:
     """What squeue writes of jobs 1, 2, 3 … with these names."""
     fields = [word.partition(":")[0] for word in jobs_env(marks)["SQUEUE_FORMAT2"].split(",")]
     usual = {"UserID": "1000", "UserName": "ada", "State": "RUNNING", "NodeList": "n1"}
@@ -274,14 +274,14 @@ FORGED = answer(PLAIN, "theirs").replace("1000", "0").replace("ada", "root")
     "name", ["a\x1eb", "\x1f" * 40, FORGED, f"x\x1e\n{FORGED}", "\x1f\x1e", "line\nend", "\x1b[2Jé\u202e", "0" * 64]
 )
 def test_a_name_cannot_end_a_field_or_add_a_job(name: str) -> None:
-    marks = Marks.fresh()
+    marks = Separators.fresh()
     queue = parse_jobs(answer(marks, "first", name, "last"), marks)
     assert [job.name for job in queue.jobs] == ["first", name.strip(), "last"]
     assert {(job.uid, job.user) for job in queue.jobs} == {(1000, "ada")} and queue.unreadable == 0
 
 
 def test_marks_are_drawn_anew_for_each_question() -> None:
-    assert len({Marks.fresh() for _ in range(100)}) == 100
+    assert len({Separators.fresh() for _ in range(100)}) == 100
 
 
 def test_a_record_that_cannot_be_read_costs_only_itself() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.slurm.layout import Cgroups, Host, Layout, NodePlace, Paths, Spank
+from dalsegno.slurm.layout import Cgroups, DaemonHost, Layout, NodePlace, Paths, Spank
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -45,7 +45,7 @@ def cluster_of(*some: Node, **facts: object) -> Cluster:
 
 
 def layout_of(places: dict[str, NodePlace] | None = None, **facts: object) -> Layout:
-    return Layout(Paths.under("/s"), (Host("head", "10.0.0.1"),), places or {}, **facts)  # type: ignore[arg-type]
+    return Layout(Paths.under("/s"), (DaemonHost("head", "10.0.0.1"),), places or {}, **facts)  # type: ignore[arg-type]
 
 
 def conf(cluster: Cluster, layout: Layout | None = None, slurm: Version = HERE) -> list[str]:
@@ -124,7 +124,7 @@ def test_without_accounting_nothing_points_at_slurmdbd() -> None:
 
 
 def test_a_backup_takes_over_after_5_seconds() -> None:
-    layout = replace(layout_of(), controllers=(Host("a"), Host("b")))
+    layout = replace(layout_of(), controllers=(DaemonHost("a"), DaemonHost("b")))
     lines = conf(cluster_of(*nodes("n", 1)), layout)
     assert starting(lines, "SlurmctldHost") == ["SlurmctldHost=a", "SlurmctldHost=b"]
     assert "SlurmctldTimeout=5" in lines

@@ -6,7 +6,7 @@ from typing import Any
 
 from dalsegno.runs.submit.plan import ClusterFacts, PartitionFacts, RunPlan, plan_run
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.runs.submit.values import Nodes
+from dalsegno.runs.submit.values import NodeCount
 
 GPU_NODES = PartitionFacts(
     "train", default=True, nodes=8, cpus=192, gpus=8, gpu_type="h100", time_limit_s=86_400, max_nodes=6
@@ -22,8 +22,8 @@ HEAD = ClusterFacts(
 FOREIGN = ClusterFacts(launcher=("/home/ada/venv/bin/python", "-m", "dalsegno"), mpi_types=("none", "pmi2"))
 
 
-def asked(script: str = "train.py", *, nodes: int | Nodes = 1, **more: Any) -> RunRequest:
-    return RunRequest(script, nodes=Nodes(nodes, nodes) if isinstance(nodes, int) else nodes, **more)
+def asked(script: str = "train.py", *, nodes: int | NodeCount = 1, **more: Any) -> RunRequest:
+    return RunRequest(script, nodes=NodeCount(nodes, nodes) if isinstance(nodes, int) else nodes, **more)
 
 
 def planned(cluster: ClusterFacts = FOREIGN, **more: Any) -> RunPlan:

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import DalsegnoError, UsageError
 from dalsegno.runs.submit.container import choose_mpi, parse_mpi_types
-from dalsegno.runs.submit.frameworks import World, framework_env, jax_env, share_of_devices, tensorflow_env, torch_env
+from dalsegno.runs.submit.frameworks import (
+    ProcessLayout,
+    framework_env,
+    jax_env,
+    share_of_devices,
+    tensorflow_env,
+    torch_env,
+)
 from dalsegno.runs.torchrun.launch import cpus_per_process
 
-TWO_BY_TWO = World("train-1", ("n1", "n2"), 2, 29_500, restarts=1, max_restarts=3, gpus_per_node=4)
+TWO_BY_TWO = ProcessLayout("train-1", ("n1", "n2"), 2, 29_500, restarts=1, max_restarts=3, gpus_per_node=4)
 
 
 def test_torch_processes_find_what_torchrun_would_give_them() -> None:
@@ -41,7 +48,7 @@ def test_torch_processes_find_what_torchrun_would_give_them() -> None:
 def test_threads_and_nccl_s_error_handling_stay_as_the_user_set_them() -> None:
     found = torch_env(TWO_BY_TWO, 0, {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert (found["OMP_NUM_THREADS"], found["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("8", "0")
-    assert "OMP_NUM_THREADS" not in torch_env(World("r", ("n1",), 1, 1), 0, {})
+    assert "OMP_NUM_THREADS" not in torch_env(ProcessLayout("r", ("n1",), 1, 1), 0, {})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_threads_and_nccl_s_error_handling_stay_as_the_user_set_them() -> None:
 def test_torch_takes_as_many_threads_as_a_process_has_cpus(
     nproc: int, cpus: int, found: dict[str, str], threads: str
 ) -> None:
-    world = World("r", ("n1",), nproc, 1, cpus_per_process=cpus)
+    world = ProcessLayout("r", ("n1",), nproc, 1, cpus_per_process=cpus)
     assert torch_env(world, 0, found)["OMP_NUM_THREADS"] == threads
 
 
@@ -61,7 +68,7 @@ def test_a_torchrun_has_the_cpus_that_srun_gave_its_task(told: str, nproc: int, 
 
 
 def test_with_a_virtual_local_rank_each_process_sees_one_gpu_as_its_first() -> None:
-    world = World("r", ("n1",), 2, 1, role="trainer", virtual_local_rank=True)
+    world = ProcessLayout("r", ("n1",), 2, 1, role="trainer", virtual_local_rank=True)
     found = torch_env(world, 1, {"CUDA_VISIBLE_DEVICES": "4,5"})
     assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"], found["ROLE_NAME"]) == ("0", "5", "trainer")
     assert torch_env(world, 1, {})["CUDA_VISIBLE_DEVICES"] == "1"
@@ -80,13 +87,15 @@ def test_tensorflow_s_workers_know_all_addresses_and_which_is_theirs() -> None:
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
-    (worker,) = json.loads(tensorflow_env(World("r", ("fd00::1",), 1, 7), 0, {})["TF_CONFIG"])["cluster"]["worker"]
+    (worker,) = json.loads(tensorflow_env(ProcessLayout("r", ("fd00::1",), 1, 7), 0, {})["TF_CONFIG"])["cluster"][
+        "worker"
+    ]
     assert worker == "[fd00::1]:7"
 
 
 def test_ports_do_not_run_over() -> None:
     with pytest.raises(DalsegnoError, match="there are no 2 ports from 65535 on"):
-        tensorflow_env(World("r", ("n1",), 2, 65_535), 0, {})
+        tensorflow_env(ProcessLayout("r", ("n1",), 2, 65_535), 0, {})
 
 
 def test_jax_finds_its_coordinator_and_slurm_s_variables_as_if_srun_had_started_each_process() -> None:
@@ -107,8 +116,8 @@ def test_jax_finds_its_coordinator_and_slurm_s_variables_as_if_srun_had_started_
 
 
 def test_one_jax_process_on_a_node_has_all_its_gpus() -> None:
-    assert jax_env(World("r", ("n1",), 1, 1, gpus_per_node=4), 0)["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3"
-    assert "JAX_LOCAL_DEVICE_IDS" not in jax_env(World("r", ("n1",), 1, 1), 0)
+    assert jax_env(ProcessLayout("r", ("n1",), 1, 1, gpus_per_node=4), 0)["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3"
+    assert "JAX_LOCAL_DEVICE_IDS" not in jax_env(ProcessLayout("r", ("n1",), 1, 1), 0)
 
 
 def test_plain_and_mpi_processes_get_nothing_from_us() -> None:
@@ -120,7 +129,7 @@ def test_plain_and_mpi_processes_get_nothing_from_us() -> None:
 
 @given(st.integers(1, 5), st.integers(1, 9))
 def test_every_worker_has_an_address_of_its_own(hosts: int, processes: int) -> None:
-    world = World("r", tuple(f"n{at}" for at in range(hosts)), processes, 3000)
+    world = ProcessLayout("r", tuple(f"n{at}" for at in range(hosts)), processes, 3000)
     configs = [json.loads(tensorflow_env(world, rank, {})["TF_CONFIG"]) for rank in range(world.size)]
     assert len({config["cluster"]["worker"][config["task"]["index"]] for config in configs}) == world.size
     ranks = [torch_env(world, rank, {}) for rank in range(world.size)]

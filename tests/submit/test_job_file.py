@@ -13,7 +13,7 @@ from dalsegno.errors import SpecError
 from dalsegno.runs.submit.job_file import job_schema, load_job, parse_job
 from dalsegno.runs.submit.options import OPTIONS
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 
 WHOLE = """
     script: train.py
@@ -58,7 +58,7 @@ def test_every_key_sets_its_field() -> None:
     assert parse_job(dedent(WHOLE)) == RunRequest(
         script="train.py",
         args=("--epochs", "10", "--note", "it's 1e-4"),
-        nodes=Nodes(1, 4),
+        nodes=NodeCount(1, 4),
         nproc_per_node=4,
         gpus_per_node=Gpus(8, "h100"),
         cpus_per_task=6,
@@ -95,8 +95,8 @@ def test_what_is_left_out_or_blank_is_as_on_an_empty_command_line() -> None:
 
 
 def test_the_command_line_goes_before_the_file() -> None:
-    assert parse_job("script: t.py\nnodes: 2\nspares: 1\n", over={"nodes": Nodes(8, 8)}) == RunRequest(
-        "t.py", nodes=Nodes(8, 8), spares=1
+    assert parse_job("script: t.py\nnodes: 2\nspares: 1\n", over={"nodes": NodeCount(8, 8)}) == RunRequest(
+        "t.py", nodes=NodeCount(8, 8), spares=1
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.options import OPTIONS, make_request, options_from_env, parse_option
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 
 
 def test_every_field_of_a_request_has_its_option() -> None:
@@ -34,7 +34,7 @@ def test_variables_set_options_and_others_are_none_of_ours() -> None:
         "HOME": "/root",
     }
     assert options_from_env(environ) == {
-        "nodes": Nodes(1, 4),
+        "nodes": NodeCount(1, 4),
         "gpus_per_node": Gpus(8, "h100"),
         "time_limit_s": 7200,
         "env": (("A", "1"), ("B", "x y")),
@@ -53,11 +53,11 @@ def test_a_fault_says_whose_it_is() -> None:
 
 
 def test_the_command_line_goes_before_variables_and_they_before_the_file() -> None:
-    file = {"nodes": Nodes(1, 1), "spares": 1, "qos": "low"}
-    variables = {"nodes": Nodes(2, 2), "spares": 2}
-    line = {"nodes": Nodes(3, 3)}
+    file = {"nodes": NodeCount(1, 1), "spares": 1, "qos": "low"}
+    variables = {"nodes": NodeCount(2, 2), "spares": 2}
+    line = {"nodes": NodeCount(3, 3)}
     request = make_request("train.py", ("-v",), file, variables, line)
-    assert request == RunRequest("train.py", ("-v",), Nodes(3, 3), spares=2, qos="low")
+    assert request == RunRequest("train.py", ("-v",), NodeCount(3, 3), spares=2, qos="low")
 
 
 def test_an_image_without_a_name_is_a_slip() -> None:

@@ -18,7 +18,7 @@ from dalsegno.runs.submit.plan import (
     plan_next,
     salloc_argv,
 )
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 from dalsegno.slurm.facts import NodeInfo, NodeState
 from dalsegno.slurm.parse.nodes import PartitionInfo
 from dalsegno.spec.facts import Cluster, Node, Partition, facts_from_json, facts_to_json
@@ -66,10 +66,10 @@ def test_everything_asked_for_is_asked_of_slurm() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "spares", "asks"),
-    [(Nodes(4, 4), 0, "4"), (Nodes(4, 4), 1, "5"), (Nodes(1, 4), 0, "1-4"), (Nodes(1, 4), 1, "1-5")],
+    [(NodeCount(4, 4), 0, "4"), (NodeCount(4, 4), 1, "5"), (NodeCount(1, 4), 0, "1-4"), (NodeCount(1, 4), 1, "1-5")],
 )
 def test_a_fixed_run_waits_for_its_spares_and_one_that_may_be_smaller_takes_what_there_is(
-    nodes: Nodes, spares: int, asks: str
+    nodes: NodeCount, spares: int, asks: str
 ) -> None:
     plan = planned(nodes=nodes, spares=spares)
     assert options(salloc_argv(plan))["--nodes"] == asks
@@ -111,7 +111,7 @@ def test_no_time_asked_for_is_the_partition_s_own_and_no_limit_is_zero() -> None
 
 
 def test_idle_gpus_and_spares_nobody_waits_for_are_pointed_out() -> None:
-    assert planned(HEAD, nodes=Nodes(1, 4), spares=1).notes == (
+    assert planned(HEAD, nodes=NodeCount(1, 4), spares=1).notes == (
         "nodes of partition `train` have 8 h100 GPUs and the run asks for none: `--gpus-per-node 8`",
         "a run that may start smaller does not wait for its spares",
     )

@@ -24,13 +24,13 @@ from dalsegno.runs.submit.prepare import (
     read_plan,
 )
 from dalsegno.runs.submit.program import check_program, find_python
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 from tests.submit.runs import HEAD, asked
 
 
 def plan_in(home: Path, run: str = "train-k3f9x", output: str = "") -> RunPlan:
     request = asked(
-        nodes=Nodes(2, 4), args=("--lr", "é\n"), env=(("A", "1"), ("B", "x y")), gpus_per_node=Gpus(8, "h100"),
+        nodes=NodeCount(2, 4), args=("--lr", "é\n"), env=(("A", "1"), ("B", "x y")), gpus_per_node=Gpus(8, "h100"),
         exclude=("gpu1", "gpu2"), sbatch_args=("--nice=10",), output=output,
     )  # fmt: skip
     return plan_run(request, replace(HEAD, runs_folder=str(home)), run)

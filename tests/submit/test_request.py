@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 from dalsegno.spec.facts import facts_from_json, facts_to_json
 from tests.submit.runs import asked
 
@@ -53,7 +53,7 @@ def test_slurm_s_own_constraints_pass(constraint: str) -> None:
         ({"spares": -1}, "`--spares` cannot be -1"),
         ({"nproc_per_node": 0}, "`--nproc-per-node` cannot be 0"),
         ({"framework": "pytorch"}, "`pytorch` is no framework we know"),
-        ({"framework": "mpi", "nodes": Nodes(1, 4)}, "a run of framework mpi cannot change its size"),
+        ({"framework": "mpi", "nodes": NodeCount(1, 4)}, "a run of framework mpi cannot change its size"),
         ({"signal_lead_s": 70_000}, "Slurm cannot send a signal 70000 s before the end"),
         ({"time_limit_s": 60}, "a limit of 60 s leaves no time before its signal, 120 s ahead"),
         ({"sbatch_args": ("train.sh",)}, "`train.sh` is not one of Slurm's long options"),
@@ -94,5 +94,7 @@ TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["C
     spares=st.integers(0, 9),
 )
 def test_a_request_survives_being_saved(args: Any, env: Any, exclude: Any, spares: int) -> None:
-    request = RunRequest("train.py", args, Nodes(1, 4), env=env, exclude=exclude, spares=spares, gpus_per_node=Gpus(2))
+    request = RunRequest(
+        "train.py", args, NodeCount(1, 4), env=env, exclude=exclude, spares=spares, gpus_per_node=Gpus(2)
+    )
     assert facts_from_json(RunRequest, json.loads(json.dumps(facts_to_json(request)))) == request

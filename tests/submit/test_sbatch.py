@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next
 from dalsegno.runs.submit.slurm_args import render_commands, render_sbatch, sbatch_word
-from dalsegno.runs.submit.values import Gpus, Nodes
+from dalsegno.runs.submit.values import Gpus, NodeCount
 from dalsegno.system.processes import LocalRunner
 from tests.submit.runs import FOREIGN, HEAD, planned
 
@@ -22,7 +22,7 @@ NASTY = ["a b", "it's", '"q"', "a\nb", "$HOME", "`id`", "\\", "*", "", "#SBATCH 
 PLANS = {
     "smallest": planned(),
     "whole": planned(
-        nodes=Nodes(2, 4), spares=1, gpus_per_node=Gpus(8, "h100"), cpus_per_task=12, memory_mib=524_288,
+        nodes=NodeCount(2, 4), spares=1, gpus_per_node=Gpus(8, "h100"), cpus_per_task=12, memory_mib=524_288,
         partition="train", time_limit_s=36 * 3600, account="ml", qos="high", constraint="[rack1|rack2]",
         exclude=("gpu1", "gpu2"), env=(("NCCL_DEBUG", "INFO"), ("NOTE", "it's\nhere")), venv="/home/ada/my env",
         max_restarts=5, preload=("transformers",), fresh=True, hang_timeout_s=600, signal_lead_s=300,

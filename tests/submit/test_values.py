@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dalsegno.errors import UsageError
 from dalsegno.runs.submit import values
 from dalsegno.runs.submit.plan import slurm_time
-from dalsegno.runs.submit.values import UNLIMITED_S, Gpus, Nodes
+from dalsegno.runs.submit.values import UNLIMITED_S, Gpus, NodeCount
 
 HOUR = 3600
 
@@ -19,8 +19,8 @@ HOUR = 3600
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (values.parse_nodes, "4", Nodes(4, 4)),
-        (values.parse_nodes, "1:4", Nodes(1, 4)),
+        (values.parse_nodes, "4", NodeCount(4, 4)),
+        (values.parse_nodes, "1:4", NodeCount(1, 4)),
         (values.parse_gpus, "8", Gpus(8)),
         (values.parse_gpus, "h100:8", Gpus(8, "h100")),
         (values.parse_gpus, "0", Gpus(0)),
@@ -93,8 +93,8 @@ def test_a_time_written_for_slurm_reads_back(seconds: int) -> None:
     assert values.parse_time_limit(slurm_time(seconds)) == seconds
 
 
-@given(st.builds(Nodes, st.integers(1, 99), st.integers(99, 65_536)))
-def test_a_number_of_nodes_reads_back(nodes: Nodes) -> None:
+@given(st.builds(NodeCount, st.integers(1, 99), st.integers(99, 65_536)))
+def test_a_number_of_nodes_reads_back(nodes: NodeCount) -> None:
     assert values.parse_nodes(str(nodes)) == nodes
 
 

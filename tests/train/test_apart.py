@@ -13,7 +13,7 @@ from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import open_checkpoint
 from dalsegno.train.disk.write import print_of, write_share
 from dalsegno.train.memory.slots import Slots
-from dalsegno.train.state import Objects, Piece, State, take
+from dalsegno.train.state import Objects, Piece, TrainingState, take
 
 
 def trained(rank: int) -> Any:
@@ -25,7 +25,7 @@ def trained(rank: int) -> Any:
     return model
 
 
-def state_of(model: Any, rank: int, world: int = 4) -> State:
+def state_of(model: Any, rank: int, world: int = 4) -> TrainingState:
     objects = Objects({"model": model})
     return take(objects.nested(), None, 7, rank, world, objects.apart())
 
@@ -83,7 +83,7 @@ def test_a_snapshot_with_statistics_of_its_own_serves_any_number_of_ranks(tmp_pa
     slots = Slots("apart", 1, 1, folder=tmp_path)
     record = slots.write(state_of(trained(1), rank=1))
     shard = Piece("w", torch.ones(2), (4,), (2,), shared=False)
-    torn = slots.write(State(8, 1, 2, (shard,), b"", b"", {}))
+    torn = slots.write(TrainingState(8, 1, 2, (shard,), b"", b"", {}))
     slots.close()
     assert record and not record.sharded
     assert torn and torn.sharded

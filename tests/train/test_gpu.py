@@ -15,9 +15,9 @@ if not torch.cuda.is_available():
 
 from dalsegno.train.memory.files import own_folder, slots_of, sweep
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.saver import Terms
+from dalsegno.train.saver import SaverTerms
 from dalsegno.train.snapshots import Keeping
-from dalsegno.train.state import Objects, State, take
+from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"test-gpu.{os.getpid()}"
 WIDTH = 8192  # 256 MiB of weights: their copy takes longer than a step
@@ -43,7 +43,7 @@ class Training:
             self.step()
         return lambda: graph.replay()
 
-    def state(self, step: int) -> State:
+    def state(self, step: int) -> TrainingState:
         return take(self.objects.nested(), own=None, step=step, rank=0, world=1)
 
     def values(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
-    kept = Keeping(Terms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=said.append)
+    kept = Keeping(SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3), None, None, ranks_here=1, warn=said.append)
     yield kept
     kept.close()
     sweep(RUN)

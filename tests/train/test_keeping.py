@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from dalsegno.train.memory.files import own_folder, safe_name, slots_of, sweep
 from dalsegno.train.memory.safe import Safe, write_safe
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.saver import Terms
+from dalsegno.train.saver import SaverTerms
 from dalsegno.train.snapshots import Beside, Keeping
-from dalsegno.train.state import Objects, State, take
+from dalsegno.train.state import Objects, TrainingState, take
 
 RUN = f"test-keeping.{os.getpid()}"
 
@@ -28,7 +28,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def keeping(tmp_path: Path, said: list[str]) -> Iterator[Keeping]:
-    terms = Terms(str(tmp_path), RUN, 1, 0, 1, keep=3)
+    terms = SaverTerms(str(tmp_path), RUN, 1, 0, 1, keep=3)
     kept = Keeping(terms, None, None, ranks_here=1, warn=said.append)
     yield kept
     kept.close()
@@ -55,7 +55,7 @@ class Training:
         self.model(torch.randn(8, 1500)).sum().backward()
         self.opt.step()
 
-    def state(self, step: int) -> State:
+    def state(self, step: int) -> TrainingState:
         return take(self.objects.nested(), own=None, step=step, rank=0, world=1)
 
     def values(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.memory.cuda import Pending
+from dalsegno.train.memory.cuda import PendingCopies
 from dalsegno.train.snapshots import Beside
 
 UNFIT = [(torch.zeros(2), torch.zeros(3))]
@@ -28,13 +28,13 @@ def test_of_a_thread_beside_the_training() -> None:
 
 
 def test_of_the_thread_that_empties_pinned_memory() -> None:
-    pending = Pending(OnDevice(), [], UNFIT)
+    pending = PendingCopies(OnDevice(), [], UNFIT)
     with pytest.raises(RuntimeError, match="size"):
         pending.wait()
 
 
 def test_what_went_well_says_nothing() -> None:
     target = torch.zeros(3)
-    pending = Pending(OnDevice(), [], [(target, torch.ones(3))])
+    pending = PendingCopies(OnDevice(), [], [(target, torch.ones(3))])
     pending.wait()
     assert pending.done() and target.tolist() == [1.0, 1.0, 1.0]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dalsegno.runs.agent.link import AGENT, Link
-from dalsegno.runs.coordinator.agents import Door, Peer
+from dalsegno.runs.agent.link import AGENT, CoordinatorLink
+from dalsegno.runs.coordinator.agents import AgentServer, Peer
 from dalsegno.train.frames import Message, Reader, pack, send
 from dalsegno.train.proof import Seal, holds, nonce, prove
 from tests.waiting import eventually
@@ -24,7 +24,7 @@ class House:
     def __init__(self, secret: bytes = SECRET) -> None:
         self.log: list[tuple[object, ...]] = []
         self.peers: dict[str, Peer] = {}
-        self.door = Door("train-k3f9x", secret, self._came, self._said, self._gone, self._too_long)
+        self.door = AgentServer("train-k3f9x", secret, self._came, self._said, self._gone, self._too_long)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -49,8 +49,8 @@ class House:
     def tell(self, name: str, message: Message) -> None:
         self.loop.call_soon_threadsafe(lambda: self.peers[name].send(message))
 
-    def link(self, name: str = "n1", secret: bytes = SECRET) -> Link:
-        return Link(secret, ["127.0.0.1"], self.port, name)
+    def link(self, name: str = "n1", secret: bytes = SECRET) -> CoordinatorLink:
+        return CoordinatorLink(secret, ["127.0.0.1"], self.port, name)
 
     def stranger(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 60)
@@ -119,7 +119,7 @@ def test_an_agent_does_not_obey_who_does_not_know_the_secret():
         for proof in ("0" * 64, None, 17, prove(b"x" * 32, "coordinator", "a", "b", "n1")):
             thread = threading.Thread(target=pretend, args=(proof,))
             thread.start()
-            link = Link(SECRET, ["127.0.0.1"], server.getsockname()[1], "n1")
+            link = CoordinatorLink(SECRET, ["127.0.0.1"], server.getsockname()[1], "n1")
             assert not link.connect(HELLO) and link.sock is None
             thread.join(60)
 
@@ -203,7 +203,7 @@ def test_an_agent_that_stops_speaking_our_language_is_gone(house: House):
 
 
 def test_the_next_address_is_tried_where_one_does_not_answer(house: House):
-    link = Link(SECRET, ["127.0.0.99", "127.0.0.1"], house.port, "n1")
+    link = CoordinatorLink(SECRET, ["127.0.0.99", "127.0.0.1"], house.port, "n1")
     taken = socket.socket()
     taken.bind(("127.0.0.98", 0))
     assert link.connect(HELLO)
@@ -212,7 +212,7 @@ def test_the_next_address_is_tried_where_one_does_not_answer(house: House):
 
 
 def test_words_to_a_connection_that_is_gone_raise_nothing():
-    link = Link(SECRET, ["127.0.0.1"], 1, "n1")
+    link = CoordinatorLink(SECRET, ["127.0.0.1"], 1, "n1")
     link.send({"ready": 1})
     assert not link.connect(HELLO)
     link.send({"ready": 1})

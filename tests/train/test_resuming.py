@@ -14,7 +14,7 @@ from dalsegno.train.agent import AgentLink
 from dalsegno.train.memory.slots import Slot, write
 from dalsegno.train.memory.snapshot import checksum
 from dalsegno.train.resume import _found_in_memory
-from dalsegno.train.state import Piece, State
+from dalsegno.train.state import Piece, TrainingState
 from tests.train.memory.states import filled, same
 
 
@@ -29,7 +29,7 @@ class Told(AgentLink):
         return self.answer
 
 
-def found(path: Path, step: int, layouts: Mapping[str, Any] | None = None) -> tuple[State | None, list[str]]:
+def found(path: Path, step: int, layouts: Mapping[str, Any] | None = None) -> tuple[TrainingState | None, list[str]]:
     warned: list[str] = []
     return _found_in_memory(Told(step, path, path), 0, layouts or {}, warned.append), warned
 
@@ -57,7 +57,7 @@ def test_a_damaged_one_is_not_and_that_is_said(tmp_path: Path) -> None:
 
 def test_shards_that_are_cut_otherwise_now_are_left_to_the_disk(tmp_path: Path) -> None:
     half = Piece("model.w", torch.ones(2), size=(4,), offsets=(0,), shared=False)
-    write(Slot(tmp_path / "slot"), State(5, 0, 2, (half,), b"", b"", {}), generation=1)
+    write(Slot(tmp_path / "slot"), TrainingState(5, 0, 2, (half,), b"", b"", {}), generation=1)
 
     class Cut(torch.Tensor):
         """Whole to look at, and of which this rank has a part."""

@@ -14,20 +14,20 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.rank_state import Own, Place, find_place
+from dalsegno.train.rank_state import DataPlace, Own, find_place
 
 DATA = list(range(22))
 
 
-def random_loader() -> tuple[Any, Place]:
+def random_loader() -> tuple[Any, DataPlace]:
     sampler = RandomSampler(DATA)
-    return DataLoader(DATA, batch_size=4, sampler=sampler), Place(sampler)
+    return DataLoader(DATA, batch_size=4, sampler=sampler), DataPlace(sampler)
 
 
-def loader(workers: int = 0, drop_last: bool = False) -> tuple[Any, Place]:
+def loader(workers: int = 0, drop_last: bool = False) -> tuple[Any, DataPlace]:
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1, shuffle=True, seed=5)
     loaded = DataLoader(DATA, batch_size=4, sampler=sampler, num_workers=workers, drop_last=drop_last)
-    return loaded, Place(sampler)
+    return loaded, DataPlace(sampler)
 
 
 def numbered(batches: Any) -> Iterator[list[int]]:
@@ -48,7 +48,7 @@ def one_pass(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-def train(stream: Iterator[list[int]], place: Place, steps: int) -> list[list[int]]:
+def train(stream: Iterator[list[int]], place: DataPlace, steps: int) -> list[list[int]]:
     seen = []
     for _ in range(steps):
         seen.append(next(stream))
@@ -122,7 +122,7 @@ def test_the_batch_size_is_found_where_the_sampler_is_used() -> None:
 
 
 def test_a_sampler_nobody_draws_batches_from_needs_to_be_told() -> None:
-    place = Place(RandomSampler(DATA))
+    place = DataPlace(RandomSampler(DATA))
     with pytest.raises(CheckpointError, match="samples="):
         place.step_done(None)
 

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 from dalsegno.train.disk.write import write_share
-from dalsegno.train.saver import Request, Terms, finish
+from dalsegno.train.saver import Request, SaverTerms, finish
 from tests.train.disk.states import filled, names, share_of
 
 
 def asked(folder: Path, step: int) -> Request:
-    return Request(Terms(str(folder), "run", 1, rank=0, world=2, keep=3), step, "")
+    return Request(SaverTerms(str(folder), "run", 1, rank=0, world=2, keep=3), step, "")
 
 
 def write(folder: Path, rank: int, step: int) -> None:

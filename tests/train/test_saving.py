@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dalsegno.train.saver import Request, Terms
+from dalsegno.train.saver import Request, SaverTerms
 from dalsegno.train.saver_client import Saver
 
-TERMS = Terms("/nowhere", "run", 1, 0, 1, 3)
+TERMS = SaverTerms("/nowhere", "run", 1, 0, 1, 3)
 
 
 def saver_and_its_end() -> tuple[Saver, socket.socket]:

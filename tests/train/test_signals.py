@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from dalsegno.train.signals import Wish
+from dalsegno.train.signals import SaveWish
 
 
 @pytest.fixture
-def wish() -> Iterator[Wish]:
-    heard = Wish()
+def wish() -> Iterator[SaveWish]:
+    heard = SaveWish()
     heard.listen((signal.SIGUSR1,))
     yield heard
     heard.stop_listening()
@@ -38,18 +38,18 @@ class Slow:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_is_only_noted(wish: Wish, number: int) -> None:
+def test_a_signal_is_only_noted(wish: SaveWish, number: int) -> None:
     os.kill(os.getpid(), number)
     assert wish.heard == number
 
 
-def test_a_second_interrupt_does_not_wait(wish: Wish) -> None:
+def test_a_second_interrupt_does_not_wait(wish: SaveWish) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_child_that_is_told_to_end_ends(wish: Wish) -> None:
+def test_a_child_that_is_told_to_end_ends(wish: SaveWish) -> None:
     """Or `Pool.terminate` would wait for ever."""
     context = multiprocessing.get_context("fork")
     runs = context.Event()
@@ -63,7 +63,7 @@ def test_a_child_that_is_told_to_end_ends(wish: Wish) -> None:
         runs.clear()
 
 
-def test_who_loads_the_data_for_the_step_in_flight_goes_on(wish: Wish) -> None:
+def test_who_loads_the_data_for_the_step_in_flight_goes_on(wish: SaveWish) -> None:
     """A terminal sends an interrupt to all processes. (SIGTERM ends a loader's workers: torch sees to that.)"""
     loader: Any = DataLoader(Slow(), batch_size=1, num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
     batches = iter(loader)

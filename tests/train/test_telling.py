@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.progress import Teller
-from dalsegno.train.schedule import Clock
+from dalsegno.train.progress import ProgressReporter
+from dalsegno.train.schedule import StepClock
 from dalsegno.train.snapshots import Counted
 
 
@@ -25,9 +25,9 @@ class Agent:
 
 def test_the_last_step_and_the_last_save_are_told_however_soon_they_follow() -> None:
     agent, counted = Agent(), Counted()
-    teller = Teller(agent, 3, 0)  # type: ignore[arg-type]
+    teller = ProgressReporter(agent, 3, 0)  # type: ignore[arg-type]
     for step in (1, 2, 3):
-        teller.tell(step, Clock(0.0), torch.tensor(0.5 * step), {"samples": 4, "accuracy": 0.9}, counted)
+        teller.tell(step, StepClock(0.0), torch.tensor(0.5 * step), {"samples": 4, "accuracy": 0.9}, counted)
     counted.saves, counted.save_s = 1, 2.5
     teller.tell_end(3)
     first, last = agent.heard
@@ -39,14 +39,14 @@ def test_the_last_step_and_the_last_save_are_told_however_soon_they_follow() -> 
 
 def test_a_loss_is_kept_without_the_graph_it_came_from() -> None:
     weight = torch.ones(1, requires_grad=True)
-    teller = Teller(Agent(), 1, 0)  # type: ignore[arg-type]
-    teller.tell(1, Clock(0.0), (weight * 2).sum(), {}, Counted())
+    teller = ProgressReporter(Agent(), 1, 0)  # type: ignore[arg-type]
+    teller.tell(1, StepClock(0.0), (weight * 2).sum(), {}, Counted())
     assert teller._last is not None and not teller._last[1]["loss"].requires_grad
 
 
 def test_other_ranks_tell_their_step_alone() -> None:
     agent = Agent()
-    teller = Teller(agent, 1, 5)  # type: ignore[arg-type]
-    teller.tell(1, Clock(0.0), 0.5, {}, Counted())
+    teller = ProgressReporter(agent, 1, 5)  # type: ignore[arg-type]
+    teller.tell(1, StepClock(0.0), 0.5, {}, Counted())
     teller.tell_end(1)
     assert agent.heard == [{"step": 1, "generation": 1}, {"step": 1, "generation": 1, "over": True}]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import Topic
 from dalsegno.recovery.repair import Forecast
-from dalsegno.runs.status import RunCause, RunPhase, Status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
 from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.slurm.parse.pending import PendingReason
 from dalsegno.why import (
     Care,
+    Conclusion,
     Moment,
-    Verdict,
     explain_job,
     explain_node,
     explain_run,
@@ -43,15 +43,15 @@ def node(*flags: NodeFlag, state: NodeState = NodeState.IDLE, reason: str = "", 
     return NodeInfo("gpu-3", state, frozenset(flags), reason=reason, **what)  # type: ignore[arg-type]
 
 
-def run(phase: RunPhase, **what: object) -> Status:
-    return Status("train-x", "train", "ada", phase, 0.0, 9.0, **what)  # type: ignore[arg-type]
+def run(phase: RunPhase, **what: object) -> RunStatus:
+    return RunStatus("train-x", "train", "ada", phase, 0.0, 9.0, **what)  # type: ignore[arg-type]
 
 
 # ---- jobs
 
 
 def test_a_job_that_waits_for_nodes():
-    assert explain_job(job(JobState.PENDING, reason="Resources")) == Verdict(
+    assert explain_job(job(JobState.PENDING, reason="Resources")) == Conclusion(
         "job 7 waits: it is next in line, and the nodes it needs are busy", "squeue -p gpu --states=RUNNING"
     )
 
@@ -80,7 +80,7 @@ def test_every_reason_has_a_sentence_without_holes():
 
 def test_a_job_that_failed_says_how_and_where_to_look():
     failed = job(JobState.FAILED, exit_code=3, stdout="/home/ada/slurm-7.out")
-    assert explain_job(failed) == Verdict(
+    assert explain_job(failed) == Conclusion(
         "job 7 ended with exit code 3: its program failed", "tail /home/ada/slurm-7.out"
     )
     assert "SIGKILL" in explain_job(job(JobState.FAILED, exit_signal=9)).sentence
@@ -101,7 +101,7 @@ def test_the_times_of_a_job_that_only_waits_are_not_told_as_if_they_had_been():
 
 def test_a_job_of_a_run_says_whose_it_is_and_what_for():
     runs = job(JobState.RUNNING, comment="dalsegno:main")
-    assert explain_job(runs, "soak") == Verdict("job 7 runs; it is the job of run soak", "dalsegno why soak")
+    assert explain_job(runs, "soak") == Conclusion("job 7 runs; it is the job of run soak", "dalsegno why soak")
     gone = job(JobState.CANCELLED, comment="dalsegno:join")
     assert explain_job(gone, "soak").sentence == (
         "job 7 was cancelled; run soak had asked for it in place of a node it lost"
@@ -128,7 +128,7 @@ def test_what_befell_nodes_after_the_end_belongs_to_what_failed_alone():
 
 def test_a_node_that_we_took_out_says_what_for_and_what_happens():
     drained = node(NodeFlag.DRAIN, reason="dalsegno:reboot:xid[79] GPU 0 has fallen off the bus")
-    assert explain_node(drained, Care(Phase.REPAIRING)) == Verdict(
+    assert explain_node(drained, Care(NodePhase.REPAIRING)) == Conclusion(
         "gpu-3 is out of service by our own hand: xid 79 (GPU 0 has fallen off the bus); it is being booted anew",
         "dalsegno nodes show gpu-3",
     )
@@ -140,18 +140,18 @@ SPENT = "it was rebooted for that 2 times within a day: no more reboots"
 @pytest.mark.parametrize(
     ("care", "does"),
     [
-        (Care(Phase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have left it, it is booted anew"),
-        (Care(Phase.DOWN, ahead=Forecast(REPLACE, SPENT)),
+        (Care(NodePhase.DRAINED, ahead=Forecast(REBOOT)), "as soon as its jobs have left it, it is booted anew"),
+        (Care(NodePhase.DOWN, ahead=Forecast(REPLACE, SPENT)),
          f"as soon as its jobs have left it, another machine takes its place ({SPENT})"),
-        (Care(Phase.DRAINED, ahead=Forecast(None, SPENT)), f"nothing more is done for it: {SPENT}"),
-        (Care(Phase.DRAINED, ahead=Forecast(REBOOT, held=Held.OBSERVING)),
+        (Care(NodePhase.DRAINED, ahead=Forecast(None, SPENT)), f"nothing more is done for it: {SPENT}"),
+        (Care(NodePhase.DRAINED, ahead=Forecast(REBOOT, held=HeldAction.OBSERVING)),
          "as soon as its jobs have left it, it would be booted anew, but the controller only observes"),
-        (Care(Phase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
+        (Care(NodePhase.DRAINED, ahead=Forecast(Remedy.DRAIN)),
          "it stays out until that passes again: somebody has to look at it"),
-        (Care(Phase.REPAIRING), "it is being booted anew"),
-        (Care(Phase.REPAIRING, tried=REPLACE), "another machine takes its place"),
-        (Care(Phase.VALIDATING), "it is being validated"),
-        (Care(Phase.VALIDATING, "paused; would return it to service", Held.PAUSED),
+        (Care(NodePhase.REPAIRING), "it is being booted anew"),
+        (Care(NodePhase.REPAIRING, tried=REPLACE), "another machine takes its place"),
+        (Care(NodePhase.VALIDATING), "it is being validated"),
+        (Care(NodePhase.VALIDATING, "paused; would return it to service", HeldAction.PAUSED),
          "paused; would return it to service"),
         (Care(), "no controller says what becomes of it"),
     ],
@@ -164,7 +164,7 @@ def test_what_happens_to_it_is_what_happens_now_and_no_more_is_promised_than_is_
 def test_what_it_is_out_for_by_now_is_the_controller_s_to_say_and_how_to_see_whether_it_passes():
     down = node(state=NodeState.DOWN, reason="dalsegno:replace:gone neither its agent nor slurmd answers")
     flaps = {"phase": "drained", "reason": "dalsegno:drain:fabric-flaps efa0 went down 3 times within 6 h"}
-    assert explain_node(down, read_care({"node": flaps, "ahead": {"how": "drain"}})) == Verdict(
+    assert explain_node(down, read_care({"node": flaps, "ahead": {"how": "drain"}})) == Conclusion(
         "gpu-3 is out of service by our own hand: fabric-flaps (efa0 went down 3 times within 6 h); "
         "it stays out until that passes again: somebody has to look at it",
         "dalsegno health --node gpu-3",
@@ -173,7 +173,7 @@ def test_what_it_is_out_for_by_now_is_the_controller_s_to_say_and_how_to_see_whe
 
 def test_a_node_that_somebody_returned_in_spite_of_its_fault_says_so():
     care = read_care({"node": {"phase": "in service", "excused": ["gpu-temperature"]}})
-    assert explain_node(node(), care) == Verdict(
+    assert explain_node(node(), care) == Conclusion(
         "gpu-3 is in service in spite of gpu-temperature: that is left to whoever has returned it",
         "dalsegno health --node gpu-3",
     )
@@ -189,19 +189,21 @@ def test_a_node_for_which_nothing_is_done_while_paused_says_how_to_go_on():
 
 def test_a_node_in_service_of_which_something_is_known_is_not_just_in_service():
     spent = "gpu-count 7 of 8 GPUs; left as it is: 4 nodes were taken out; `dalsegno automation resume` allows more"
-    assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.HOUR)) == Verdict(
+    assert explain_node(node(), Care(NodePhase.SUSPECTED, spent, HeldAction.HOUR)) == Conclusion(
         f"gpu-3 is in service, and suspected: {spent}", "dalsegno automation resume"
     )
-    assert explain_node(node(), Care(Phase.SUSPECTED, spent, Held.OUT)).next == "dalsegno health --node gpu-3"
-    blind = Care(Phase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
+    assert explain_node(node(), Care(NodePhase.SUSPECTED, spent, HeldAction.OUT)).next == "dalsegno health --node gpu-3"
+    blind = Care(NodePhase.SUSPECTED, "its agent is dead: its health is not known", about=Topic.AGENT_DEAD)
     assert explain_node(node(), blind).next == "dalsegno up", "which starts it again; it cannot be asked"
-    given_up = explain_node(node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(Phase.GIVEN_UP, "3 times"))
-    assert given_up == Verdict("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
+    given_up = explain_node(
+        node(NodeFlag.DRAIN, reason="dalsegno:drain:disk full"), Care(NodePhase.GIVEN_UP, "3 times")
+    )
+    assert given_up == Conclusion("gpu-3 was given up: 3 times", "dalsegno nodes show gpu-3")
 
 
 def test_a_node_that_somebody_else_drained_is_left_alone():
     drained = node(NodeFlag.DRAIN, reason="new RAM", reason_user="bob")
-    assert explain_node(drained) == Verdict(
+    assert explain_node(drained) == Conclusion(
         "gpu-3 was drained by bob: new RAM; what others drain, we leave alone",
         "scontrol update nodename=gpu-3 state=resume",
     )
@@ -233,7 +235,7 @@ def test_other_states_of_a_node():
         "gpu-3 does not answer Slurm: Not responding"
     )
     assert "other hardware" in explain_node(node(NodeFlag.INVALID_REG, reason="gres/gpu count")).sentence
-    assert explain_node(node(gpus=8, gpus_used=2, state=NodeState.MIXED)) == Verdict(
+    assert explain_node(node(gpus=8, gpus_used=2, state=NodeState.MIXED)) == Conclusion(
         "gpu-3 is in service (mixed, 2 of 8 GPUs in use)"
     )
 
@@ -299,7 +301,7 @@ def test_where_only_a_peers_complaint_is_known_that_is_told():
 def test_a_run_that_its_script_ended_names_the_first_rank_and_how_often():
     entries = [failed(1, 3, "ValueError: no"), failed(1, 0, "gloo", noise=True), failed(2, 3, "ValueError: no")]
     found = explain_run(run(RunPhase.ENDED, exit_code=1), entries)
-    assert found == Verdict(
+    assert found == Conclusion(
         "run train-x ended with code 1: rank 3 on gpu-1 ValueError: no, 2 times in a row the same",
         "dalsegno logs train-x --rank 3",
     )
@@ -312,7 +314,7 @@ def test_other_ends_of_a_run():
     )
     assert "gone on with" in explain_run(run(RunPhase.ENDED, exit_code=75), []).sentence
     assert "from outside" in explain_run(run(RunPhase.ENDED, exit_code=143, cause=RunCause.CANCELLED), []).sentence
-    assert explain_run(run(RunPhase.WAITING, jobs=(7,), message="Resources"), []) == Verdict(
+    assert explain_run(run(RunPhase.WAITING, jobs=(7,), message="Resources"), []) == Conclusion(
         "run train-x waits in Slurm's queue (job 7): Resources", "dalsegno why 7"
     )
 
@@ -346,14 +348,14 @@ def test_what_checks_found_stands_in_the_timeline_of_a_node_beside_what_was_done
         Moment(2.0, "check", "gpu-ecc failed: 4 errors"),
         Moment(3.0, "controller", "drained: gpu-ecc 4 errors"),
     )
-    assert (read_care(told).phase, read_care(told).note) == (Phase.DRAINED, "4 errors")
-    assert read_care({}) == Care() and read_care({"node": {"phase": "of another version"}}) == Care(Phase.UNKNOWN)
+    assert (read_care(told).phase, read_care(told).note) == (NodePhase.DRAINED, "4 errors")
+    assert read_care({}) == Care() and read_care({"node": {"phase": "of another version"}}) == Care(NodePhase.UNKNOWN)
 
 
 def test_a_node_that_slurm_itself_drained_is_told_from_one_that_a_person_did():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     assert "was taken out of service by Slurm itself: Prolog error" in explain_node(drained).sentence
-    assert "validates and returns it" in explain_node(drained, Care(Phase.IN_SERVICE, "job 7 is over")).sentence
+    assert "validates and returns it" in explain_node(drained, Care(NodePhase.IN_SERVICE, "job 7 is over")).sentence
 
 
 def test_without_root_slurm_drains_under_its_owner_s_name_and_the_controller_says_so():
@@ -366,10 +368,10 @@ def test_without_root_slurm_drains_under_its_owner_s_name_and_the_controller_say
 def test_a_node_that_slurm_drained_and_we_may_not_take_over_says_why():
     drained = node(NodeFlag.DRAIN, reason="Prolog error", reason_user="root")
     stays = "Slurm has taken it out of service (Prolog error); stays so: 4 nodes of gpu were taken out within the hour"
-    found = explain_node(drained, Care(Phase.IN_SERVICE, stays, Held.HOUR))
+    found = explain_node(drained, Care(NodePhase.IN_SERVICE, stays, HeldAction.HOUR))
     assert found.sentence.endswith(f"; {stays}") and found.next == "dalsegno automation resume"
     person = "Slurm has taken it out of service again, 3 times today (Prolog error): a person is needed"
-    assert explain_node(drained, Care(Phase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)).sentence.endswith(
+    assert explain_node(drained, Care(NodePhase.IN_SERVICE, person, about=Topic.SLURM_DRAIN)).sentence.endswith(
         f"; {person}"
     )
 

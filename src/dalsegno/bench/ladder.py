@@ -23,7 +23,7 @@ BASELINE = "ddp"  # with torch's own bucket_cap_mb
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RankTraffic:
     """One rank's messages in one step; `computed`: what a ring all-reduce needs, not what was counted."""
 
     calls: int
@@ -35,7 +35,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Mark:
+class StepSpan:
     """A span of one rank's step, in seconds from its start: forward, backward, update or communicate."""
 
     rank: int
@@ -51,8 +51,8 @@ class RungResult:
 
     name: str
     steps_s: tuple[float, ...] = ()
-    traffic: tuple[Traffic, ...] = ()  # by rank
-    marks: tuple[Mark, ...] = ()
+    traffic: tuple[RankTraffic, ...] = ()  # by rank
+    marks: tuple[StepSpan, ...] = ()
     why_not: str = ""
 
     @property
@@ -60,7 +60,7 @@ class RungResult:
         return median(self.steps_s)
 
     @property
-    def busiest(self) -> Traffic | None:
+    def busiest(self) -> RankTraffic | None:
         """The rank that sends most: it is what the others wait for."""
         return max(self.traffic, key=lambda each: each.sent_bytes, default=None)
 
@@ -108,8 +108,8 @@ def _rung(found: dict[str, Any]) -> RungResult:
     return RungResult(
         name=found["name"],
         steps_s=tuple(found["steps_s"]),
-        traffic=tuple(Traffic(**each) for each in found["traffic"]),
-        marks=tuple(Mark(**each) for each in found["marks"]),
+        traffic=tuple(RankTraffic(**each) for each in found["traffic"]),
+        marks=tuple(StepSpan(**each) for each in found["marks"]),
         why_not=found["why_not"],
     )
 
@@ -174,7 +174,7 @@ def _row(report: LadderReport, rung: RungResult) -> list[str]:
     return [rung.name, f"{rung.median_s * 1000:.1f} ms", times, *_traffic(rung.busiest)]
 
 
-def _traffic(traffic: Traffic | None) -> list[str]:
+def _traffic(traffic: RankTraffic | None) -> list[str]:
     if traffic is None:
         return ["-"] * 4
     about = "~" if traffic.computed else ""

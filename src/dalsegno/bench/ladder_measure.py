@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dalsegno.bench.ladder import BASELINE, LadderAsk, LadderReport, Mark, RungResult, Traffic, tcp_bytes_sent
+from dalsegno.bench.ladder import BASELINE, LadderAsk, LadderReport, RankTraffic, RungResult, StepSpan, tcp_bytes_sent
 from ladder import RUNGS, Rung
 from ladder.torch_data_parallel import why_not_measured
 from ladder.torch_ddp import TorchDDP
@@ -28,7 +28,7 @@ from ladder.wire import Tally, Wire
 _PATIENCE = timedelta(seconds=120)
 
 
-class Place:
+class RankDevice:
     """This rank's device, and a second group over gloo: its barriers keep no GPU busy while others are measured."""
 
     def __init__(self, wanted: str, meeting: str = "env://") -> None:
@@ -80,7 +80,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclass
-class Watched:
+class WatchedStep:
     """One step that was looked at closely."""
 
     took_s: float
@@ -98,9 +98,9 @@ class Contestant:
     batch: tuple[Any, Any]
     steps_s: list[float] = field(default_factory=list)
     tcp_bytes: list[int | None] = field(default_factory=list)
-    watched: list[Watched] = field(default_factory=list)
+    watched: list[WatchedStep] = field(default_factory=list)
 
-    def step(self, place: Place) -> float:
+    def step(self, place: RankDevice) -> float:
         """Seconds of one step, from a common start."""
         place.meet()
         begin = time.perf_counter()
@@ -109,17 +109,17 @@ class Contestant:
         place.finish()
         return time.perf_counter() - begin
 
-    def timed_step(self, place: Place) -> None:
+    def timed_step(self, place: RankDevice) -> None:
         before = place.tcp_bytes_sent()
         self.steps_s.append(self.step(place))
         after = place.tcp_bytes_sent()
         self.tcp_bytes.append(None if after is None or before is None else after - before)
 
-    def watched_step(self, place: Place) -> None:
+    def watched_step(self, place: RankDevice) -> None:
         wire = self.rung.wire
         wire.watch.on, wire.tally = True, Tally()
         took_s = self.step(place)
-        self.watched.append(Watched(took_s, wire.watch.spans(), asdict(wire.tally)))
+        self.watched.append(WatchedStep(took_s, wire.watch.spans(), asdict(wire.tally)))
         wire.watch.on = False
 
 
@@ -139,7 +139,7 @@ def names(ask: LadderAsk) -> list[tuple[str, str, float | None]]:
     ]
 
 
-def why_not(rung: str, place: Place) -> str:
+def why_not(rung: str, place: RankDevice) -> str:
     """Why a rung cannot be measured here; empty if it can."""
     if rung != "data-parallel":
         return ""
@@ -148,7 +148,7 @@ def why_not(rung: str, place: Place) -> str:
     return why_not_measured(torch.cuda.device_count() if place.device.type == "cuda" else 0)
 
 
-def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: Place) -> Contestant:
+def enter(name: str, rung: str, cap_mb: float | None, ask: LadderAsk, place: RankDevice) -> Contestant:
     """A contestant with a fresh model; all have the same weights and see the same data."""
     watch = CudaWatch() if place.device.type == "cuda" else Watch()
     model = make_model(ask.model_mb, ask.layers).to(place.device)
@@ -175,14 +175,14 @@ WATCHED_ROUNDS = 3
 
 def measure(ask: LadderAsk, meeting: str, each_round: EachRound) -> LadderReport | None:
     """Take part as the rank that the environment says. Rank 0 gets the report."""
-    place = Place(ask.device, meeting)
+    place = RankDevice(ask.device, meeting)
     try:
         return _measure(ask, place, each_round)
     finally:
         place.leave()
 
 
-def _measure(ask: LadderAsk, place: Place, each_round: EachRound) -> LadderReport | None:
+def _measure(ask: LadderAsk, place: RankDevice, each_round: EachRound) -> LadderReport | None:
     rows = [(*row, why_not(row[1], place)) for row in names(ask)]
     contestants = [enter(name, rung, cap, ask, place) for name, rung, cap, why in rows if not why]
     for contestant in contestants * WARM_UP_ROUNDS:
@@ -207,11 +207,11 @@ def _turned(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
     return [*contestants[first:], *contestants[:first]]
 
 
-def _facts(contestant: Contestant) -> tuple[list[float], list[int | None], list[Watched]]:
+def _facts(contestant: Contestant) -> tuple[list[float], list[int | None], list[WatchedStep]]:
     return contestant.steps_s, contestant.tcp_bytes, contestant.watched
 
 
-def _report(place: Place, contestants: Sequence[Contestant], results: list[RungResult]) -> LadderReport:
+def _report(place: RankDevice, contestants: Sequence[Contestant], results: list[RungResult]) -> LadderReport:
     parameters = contestants[0].rung.parameters
     return LadderReport(
         processes=place.size,
@@ -234,17 +234,17 @@ def _result(name: str, why: str, found: list[Any], contestants: Sequence[Contest
         name,
         steps_s=tuple(max(of_ranks) for of_ranks in steps),
         traffic=tuple(_traffic(each, tcp) for each, (_, tcp, _) in zip(watched, by_rank, strict=True)),
-        marks=tuple(Mark(rank, *span) for rank, each in enumerate(watched) for span in each.spans),
+        marks=tuple(StepSpan(rank, *span) for rank, each in enumerate(watched) for span in each.spans),
     )
 
 
-def _typical(by_rank: list[list[Watched]]) -> list[Watched]:
+def _typical(by_rank: list[list[WatchedStep]]) -> list[WatchedStep]:
     """Of the watched steps the one of middle length, on every rank."""
     lengths = [max(each.took_s for each in of_ranks) for of_ranks in zip(*by_rank, strict=True)]
     at = lengths.index(median_low(lengths))
     return [of_rank[at] for of_rank in by_rank]
 
 
-def _traffic(watched: Watched, tcp_bytes: list[int | None]) -> Traffic:
+def _traffic(watched: WatchedStep, tcp_bytes: list[int | None]) -> RankTraffic:
     known = [each for each in tcp_bytes if each is not None]
-    return Traffic(**watched.tally, tcp_bytes=median_low(known) if known else None)
+    return RankTraffic(**watched.tally, tcp_bytes=median_low(known) if known else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from dalsegno.bench.ladder import LadderReport, Mark, RungResult
+from dalsegno.bench.ladder import LadderReport, RungResult, StepSpan
 
 COLOURS = {"forward": "#4c78a8", "backward": "#72a5d8", "update": "#9ecae9", "communicate": "#f58518"}
 _LEFT, _WIDTH, _LANE, _GAP, _TOP, _TICKS = 170, 900, 9, 10, 54, 8
@@ -44,7 +44,7 @@ def _blocks(rungs: Sequence[RungResult], last_s: float) -> tuple[list[str], int]
     return lines, top
 
 
-def _bar(mark: Mark, y: int, last_s: float) -> str:
+def _bar(mark: StepSpan, y: int, last_s: float) -> str:
     x, end = (_LEFT + at / last_s * _WIDTH for at in (mark.begin_s, mark.end_s))
     lane = y + (_LANE if mark.kind == "communicate" else 0)
     what = f"{mark.label or mark.kind}: {mark.begin_s * 1000:.2f} to {mark.end_s * 1000:.2f} ms"
@@ -89,7 +89,7 @@ def draw(rungs: Sequence[RungResult], width: int = 72) -> str:
     return "\n".join([*lines, f"{' ' * label}  0 ms{right.rjust(width - 4)}", LEGEND])
 
 
-def _lane(marks: Sequence[Mark], last: float, width: int, *, communicating: bool) -> str:
+def _lane(marks: Sequence[StepSpan], last: float, width: int, *, communicating: bool) -> str:
     cells = [" "] * width
     for mark in marks:
         if (mark.kind == "communicate") == communicating:

@@ -46,7 +46,7 @@ def sentence(automation: str, mode: str) -> str:
 
 
 def _why(node: dict[str, Any]) -> str:
-    from dalsegno.recovery.phase import Phase
+    from dalsegno.recovery.phase import NodePhase
 
-    suspected = Phase.told(node["phase"]) is Phase.SUSPECTED
+    suspected = NodePhase.told(node["phase"]) is NodePhase.SUSPECTED
     return str(node["note"] or node["reason"] if suspected else node["reason"])

@@ -18,7 +18,7 @@ from dalsegno.train.contract import TERMINATED
 if TYPE_CHECKING:
     from dalsegno.cluster import SlurmHere
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.runs.status import Status
+    from dalsegno.runs.status import RunStatus
     from dalsegno.slurm.client import SlurmClient
     from dalsegno.targets.base import Say
 
@@ -73,7 +73,7 @@ def _mark(run: RunFolder) -> None:
         raise explain(error, run.cancel) from error
 
 
-def _end(run: RunFolder, status: Status, say: Say) -> None:
+def _end(run: RunFolder, status: RunStatus, say: Say) -> None:
     from dalsegno.cluster import silence
     from dalsegno.runs.submit.prepare import read_plan
 
@@ -158,7 +158,7 @@ def _write_end(run: RunFolder, slurm: SlurmClient | None) -> None:
     write_status(run.status, given_up(_status(run), time.time(), TERMINATED, "cancelled", RunCause.CANCELLED))
 
 
-def _status(run: RunFolder) -> Status:
+def _status(run: RunFolder) -> RunStatus:
     from dalsegno.runs.status import read_status
 
     status = read_status(run.status)

@@ -14,7 +14,7 @@ from dalsegno.cli.interrupts import stoppable, to_the_end
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place
+    from dalsegno.cluster import ClusterPlace
     from dalsegno.runs.folder import RunFolder
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
@@ -62,7 +62,7 @@ def command(keep: bool, scene: str, report: str | None) -> None:
         )
 
 
-def _refuse_another(place: Place) -> None:
+def _refuse_another(place: ClusterPlace) -> None:
     """A demo goes from nothing to nothing: it plays on no cluster that is there, and takes none of them down."""
     from dalsegno.cluster import places
 
@@ -85,7 +85,9 @@ def _check(scene: str, target: LocalTarget, cluster: Cluster, report: str | None
         demo_survival.check(report)
 
 
-def _play(scene: str, target: LocalTarget, place: Place, report: str | None, runs: list[RunFolder], keep: bool) -> None:
+def _play(
+    scene: str, target: LocalTarget, place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool
+) -> None:
     """`runs`: gets those that go with the cluster."""
     if scene == "researchers":
         from dalsegno.cli import demo_researchers
@@ -101,7 +103,7 @@ def _play(scene: str, target: LocalTarget, place: Place, report: str | None, run
         demo_survival.play(place, report, runs, keep)
 
 
-def _bring_up(target: LocalTarget, cluster: Cluster, place: Place, afterwards: ExitStack | None) -> None:
+def _bring_up(target: LocalTarget, cluster: Cluster, place: ClusterPlace, afterwards: ExitStack | None) -> None:
     from dalsegno.cli.demo_researchers import for_one_user
     from dalsegno.targets.local.placement import LOOPBACK
 
@@ -123,7 +125,7 @@ def _bring_up(target: LocalTarget, cluster: Cluster, place: Place, afterwards: E
     out.data(target.ask("sinfo"))
 
 
-def _take_down(target: LocalTarget, place: Place) -> None:
+def _take_down(target: LocalTarget, place: ClusterPlace) -> None:
     started = time.monotonic()
     with place.lock():
         target.destroy(lambda text: None)

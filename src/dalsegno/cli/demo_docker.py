@@ -10,7 +10,7 @@ from dalsegno.cli import out
 from dalsegno.errors import TargetError
 
 if TYPE_CHECKING:
-    from dalsegno.demo.docker import Ending, OnNode, Stage
+    from dalsegno.demo.docker import DockerStage, Ending, OnNode
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
@@ -53,14 +53,14 @@ def play(target: LocalTarget) -> None:
         )
 
 
-def _stage(target: LocalTarget) -> Stage:
-    from dalsegno.demo.docker import Stage
+def _stage(target: LocalTarget) -> DockerStage:
+    from dalsegno.demo.docker import DockerStage
 
     def ask(words: Sequence[str]) -> str:
         argv, env = target.on_node(NODE, words, {"PATH": os.environ.get("PATH", os.defpath)}, "/")
         return target.runner.run(argv, env=env, timeout_s=60).stdout
 
-    return Stage(target.slurm, target.slurm_as(WHO), NODE, ask, target.folder.homes / WHO / "job.out")
+    return DockerStage(target.slurm, target.slurm_as(WHO), NODE, ask, target.folder.homes / WHO / "job.out")
 
 
 def _on_node(target: LocalTarget) -> OnNode:

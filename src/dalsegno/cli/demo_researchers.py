@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dalsegno.cli import out
 
 if TYPE_CHECKING:
-    from dalsegno.demo.researchers import Lab, Outcome
+    from dalsegno.demo.researchers import Lab, ScenarioOutcome
     from dalsegno.spec.facts import Cluster
     from dalsegno.targets.local import LocalTarget
 
@@ -36,12 +36,12 @@ def _lab(target: LocalTarget) -> Lab:
     return Lab(target.slurm, target.slurm_as if virtual else lambda who: target.slurm)
 
 
-def _show(outcome: Outcome) -> None:
-    from dalsegno.demo.researchers import HEAVY, LIGHT, Bar, draw
+def _show(outcome: ScenarioOutcome) -> None:
+    from dalsegno.demo.researchers import HEAVY, LIGHT, JobBar, draw
 
     jobs = sorted(outcome.jobs.values(), key=lambda job: (job.started_at or 0, -job.priority))
     bars = [
-        Bar(
+        JobBar(
             job.name,
             f"{job.gpus} GPU{'s' * (job.gpus > 1)}, {job.qos}",
             job.submitted_at or 0,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalsegno.cli import out
-from dalsegno.cli.interrupts import Stopped
+from dalsegno.cli.interrupts import Interrupted
 from dalsegno.errors import NotThere
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place
+    from dalsegno.cluster import ClusterPlace
     from dalsegno.drill.story import Drill
     from dalsegno.runs.folder import RunFolder
 
@@ -38,7 +38,7 @@ def _page(report: str | None) -> Path:
     return Path(report or PAGE).absolute()
 
 
-def play(place: Place, report: str | None, runs: list[RunFolder], keep: bool) -> None:
+def play(place: ClusterPlace, report: str | None, runs: list[RunFolder], keep: bool) -> None:
     """`runs`: gets those of which nobody will want to know more."""
     from dalsegno.cli.drill import View, write_page
     from dalsegno.cli.drill_stage import Theatre
@@ -50,7 +50,7 @@ def play(place: Place, report: str | None, runs: list[RunFolder], keep: bool) ->
     try:
         with View(SAY_EVERY_S) as view:
             drill = theatre.perform(LOTS, SEED, compare=True, say=view.say, tell=view.tell)
-    except Stopped:
+    except Interrupted:
         runs += theatre.traces.runs
         raise
     _show(drill)

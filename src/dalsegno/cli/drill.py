@@ -21,11 +21,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dalsegno.runs.status import NodeRole, RunPhase, Status
+from dalsegno.runs.status import NodeRole, RunPhase, RunStatus
 
 if TYPE_CHECKING:
     from dalsegno.cli.drill_stage import Training
-    from dalsegno.drill.story import Blow, Mark, Step
+    from dalsegno.drill.story import Blow, DrillMark, TrainedStep
 
 
 SAY_EVERY_S = 10.0
@@ -187,7 +187,7 @@ class View:
         else:
             out.step(f"{self._clock()}  >>> {text}", bold=True)
 
-    def tell(self, training: Training, marks: list[Mark]) -> None:
+    def tell(self, training: Training, marks: list[DrillMark]) -> None:
         for mark in marks:
             self.clear()
             out.step(f"{self._clock()}  {mark.node or 'the run'}: {mark.text}")
@@ -212,7 +212,7 @@ class View:
         return f"{time.monotonic() - self._began:5.1f} s"
 
 
-def now(step: Step | None, status: Status) -> str:
+def now(step: TrainedStep | None, status: RunStatus) -> str:
     """Where training is. The last step may be of a generation that is over, and the next has none yet."""
     if step is None:
         return f"the run is {status.phase.value}"

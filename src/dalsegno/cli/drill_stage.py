@@ -14,7 +14,7 @@ from dalsegno.cli.drill_traces import Ears, Traces, clear_leftovers, drill_folde
 from dalsegno.drill.play import play
 from dalsegno.drill.report import counted
 from dalsegno.drill.schedule import (
-    Kind,
+    FaultKind,
     Lot,
     already_hurt,
     cast,
@@ -24,16 +24,16 @@ from dalsegno.drill.schedule import (
     waited_for,
     worth_waiting,
 )
-from dalsegno.drill.story import Blow, Drill, Mark, Notes, Step, troubles_of
+from dalsegno.drill.story import Blow, Drill, DrillMark, Notes, TrainedStep, troubles_of
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.goodput import read_progress
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import NodeRole, RunPhase, Status, read_status
+from dalsegno.runs.status import NodeRole, RunPhase, RunStatus, read_status
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place, SlurmHere
+    from dalsegno.cluster import ClusterPlace, SlurmHere
 
 Say = Callable[[Blow | str], None]
 PAUSE_S = 0.05  # between steps: training that is fast enough to be seen, and slow enough to be struck
@@ -56,7 +56,7 @@ class Training:
     traces: Traces
     ears: Ears
     spares: int  # that ought to stand by
-    tell: Callable[[Training, list[Mark]], None]  # what is new
+    tell: Callable[[Training, list[DrillMark]], None]  # what is new
 
     def look(self, at_once: bool = False) -> None:
         self.notes.read()
@@ -71,16 +71,16 @@ class Training:
     def is_bare(self) -> bool:
         return self.spares > 0 and all(node.state is not NodeRole.SPARE for node in self.status().nodes)
 
-    def newest(self) -> Step | None:
+    def newest(self) -> TrainedStep | None:
         return self.notes.last
 
     def over(self) -> bool:
         return self.status().over
 
-    def strike(self, kind: Kind, node: str) -> None:
+    def strike(self, kind: FaultKind, node: str) -> None:
         self.traces.strike(kind, node)
 
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         status = read_status(self.folder.status)
         if status is None:
             raise DalsegnoError(f"run {self.folder.run} has vanished", hint="did somebody remove its folder?")
@@ -130,7 +130,7 @@ class Reference:
 class Theatre:
     """A cluster to drill on."""
 
-    place: Place
+    place: ClusterPlace
     slurm: SlurmHere
     traces: Traces
     nodes: int
@@ -148,7 +148,7 @@ class Theatre:
         return cls(place, slurm, traces, *cast(_in_service(slurm), nodes, spares), with_spares=with_spares)
 
     def perform(
-        self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[Mark]], None]
+        self, lots: Sequence[Lot], seed: int, compare: bool, say: Say, tell: Callable[[Training, list[DrillMark]], None]
     ) -> Drill:
         from dalsegno.cluster import runs_home
 
@@ -179,7 +179,7 @@ class Theatre:
         return self.heals and mends(told)
 
     def _undisturbed(
-        self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[Mark]], None]
+        self, folder: Path, total: int, say: Say, tell: Callable[[Training, list[DrillMark]], None]
     ) -> Reference:
         say(f"the undisturbed run to compare with: {total} steps")
         training = self._start(folder / "undisturbed", total, 0.0, tell)
@@ -196,18 +196,18 @@ class Theatre:
         return Reference(training.notes.weights, troubles)
 
     def _start(
-        self, folder: Path, total: int, pause_s: float, tell: Callable[[Training, list[Mark]], None]
+        self, folder: Path, total: int, pause_s: float, tell: Callable[[Training, list[DrillMark]], None]
     ) -> Training:
         from dalsegno.cli.submission import make_plan, start
         from dalsegno.cluster import runs_home
         from dalsegno.runs.submit.request import RunRequest
-        from dalsegno.runs.submit.values import Nodes
+        from dalsegno.runs.submit.values import NodeCount
 
         folder.mkdir()
         request = RunRequest(
             str(SCRIPT),
             (str(folder / "ckpt"), str(folder / "notes"), str(total), str(pause_s)),
-            nodes=Nodes(self.nodes, self.nodes),
+            nodes=NodeCount(self.nodes, self.nodes),
             nproc_per_node=1,
             spares=self.spares,
             max_restarts=MOST_RESTARTS,

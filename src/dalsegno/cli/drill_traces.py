@@ -15,7 +15,7 @@ from dalsegno.errors import DalsegnoError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dalsegno.drill.schedule import Kind
+    from dalsegno.drill.schedule import FaultKind
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.base import CanBreak
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dalsegno.drill.story import RETURNED, Mark, marks_of_controller, marks_of_run
+from dalsegno.drill.story import RETURNED, DrillMark, marks_of_controller, marks_of_run
 from dalsegno.recovery.client import ask
-from dalsegno.recovery.phase import Held
+from dalsegno.recovery.phase import HeldAction
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class Strike:
-    kind: Kind
+    kind: FaultKind
     node: str
     at: float
 
@@ -55,7 +55,7 @@ class Traces:
     ears: Ears | None = None  # of the run under way
     done: list[str] = field(default_factory=list)  # to take them back, in words
 
-    def strike(self, kind: Kind, node: str) -> None:
+    def strike(self, kind: FaultKind, node: str) -> None:
         from dalsegno.targets.faults import FAULTS
 
         self.strikes.append(Strike(kind, node, time.time()))
@@ -173,11 +173,11 @@ class Ears:
     """`controller` is its socket; a cluster without one is told of by the run alone."""
 
     def __init__(self, run: RunFolder, controller: Path | None) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[DrillMark] = []
         self._run, self._controller = run, controller
         self._entries, self._event, self._next = 0, self._last_event(), 0.0
 
-    def listen(self, at_once: bool = False) -> list[Mark]:
+    def listen(self, at_once: bool = False) -> list[DrillMark]:
         """What is new since the last time; without haste only now and then."""
         if time.monotonic() < self._next and not at_once:
             return []
@@ -202,12 +202,12 @@ class Ears:
         """What the controller says of each; none where it does not answer now."""
         return nodes_known_to(self._controller)
 
-    def _of_run(self) -> list[Mark]:
+    def _of_run(self) -> list[DrillMark]:
         entries = list(journal.read(self._run.journal))
         new, self._entries = entries[self._entries :], len(entries)
         return list(marks_of_run(new))
 
-    def _of_controller(self) -> list[Mark]:
+    def _of_controller(self) -> list[DrillMark]:
         events = self._events(self._event)
         self._event = max([self._event, *(int(event["id"]) for event in events)])
         return list(marks_of_controller(events))
@@ -226,7 +226,7 @@ class Ears:
 
 def held_back(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Nodes that the controller will not mend soon, and why."""
-    return {str(node["node"]): str(node["note"]) for node in nodes if Held.of(node.get("held_back")).lasting}
+    return {str(node["node"]): str(node["note"]) for node in nodes if HeldAction.of(node.get("held_back")).lasting}
 
 
 def nodes_known_to(controller: Path | None) -> list[dict[str, Any]]:

@@ -12,13 +12,13 @@ from dalsegno.cli import out
 from dalsegno.errors import DalsegnoError
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place
+    from dalsegno.cluster import ClusterPlace
     from dalsegno.spec.facts import Cluster
 
 AGAIN = "`sudo -v`, then the same command again"
 
 
-def elevate_to_make(place: Place, cluster: Cluster) -> None:
+def elevate_to_make(place: ClusterPlace, cluster: Cluster) -> None:
     """Run this command again as root if it is to make virtual hosts, or changes a cluster that has them. Where sudo
     refuses, a new cluster gets loopback nodes, and that is said."""
     if place.folder.exists():
@@ -32,7 +32,7 @@ def elevate_to_make(place: Place, cluster: Cluster) -> None:
         out.advise(f"for virtual hosts: {AGAIN}")
 
 
-def elevate_to_change(place: Place) -> None:
+def elevate_to_change(place: ClusterPlace) -> None:
     """Run this command again as root if the cluster is the user's own, but runs as root."""
     from dalsegno.cluster import owner_of
 

@@ -29,13 +29,13 @@ from dalsegno.cli.statusline import (
     sentences,
     told_cause,
 )
-from dalsegno.cli.watch import Watch, is_over
+from dalsegno.cli.watch import RunWatch, is_over
 from dalsegno.printable import lines
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.logs import Line, Repeats, RunLogs
-from dalsegno.runs.status import RunCause, RunPhase, Status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 from dalsegno.system.files import read_text
 from dalsegno.train.contract import TERMINATED
@@ -77,7 +77,7 @@ class Screen:
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
         self._colour = sys.stdout.isatty()
-        self._told: Status | None = None
+        self._told: RunStatus | None = None
         self._said: set[str] = set()
         self._announced = 0  # the last generation that was told of
         self._drawn = ""
@@ -100,7 +100,7 @@ class Screen:
             sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
         sys.stdout.buffer.flush()
 
-    def status(self, status: Status, now: float) -> None:
+    def status(self, status: RunStatus, now: float) -> None:
         self.ranks = max(self.ranks, status.world_size)
         changed = status != self._told
         news = sentences(self._told, status, self._cause(), self._announced) if changed else []
@@ -198,7 +198,7 @@ _HINTS = {
 }
 
 
-def end_hint(run: RunFolder, status: Status) -> str:
+def end_hint(run: RunFolder, status: RunStatus) -> str:
     """After a run that did not end well: where to look."""
     if status.cause is not RunCause.REFUSED:
         spoke = any(run.logs.glob("g*/*"))
@@ -223,10 +223,10 @@ class Follower:
 
     run: str
     logs: RunLogs
-    watch: Watch
+    watch: RunWatch
     screen: Screen
     cancel: Callable[[], None]
-    hint: Callable[[Status], str]  # where to look after an end that is not a good one
+    hint: Callable[[RunStatus], str]  # where to look after an end that is not a good one
     repeats: Repeats = field(default_factory=Repeats)
 
     def follow(self) -> int:
@@ -256,7 +256,7 @@ class Follower:
                 return code
             time.sleep(pause_s(self.logs))
 
-    def _end(self, status: Status) -> int:
+    def _end(self, status: RunStatus) -> int:
         self.screen.generations()
         self.screen.notes()
         self.screen.clear()
@@ -344,11 +344,11 @@ def ranks_of(plan: RunPlan) -> int:
     return plan.shape.max_nodes * plan.shape.nproc_per_node
 
 
-def watch_of(run: RunFolder, slurm: SlurmHere, plan: RunPlan) -> Watch:
+def watch_of(run: RunFolder, slurm: SlurmHere, plan: RunPlan) -> RunWatch:
     from dalsegno.cluster import is_gone
     from dalsegno.recovery.client import controller_answers
 
     controller = slurm.controller
     answers = (lambda: controller_answers(controller)) if controller else (lambda: False)
     no_cluster = partial(is_gone, slurm.env, plan.cluster)
-    return Watch(run, slurm.client, on_head=plan.on_head, answers=answers, no_cluster=no_cluster)
+    return RunWatch(run, slurm.client, on_head=plan.on_head, answers=answers, no_cluster=no_cluster)

@@ -175,9 +175,9 @@ def _remedy(finding: Finding) -> str:
 
 
 def _as_json(findings: list[Finding]) -> dict[str, object]:
-    from dalsegno.health.messages import Report, report_message
+    from dalsegno.health.messages import NodeReport, report_message
 
-    return {"findings": report_message(Report("", "", tuple(findings)))["findings"]}
+    return {"findings": report_message(NodeReport("", "", tuple(findings)))["findings"]}
 
 
 def _list(json_: bool) -> None:

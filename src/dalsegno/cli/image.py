@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dalsegno.cli import image_verdict, out
-from dalsegno.cli.image_progress import Bar
+from dalsegno.cli.image_progress import ImportBar
 from dalsegno.cli.image_verdict import find_image, verdict_of
 from dalsegno.cli.interrupts import interruptible
 from dalsegno.cli.out import json_option, size
@@ -19,7 +19,7 @@ from dalsegno.errors import DalsegnoError, NotThere, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.containers.http import Unreachable
-    from dalsegno.containers.store import Store
+    from dalsegno.containers.store import ImageStore
 
 COMPRESSIONS = ("lz4", "zstd", "gzip")
 output_option = click.option(
@@ -266,7 +266,7 @@ def verify(images: tuple[str, ...], json_: bool) -> None:
         raise SystemExit(1)
 
 
-def _store() -> Store:
+def _store() -> ImageStore:
     """The one at hand. Where that is another's: a place of our own, and theirs to read."""
     from dalsegno.cluster import home, images_home
     from dalsegno.containers.store import open_store
@@ -276,8 +276,8 @@ def _store() -> Store:
 
 
 @contextmanager
-def _bar(quiet: bool, if_interrupted: str = "") -> Iterator[Bar]:
-    bar = Bar(quiet)
+def _bar(quiet: bool, if_interrupted: str = "") -> Iterator[ImportBar]:
+    bar = ImportBar(quiet)
     try:
         with interruptible():
             yield bar

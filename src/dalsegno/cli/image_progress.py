@@ -14,7 +14,7 @@ _EVERY_S = 0.1
 _EVERY_PLAIN_S = 5.0
 
 
-class Bar:
+class ImportBar:
     """Called from several threads."""
 
     def __init__(self, quiet: bool = False) -> None:

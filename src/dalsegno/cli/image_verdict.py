@@ -10,7 +10,7 @@ from dalsegno.cli.out import size
 from dalsegno.printable import one_line
 
 if TYPE_CHECKING:
-    from dalsegno.containers.image_metadata import Inside
+    from dalsegno.containers.image_metadata import ImageContents
     from dalsegno.containers.store import Stored
 
 import os
@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dalsegno.cli.image_progress import Bar
+from dalsegno.cli.image_progress import ImportBar
 from dalsegno.errors import NotThere, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.containers.store import Store, Stored
+    from dalsegno.containers.store import ImageStore, Stored
 
 
 # ---- Images in words and as JSON.
@@ -62,13 +62,13 @@ def lines(stored: Stored) -> list[str]:
     return _aligned([*((key, value) for key, value in pairs.items() if value), *env])
 
 
-def inside_as_json(path: str, inside: Inside) -> dict[str, object]:
+def inside_as_json(path: str, inside: ImageContents) -> dict[str, object]:
     return {
         "path": path, "env": inside.env, "workdir": inside.workdir, "entrypoint": inside.entrypoint, "cmd": inside.cmd,
     }  # fmt: skip
 
 
-def inside_lines(path: str, inside: Inside) -> list[str]:
+def inside_lines(path: str, inside: ImageContents) -> list[str]:
     import shlex
 
     pairs = [("file", path), ("workdir", inside.workdir)]
@@ -96,7 +96,7 @@ def age(seconds: float) -> str:
 _LISTS = "`dalsegno image ls` lists the images kept here"
 
 
-def find_image(store: Store, image: str) -> Stored:
+def find_image(store: ImageStore, image: str) -> Stored:
     """By name or path; what is none says why."""
     try:
         return store.find(image)
@@ -111,7 +111,7 @@ def find_image(store: Store, image: str) -> Stored:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ImageVerdict:
     """Of one image: what is known of it, and its fault or what speaks for it."""
 
     title: str
@@ -120,25 +120,25 @@ class Verdict:
     praise: str = "whole"
 
 
-def verdict_of(image: str, store: Store, bar: Bar) -> Verdict:
+def verdict_of(image: str, store: ImageStore, bar: ImportBar) -> ImageVerdict:
     path = Path(os.path.abspath(image))
     if image.endswith(".sqsh") and path.is_file() and path not in [each.path for each in store.all()]:
         return _file_verdict(path, store, bar)
     stored = find_image(store, image)
-    told = Verdict(stored.names[0] if stored.names else stored.record.hex[:12], as_json(stored))
+    told = ImageVerdict(stored.names[0] if stored.names else stored.record.hex[:12], as_json(stored))
     sha256, fault = _read(stored.path, bar)
     if not fault and sha256 != stored.record.sha256:
         fault = "damaged; remove and import it again"
     return replace(told, fault=fault)
 
 
-def _file_verdict(path: Path, store: Store, bar: Bar) -> Verdict:
+def _file_verdict(path: Path, store: ImageStore, bar: ImportBar) -> ImageVerdict:
     from dalsegno.containers.image_metadata import read_through
     from dalsegno.system.processes import LocalRunner
 
     sha256, fault = _read(path, bar)
     written, name = store.written(path), store.known_as(sha256)
-    told = Verdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
+    told = ImageVerdict(str(path), {"path": str(path), "sha256": sha256, "names": [name] if name else []}, fault)
     if fault or name:
         return replace(told, praise=f"whole: {name}")
     if written:
@@ -148,7 +148,7 @@ def _file_verdict(path: Path, store: Store, bar: Bar) -> Verdict:
     return replace(told, praise="can be read to its end; what it should be is not known here")
 
 
-def _read(path: Path, bar: Bar) -> tuple[str, str]:
+def _read(path: Path, bar: ImportBar) -> tuple[str, str]:
     """Its digest; or why there is none."""
     from dalsegno.containers.import_image import sha256_of
 

@@ -14,9 +14,9 @@ from dalsegno.cli.out import cluster_option, json_option, parse_time
 from dalsegno.errors import CommandFailed, UsageError
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place, SlurmHere
+    from dalsegno.cluster import ClusterPlace, SlurmHere
     from dalsegno.targets.base import CanBreak, Wound
-    from dalsegno.targets.faults import Fault, Options
+    from dalsegno.targets.faults import FaultOptions, InjectedFault
 
 
 @click.command()
@@ -60,12 +60,12 @@ def command(
     dalsegno inject --clear gpu-2
     """
     from dalsegno.health.result import Remedy
-    from dalsegno.targets.faults import Options
+    from dalsegno.targets.faults import FaultOptions
 
     if list_:
         _list(json_)
         return
-    options = Options(
+    options = FaultOptions(
         for_s=parse_time(for_) if for_ is not None else None,
         by_s=parse_time(by) if by is not None else None,
         until=Remedy(until) if until else None,
@@ -98,7 +98,7 @@ def _list(json_: bool) -> None:
         out.table(["FAULT", "WHAT HAPPENS", "OPTIONS"], rows)
 
 
-def _inject(words: Sequence[str], options: Options, name: str | None, real: bool, json_: bool) -> None:
+def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real: bool, json_: bool) -> None:
     from dalsegno.targets.faults import check_options
 
     fault, node, options = read_words(words, options)
@@ -110,7 +110,7 @@ def _inject(words: Sequence[str], options: Options, name: str | None, real: bool
         out.talk(told(fault, node, options, facts, real))
 
 
-def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Options]:
+def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectedFault, str, FaultOptions]:
     """`xid 79 gpu-2`: a fault, a code where it has one, a node."""
     from dataclasses import replace
 
@@ -135,7 +135,7 @@ def read_words(words: Sequence[str], options: Options) -> tuple[Fault, str, Opti
     return fault, rest[0], options
 
 
-def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any], real: bool = False) -> str:
+def told(fault: InjectedFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False) -> str:
     """What was done, in words."""
     if fault.name == "power-off" and not facts["is_node"]:
         return (
@@ -155,7 +155,7 @@ def told(fault: Fault, node: str, options: Options, facts: Mapping[str, Any], re
     return f"{fault.name}{code}: {which}; `dalsegno inject --clear {node}` undoes it, and so does `dalsegno up`"
 
 
-def _clear(words: Sequence[str], options: Options, name: str | None, real: bool, json_: bool) -> None:
+def _clear(words: Sequence[str], options: FaultOptions, name: str | None, real: bool, json_: bool) -> None:
     from dalsegno.targets.faults import find_fault
 
     if given := options.given():
@@ -215,7 +215,7 @@ def _check_there(slurm: SlurmHere) -> None:
         raise meaning_of(fault) from None
 
 
-def open_breakable(place: Place) -> CanBreak:
+def open_breakable(place: ClusterPlace) -> CanBreak:
     from dalsegno.cluster import may_change, open_local
     from dalsegno.targets.base import CanBreak
 

@@ -15,7 +15,7 @@ STOPS = tuple(each for each in (signal.SIGINT, signal.SIGTERM, _HANGUP) if each 
 _WORDS = {signal.SIGINT: "interrupted", _HANGUP: "its terminal is gone"}
 
 
-class Stopped(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """Somebody wants us to end: by Ctrl-C, as `kill` and `timeout` ask for it, or by closing the terminal."""
 
     def __init__(self, number: int) -> None:
@@ -58,7 +58,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     if _HANGUP is not None:
         signal.signal(_HANGUP, lambda number, frame: None)  # a terminal that goes tells us twice: kernel and shell
         _let_go_of_lost_terminal()
-    raise Stopped(number)
+    raise Interrupted(number)
 
 
 def _let_go_of_lost_terminal() -> None:
@@ -76,6 +76,6 @@ def to_the_end(tidy: Callable[[], None]) -> None:
     """The first signal does not cut this short: it is done again from its start, and the signal counts after that."""
     try:
         tidy()
-    except Stopped:
+    except Interrupted:
         tidy()
         raise

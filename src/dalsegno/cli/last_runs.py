@@ -15,9 +15,9 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
-    from dalsegno.cluster import Place
+    from dalsegno.cluster import ClusterPlace
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.runs.status import Status
+    from dalsegno.runs.status import RunStatus
 
 ORDERLY_S = 5.0
 TAKEN_DOWN = "cancelled: its cluster was taken down"
@@ -47,14 +47,14 @@ class RunOnCluster:
         return status is not None and not is_over(status)
 
 
-def runs_on(place: Place) -> list[RunOnCluster]:
+def runs_on(place: ClusterPlace) -> list[RunOnCluster]:
     """Runs under way on the cluster: those that its controller keeps, whose ever they are, and our own."""
     own = {run.root.resolve(): RunOnCluster(run, os.geteuid()) for run in _own(place)}
     kept = {run.folder.root.resolve() if run.ours else run.folder.root: run for run in _kept(place)}
     return sorted((run for run in {**kept, **own}.values() if run.is_under_way()), key=lambda each: each.run)
 
 
-def _kept(place: Place) -> Iterator[RunOnCluster]:
+def _kept(place: ClusterPlace) -> Iterator[RunOnCluster]:
     from dalsegno.recovery.coordinators import Records
     from dalsegno.runs.folder import RunFolder
     from dalsegno.targets.local.folder import Folder
@@ -65,7 +65,7 @@ def _kept(place: Place) -> Iterator[RunOnCluster]:
             yield RunOnCluster(RunFolder(Path(record.folder)), record.uid)
 
 
-def _own(place: Place) -> Iterator[RunFolder]:
+def _own(place: ClusterPlace) -> Iterator[RunFolder]:
     """Also those in a batch step, which no controller knows."""
     from dalsegno.cluster import cluster_id, runs_home
     from dalsegno.runs.submit.prepare import list_runs, read_plan
@@ -108,7 +108,7 @@ def is_under_way(run: RunFolder) -> bool:
     return status is not None and not is_over(status)
 
 
-def _status(run: RunFolder) -> Status | None:
+def _status(run: RunFolder) -> RunStatus | None:
     from dalsegno.runs.status import read_status
 
     with contextlib.suppress(DalsegnoError, OSError):

@@ -12,7 +12,7 @@ import click
 from dalsegno import __version__
 from dalsegno.cli import out
 from dalsegno.cli.asking import in_text
-from dalsegno.cli.interrupts import INTERRUPTED, Stopped, end_at_once
+from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it
@@ -93,8 +93,8 @@ def main() -> None:
         code = _explain(error)
     except (KeyboardInterrupt, click.Abort) as end:
         stopped = end.__cause__  # click makes an Abort of every interrupt
-        out.error(stopped.word if isinstance(stopped, Stopped) else "interrupted")
-        code = stopped.exit_code if isinstance(stopped, Stopped) else INTERRUPTED
+        out.error(stopped.word if isinstance(stopped, Interrupted) else "interrupted")
+        code = stopped.exit_code if isinstance(stopped, Interrupted) else INTERRUPTED
     except BrokenPipeError:
         _forget_output()
         code = BROKEN_PIPE

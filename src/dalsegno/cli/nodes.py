@@ -74,9 +74,9 @@ def _by_whom(node: NodeInfo) -> str:
 
 def as_it_is(told: dict[str, Any], others: dict[str, str]) -> dict[str, Any]:
     """What the controller says of a node, unless somebody else keeps from service what it would have there."""
-    from dalsegno.recovery.phase import Phase
+    from dalsegno.recovery.phase import NodePhase
 
-    ours = Phase.told(told["phase"]) not in (Phase.IN_SERVICE, Phase.SUSPECTED)
+    ours = NodePhase.told(told["phase"]) not in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED)
     if ours or told["node"] not in others:
         return told
     reason = "; ".join(filter(None, (others[told["node"]], told["reason"] or told["note"])))

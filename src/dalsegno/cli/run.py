@@ -10,7 +10,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.submission import hand_over
 from dalsegno.errors import UsageError
-from dalsegno.runs.submit.options import OPTIONS, Kind, Option, parse_option
+from dalsegno.runs.submit.options import OPTIONS, Option, ValueKind, parse_option
 from dalsegno.runs.submit.request import check_sbatch_args
 from dalsegno.runs.submit.values import parse_env_pairs
 
@@ -78,18 +78,18 @@ def fields_given(given: Mapping[str, Any]) -> dict[str, object]:
 def _click_option(each: Option) -> Callable[[_Command], _Command]:
     shorts = [spelling for spelling in each.also if not spelling.startswith("--")]
     longs = [spelling for spelling in each.also if spelling.startswith("--")]
-    how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is Kind.FLAG else {"metavar": each.shows}
-    several = each.kind in (Kind.LIST, Kind.MAPPING)
+    how: dict[str, Any] = {"is_flag": True, "default": None} if each.kind is ValueKind.FLAG else {"metavar": each.shows}
+    several = each.kind in (ValueKind.LIST, ValueKind.MAPPING)
     said = f"{each.help} May be given again." if several else each.help
     return click.option(*shorts, each.flag, *longs, each.word, multiple=several, help=said, **how)
 
 
 def _read(each: Option, value: Any) -> object:
-    if each.kind is Kind.FLAG:
+    if each.kind is ValueKind.FLAG:
         return bool(value)
-    if each.kind is Kind.MAPPING:
+    if each.kind is ValueKind.MAPPING:
         return _named(each.flag, lambda: parse_env_pairs(value))
-    if each.kind is Kind.LIST:
+    if each.kind is ValueKind.LIST:
         return tuple(word for text in value for word in _words(parse_option(each.word, text)))
     return parse_option(each.word, value)
 

@@ -14,7 +14,7 @@ from dalsegno.cli.statusline import age, facts_of, state_of, status_of
 
 if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.runs.status import Status
+    from dalsegno.runs.status import RunStatus
 
 SHOWN = 20
 _HEADERS = ["RUN", "STATE", "NODES", "GEN", "RESTARTS", "AGE", "ELAPSED", "JOBIDS", "EXIT", "MESSAGE"]
@@ -55,7 +55,7 @@ def command(context: click.Context, json_: bool, everything: bool) -> None:
 command.add_command(show)
 
 
-def row(run: RunFolder, status: Status, now: float) -> list[str]:
+def row(run: RunFolder, status: RunStatus, now: float) -> list[str]:
     """One line of the table."""
     from dalsegno.cli.statusline import clock, elapsed_s, members
     from dalsegno.cli.watch import job_ids

@@ -13,7 +13,7 @@ from dalsegno.cli.out import json_option
 from dalsegno.cli.statusline import facts_of, state_of, status_of
 
 if TYPE_CHECKING:
-    from dalsegno.runs.coordinator.goodput import Goodput, Progress
+    from dalsegno.runs.coordinator.goodput import Goodput, TrainingProgress
 
 _OWN = ("step_s", "starting_s", "stepping_s", "saving_s", "stall_s", "snapshots", "skipped", "saves", "save_s")
 
@@ -50,7 +50,7 @@ def command(run: str, json_: bool) -> None:
         out.data(line)
 
 
-def lines_of(progress: Progress) -> Iterator[str]:
+def lines_of(progress: TrainingProgress) -> Iterator[str]:
     """What is known of the steps, of the time and of the snapshots."""
     figures = progress.figures
     told = [f"{name} {value:.4g}" for name, value in sorted(figures.items()) if name not in _OWN]
@@ -77,7 +77,7 @@ def _times(account: Goodput) -> str:
     return f"time  {', '.join(shares)}  of {clock(total)}"
 
 
-def _suggestion(progress: Progress) -> str:
+def _suggestion(progress: TrainingProgress) -> str:
     """Young and Daly's interval, once there is something to reckon with."""
     from dalsegno.cli.statusline import clock
     from dalsegno.train.options import suggest_interval_s

@@ -12,7 +12,7 @@ import click
 from dalsegno.cli import out
 from dalsegno.cli.out import cluster_option, json_option
 from dalsegno.errors import DalsegnoError
-from dalsegno.targets.base import DaemonStatus, NodeStatus, Status
+from dalsegno.targets.base import ClusterStatus, DaemonStatus, NodeStatus
 
 NODE_DAEMONS = ("slurmd", "node-agent")
 CONTROLLER_S = 3.0
@@ -57,12 +57,12 @@ def _worries(controller: Path | None) -> list[str]:
 
 def _worries_us(node: Mapping[str, Any]) -> bool:
     """What Slurm's states do not show, and what waits for a person."""
-    from dalsegno.recovery.phase import Phase
+    from dalsegno.recovery.phase import NodePhase
 
-    return Phase.told(node["phase"]) in (Phase.SUSPECTED, Phase.GIVEN_UP)
+    return NodePhase.told(node["phase"]) in (NodePhase.SUSPECTED, NodePhase.GIVEN_UP)
 
 
-def _show(status: Status) -> None:
+def _show(status: ClusterStatus) -> None:
     facts = ", ".join(f"{key} {value}" for key, value in status.facts.items())
     out.data(f"{status.name} ({status.target}) is {status.phase.value}" + (f": {facts}" if facts else ""))
     for problem in status.problems:
@@ -87,7 +87,7 @@ def _node_row(node: NodeStatus) -> list[str]:
     return [node.name, state, ",".join(node.partitions), gpus, node.address, node.reason]
 
 
-def _daemon_rows(status: Status) -> list[list[str]]:
+def _daemon_rows(status: ClusterStatus) -> list[list[str]]:
     """One line a daemon; those of nodes that run as they should are one line together."""
     many = {name: [one for one in status.daemons if one.name == name and one.running] for name in NODE_DAEMONS}
     rows = [_daemon_row(one) for one in status.daemons if one not in many.get(one.name, [])]
@@ -99,7 +99,7 @@ def _daemon_row(daemon: DaemonStatus) -> list[str]:
     return [daemon.name, daemon.host, "running" if daemon.running else f"not running {daemon.detail}".rstrip()]
 
 
-def _show_queue(status: Status) -> None:
+def _show_queue(status: ClusterStatus) -> None:
     if status.jobs is None:
         out.data("jobs: unknown, slurmctld does not answer")
         return

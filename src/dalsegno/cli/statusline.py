@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dalsegno.cli import out
 from dalsegno.runs.journal import Entry, RunEvent
-from dalsegno.runs.status import NodeRole, NodeStatus, RunCause, RunPhase, Status
+from dalsegno.runs.status import NodeRole, RunCause, RunNodeStatus, RunPhase, RunStatus
 
 if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.runs.status import Status
+    from dalsegno.runs.status import RunStatus
 
 
 _TAKING_PART = (NodeRole.MEMBER, NodeRole.READY)
@@ -30,7 +30,7 @@ class Cause:
 NOTHING = Cause()
 
 
-def live_text(status: Status, now: float) -> str:
+def live_text(status: RunStatus, now: float) -> str:
     """All that matters now, for a line at the bottom of a terminal."""
     parts = [status.run, status.phase.value, nodes_text(status)]
     if status.generation:
@@ -44,7 +44,7 @@ def live_text(status: Status, now: float) -> str:
     return "  ".join([*parts, clock(elapsed_s(status, now))])
 
 
-def sentences(before: Status | None, after: Status, cause: Cause = NOTHING, announced: int = 0) -> list[str]:
+def sentences(before: RunStatus | None, after: RunStatus, cause: Cause = NOTHING, announced: int = 0) -> list[str]:
     """What there is to tell of the way from one status to the next; `cause` is what ended the last generation, and
     generations up to `announced` have been told of."""
     told = [f"{_called(node)} is lost" for node in _lost(before, after) if node.name != cause.node]
@@ -65,11 +65,11 @@ def sentences(before: Status | None, after: Status, cause: Cause = NOTHING, anno
     return told
 
 
-def _same_generation(before: Status | None, after: Status) -> bool:
+def _same_generation(before: RunStatus | None, after: RunStatus) -> bool:
     return before is not None and (before.phase, before.generation) == (RunPhase.RUNNING, after.generation)
 
 
-def told_cause(before: Status | None) -> bool:
+def told_cause(before: RunStatus | None) -> bool:
     """Whether it was told why the generation that ended last did so."""
     return before is not None and before.phase is RunPhase.RESTARTING
 
@@ -112,7 +112,7 @@ def _ends_generation(entry: Entry, members: Sequence[str]) -> bool:
     return entry.get("event") == RunEvent.FAILED and not entry.get("noise")
 
 
-def farewell(status: Status) -> str:
+def farewell(status: RunStatus) -> str:
     """The last word on a run that is over."""
     took = clock(elapsed_s(status, status.ended or status.updated))
     facts = [f"after {took}"]
@@ -125,22 +125,22 @@ def farewell(status: Status) -> str:
     return f"run {status.run} {end} {', '.join(facts)}{why}"
 
 
-def nodes_text(status: Status) -> str:
+def nodes_text(status: RunStatus) -> str:
     """`3/4 nodes`: those that take part, of those wanted."""
     spares = sum(node.state is NodeRole.SPARE for node in status.nodes)
     extra = f" and {_count(spares, 'spare')}" if spares else ""
     return f"{len(members(status))}/{_count(status.wanted_nodes, 'node')}{extra}"
 
 
-def members(status: Status) -> list[str]:
+def members(status: RunStatus) -> list[str]:
     return [node.name for node in status.nodes if node.state in _TAKING_PART]
 
 
-def is_smaller(status: Status) -> bool:
+def is_smaller(status: RunStatus) -> bool:
     return status.phase is RunPhase.RUNNING and 0 < _group_size(status) < status.wanted_nodes
 
 
-def elapsed_s(status: Status, now: float) -> float:
+def elapsed_s(status: RunStatus, now: float) -> float:
     """Since the first generation ran; before that, since it was asked for."""
     return max(0.0, (status.ended or now) - (status.started or status.created))
 
@@ -155,7 +155,7 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def _generation(after: Status, cause: str) -> str:
+def _generation(after: RunStatus, cause: str) -> str:
     wanted = after.wanted_nodes if is_smaller(after) else 0
     return _generation_text(after.generation, _group_size(after), after.world_size, wanted, cause)
 
@@ -175,7 +175,7 @@ def _cause_text(entry: Entry) -> str:
     return f"rank {entry.get('rank')} on {entry.get('node')} {entry.get('what')}"
 
 
-def _waiting(before: Status | None, after: Status) -> list[str]:
+def _waiting(before: RunStatus | None, after: RunStatus) -> list[str]:
     if before is not None and (before.phase, before.message) == (after.phase, after.message):
         return []
     if after.cause is RunCause.HANDED_OVER:
@@ -183,11 +183,11 @@ def _waiting(before: Status | None, after: Status) -> list[str]:
     return [f"run {after.run} waits in the queue{f': {after.message}' if after.message else ''}"]
 
 
-def _group_size(status: Status) -> int:
+def _group_size(status: RunStatus) -> int:
     return status.world_size // max(1, status.nproc_per_node)
 
 
-def _lost(before: Status | None, after: Status) -> list[NodeStatus]:
+def _lost(before: RunStatus | None, after: RunStatus) -> list[RunNodeStatus]:
     """Return the nodes that were there and are not. One whose job has ended as it should is not lost."""
     if before is None or after.lost_nodes <= before.lost_nodes:
         return []
@@ -195,7 +195,7 @@ def _lost(before: Status | None, after: Status) -> list[NodeStatus]:
     return [node for node in before.nodes if node.name not in here]
 
 
-def _called(node: NodeStatus) -> str:
+def _called(node: RunNodeStatus) -> str:
     return f"{'spare' if node.state is NodeRole.SPARE else 'node'} {node.name}"
 
 
@@ -206,7 +206,7 @@ def _count(count: int, noun: str, plural: str = "") -> str:
 # ---- What the commands say of a run: its state in a word, its age, and all of it as JSON.
 
 
-def state_of(status: Status, now: float) -> str:
+def state_of(status: RunStatus, now: float) -> str:
     """Its phase; of one that is over, how it ended; and whether its coordinator has died meanwhile."""
     from dalsegno.cli.watch import coordinator_is_dead, is_over, silent_s
     from dalsegno.runs.status import RunCause
@@ -232,7 +232,7 @@ def age(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def facts_of(run: RunFolder, status: Status) -> dict[str, Any]:
+def facts_of(run: RunFolder, status: RunStatus) -> dict[str, Any]:
     from dalsegno.cli.watch import job_ids
     from dalsegno.spec.facts import facts_to_json
 
@@ -240,7 +240,7 @@ def facts_of(run: RunFolder, status: Status) -> dict[str, Any]:
     return {**facts_to_json(status), **known}
 
 
-def status_of(run: RunFolder) -> Status | None:
+def status_of(run: RunFolder) -> RunStatus | None:
     """One that cannot be read must not hide the others; one whose cluster is gone does not go on."""
     from dalsegno.cli.watch import cluster_is_gone, lost
     from dalsegno.errors import DalsegnoError

@@ -12,7 +12,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import RunCause, RunPhase, Status, read_status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status
 from dalsegno.train.contract import TERMINATED
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TAKEN_DOWN_S = 2.0  # a `down` that is under way has a last word on each run its
 NOT_STARTED_S = 60.0  # a controller starts a coordinator at once
 
 
-class Queue(Protocol):
+class SlurmQueries(Protocol):
     """All that is asked of Slurm here."""
 
     def jobs(self) -> list[JobInfo]: ...
@@ -36,13 +36,13 @@ class RunLost(DalsegnoError):
     """Nobody looks after the run any more."""
 
 
-class Watch:
+class RunWatch:
     """Looks at one run again and again. Raises RunLost where nobody will ever end it."""
 
     def __init__(
         self,
         run: RunFolder,
-        queue: Queue,
+        queue: SlurmQueries,
         *,
         on_head: bool,
         answers: Callable[[], bool],
@@ -58,7 +58,7 @@ class Watch:
         self._gone_since: float | None = None
         self._heard: tuple[RunPhase, str] | None = None  # phase and message, as the queue has it
 
-    def look(self, now: float) -> Status:
+    def look(self, now: float) -> RunStatus:
         status = read_status(self._run.status)
         if status is None:
             hint = f"was it removed? `squeue --name {self._run.run}` shows whether a job of it is left"
@@ -78,7 +78,7 @@ class Watch:
             hint = f"what it said is kept: `dalsegno logs {self._run.run}`"
             raise RunLost(f"run {self._run.run} is {GONE}", hint=hint)
 
-    def _with_what_was_heard(self, status: Status) -> Status:
+    def _with_what_was_heard(self, status: RunStatus) -> RunStatus:
         """A coordinator knows best; but of a job that waits, only Slurm knows why."""
         if self._heard is None or status.phase is not RunPhase.WAITING:
             return status
@@ -88,7 +88,7 @@ class Watch:
         heard = replace(status, message=message, cause=RunCause.OTHER)
         return heard if phase is RunPhase.WAITING else status
 
-    def _ask(self, status: Status, now: float) -> None:
+    def _ask(self, status: RunStatus, now: float) -> None:
         if now < self._next_question:
             return
         self._next_question = now + (2.0 if status.phase is RunPhase.WAITING else 15.0)
@@ -97,7 +97,7 @@ class Watch:
         else:
             self._ask_queue(status, now)
 
-    def _ask_controller(self, status: Status, now: float) -> None:
+    def _ask_controller(self, status: RunStatus, now: float) -> None:
         if now - status.created < NOT_STARTED_S:
             return
         said = "answers, but has not started its coordinator" if self._answers() else "does not answer"
@@ -106,7 +106,7 @@ class Watch:
             hint=f"`dalsegno status` shows the daemons, `dalsegno cancel {self._run.run}` gives the run up",
         )
 
-    def _ask_queue(self, status: Status, now: float) -> None:
+    def _ask_queue(self, status: RunStatus, now: float) -> None:
         with contextlib.suppress(DalsegnoError):  # a Slurm that does not answer now says nothing about the run
             jobs = jobs_of(self._run, self._queue.jobs())
             self._heard = queue_phase(jobs)
@@ -126,12 +126,12 @@ class Watch:
             )
 
 
-def is_over(status: Status) -> bool:
+def is_over(status: RunStatus) -> bool:
     """Whether all of it is gone. A coordinator tells that a run ends before it has cleared up, and then its code."""
     return status.over and status.exit_code is not None
 
 
-def lost(status: Status) -> Status:
+def lost(status: RunStatus) -> RunStatus:
     """The end of a run that nobody wrote down: its cluster is gone, and with it whoever could have."""
     from dalsegno.runs.submit.prepare import given_up
 
@@ -148,7 +148,7 @@ def cluster_is_gone(run: RunFolder) -> bool:
     return False
 
 
-def silent_s(status: Status, now: float) -> float | None:
+def silent_s(status: RunStatus, now: float) -> float | None:
     """For how long a coordinator that should speak has not, once that is too long. While the run waits in the queue
     there may be none."""
     silence = now - status.updated
@@ -177,7 +177,7 @@ def queue_phase(jobs: Sequence[JobInfo]) -> tuple[RunPhase, str] | None:
     return RunPhase.STARTING, f"job {job.id} has its nodes"
 
 
-def job_ids(run: RunFolder, status: Status) -> list[int]:
+def job_ids(run: RunFolder, status: RunStatus) -> list[int]:
     """Slurm's ids of the run's jobs; of a run that has none now, those it had."""
     if status.jobs:
         return list(status.jobs)
@@ -185,7 +185,7 @@ def job_ids(run: RunFolder, status: Status) -> list[int]:
     return list(dict.fromkeys(job for entry in had if isinstance(job := entry.get("job"), int)))
 
 
-def coordinator_is_dead(status: Status) -> bool:
+def coordinator_is_dead(status: RunStatus) -> bool:
     """Only where that can be known: on its own host."""
     from dalsegno.system.children import start_ticks
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dalsegno.runs.folder import RunFolder
     from dalsegno.slurm.facts import JobInfo
     from dalsegno.slurm.parse.nodes import NodeEvent
-    from dalsegno.why import Answer, Care, Moment
+    from dalsegno.why import Care, Explanation, Moment
 
 CONTROLLER_S = DATABASE_S = 3.0
 LAST = 500  # events of the controller that are looked through
@@ -55,12 +55,12 @@ def command(subject: str, name: str | None, json_: bool) -> None:
         out.talk(f"next: `{answer.verdict.next}`")
 
 
-def _to_type(answer: Answer, before: str) -> Answer:
+def _to_type(answer: Explanation, before: str) -> Explanation:
     """With a next command that works in this shell."""
     return replace(answer, verdict=replace(answer.verdict, next=as_typed(answer.verdict.next, before)))
 
 
-def _answer(subject: str, slurm: SlurmHere) -> Answer:
+def _answer(subject: str, slurm: SlurmHere) -> Explanation:
     from dalsegno.cluster import runs_home, silence
     from dalsegno.runs.submit.prepare import find_run, list_runs
 
@@ -89,10 +89,10 @@ def _names(slurm: SlurmHere) -> list[str]:
         raise meaning_of(fault) from None
 
 
-def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
+def _of_run(run: RunFolder, slurm: SlurmHere) -> Explanation:
     from dalsegno.cli.statusline import status_of
     from dalsegno.runs import journal
-    from dalsegno.why import Answer, explain_run, in_order, moments_of_run, nodes_of_run
+    from dalsegno.why import Explanation, explain_run, in_order, moments_of_run, nodes_of_run
     from dalsegno.why.run import aftermath_s
 
     status, entries = status_of(run), list(journal.read(run.journal))
@@ -101,13 +101,13 @@ def _of_run(run: RunFolder, slurm: SlurmHere) -> Answer:
     own = tuple(moments_of_run(entries))
     until = own[-1].at + aftermath_s(status) if own and status.over else None
     around = _told_of(nodes_of_run(entries), slurm, own[0].at if own else 0.0, until)
-    return Answer(f"run {run.run}", explain_run(status, entries), in_order(own, around))
+    return Explanation(f"run {run.run}", explain_run(status, entries), in_order(own, around))
 
 
-def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answer:
+def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Explanation:
     from dalsegno.runs import journal
     from dalsegno.runs.comment import read_comment
-    from dalsegno.why import Answer, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
+    from dalsegno.why import Explanation, explain_job, in_order, moments_of_job, moments_of_run, nodes_given, within
     from dalsegno.why.job import aftermath_s
 
     job = _find_job(label, slurm)
@@ -120,7 +120,7 @@ def _of_job(label: str, slurm: SlurmHere, runs: Mapping[str, RunFolder]) -> Answ
     around = _told_of(nodes, slurm, job.started_at, until) if job.started_at else []
     own = within(moments_of_run(entries), job.submitted_at or 0.0, until)
     verdict = explain_job(job, run.run if run else "")
-    return Answer(f"job {label}", verdict, in_order(moments_of_job(job), own, around, _that_name(job, slurm)))
+    return Explanation(f"job {label}", verdict, in_order(moments_of_job(job), own, around, _that_name(job, slurm)))
 
 
 def _find_job(label: str, slurm: SlurmHere) -> JobInfo:
@@ -149,12 +149,12 @@ def _that_name(job: JobInfo, slurm: SlurmHere) -> list[Moment]:
     ]
 
 
-def _of_node(name: str, slurm: SlurmHere) -> Answer:
-    from dalsegno.why import Answer, Care, explain_node, in_order, moments_of_node
+def _of_node(name: str, slurm: SlurmHere) -> Explanation:
+    from dalsegno.why import Care, Explanation, explain_node, in_order, moments_of_node
 
     node, care = slurm.client.node(name), _care(name, slurm) or Care()
     slurms = moments_of_node(node, _events(name, slurm))
-    return Answer(f"node {name}", explain_node(node, care), in_order(_injected(name, slurm), slurms, care.moments))
+    return Explanation(f"node {name}", explain_node(node, care), in_order(_injected(name, slurm), slurms, care.moments))
 
 
 def _events(node: str, slurm: SlurmHere) -> list[NodeEvent]:

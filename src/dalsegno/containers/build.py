@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dalsegno.containers import image_metadata
-from dalsegno.containers.image_metadata import Record, with_config
+from dalsegno.containers.image_metadata import ImageRecord, with_config
 from dalsegno.containers.import_image import digest_of
 from dalsegno.containers.manifest import Config, architecture
 from dalsegno.containers.merge import merge
 from dalsegno.containers.squash import check_target, squash, stream_size, tar_stream
-from dalsegno.containers.store import Progress, Silent, Store, Stored
-from dalsegno.containers.tar import CHUNK, Entry, Type
+from dalsegno.containers.store import ImageStore, ImportProgress, Silent, Stored
+from dalsegno.containers.tar import CHUNK, TarEntry, Type
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.files import nameless
 from dalsegno.system.machine import program
@@ -35,7 +35,7 @@ from dalsegno.system.processes import Runner
 _TYPES = {stat.S_IFREG: Type.FILE, stat.S_IFDIR: Type.FOLDER, stat.S_IFLNK: Type.SYMLINK, stat.S_IFIFO: Type.FIFO}
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file whose content belongs to a layer, as it was when it was looked at."""
 
     path: Path
@@ -45,12 +45,12 @@ class Source(NamedTuple):
 
 
 @dataclass
-class Layer:
+class BuiltLayer:
     """Entries whose content are files here, one behind the other as in one stream."""
 
     own_owners: bool  # keep who owns what; else all is root's
-    entries: list[Entry] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    entries: list[TarEntry] = field(default_factory=list)
+    sources: list[SourceFile] = field(default_factory=list)
     _offset: int = 0
     _seen: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -66,17 +66,17 @@ class Layer:
             return
         uid, gid = (found.st_uid, found.st_gid) if self.own_owners else (0, 0)
         mtime = min(max(int(found.st_mtime), 0), 0xFFFFFFFF)
-        entry = Entry(path, kind, stat.S_IMODE(found.st_mode), uid, gid, mtime, link=link)
+        entry = TarEntry(path, kind, stat.S_IMODE(found.st_mode), uid, gid, mtime, link=link)
         if kind is Type.FILE:
             entry = self._file(entry, source, found, below or source.parent)
         self.entries.append(entry)
 
-    def _file(self, entry: Entry, source: Path, found: os.stat_result, below: Path) -> Entry:
+    def _file(self, entry: TarEntry, source: Path, found: os.stat_result, below: Path) -> TarEntry:
         inode = (found.st_dev, found.st_ino)
         if found.st_nlink > 1 and inode in self._seen:
             return entry._replace(type=Type.LINK, link=self._seen[inode])
         self._seen[inode] = entry.path
-        self.sources.append(Source(source, found.st_size, inode, below))
+        self.sources.append(SourceFile(source, found.st_size, inode, below))
         placed = entry._replace(size=found.st_size, offset=self._offset)
         self._offset += found.st_size
         return placed
@@ -99,7 +99,7 @@ class Layer:
                 yield from _content(opener, source)
 
 
-def _content(opener: _Opener, source: Source) -> Iterator[bytes]:
+def _content(opener: _Opener, source: SourceFile) -> Iterator[bytes]:
     size = source.size
     try:
         with opener.open(source) as file:
@@ -120,7 +120,7 @@ class _Opener:
         self._at: tuple[Path, str] | None = None
         self._folder = -1
 
-    def open(self, source: Source) -> io.FileIO:
+    def open(self, source: SourceFile) -> io.FileIO:
         folder, name = os.path.split(source.path)
         if self._at != (source.below, folder):
             self.close()
@@ -144,16 +144,18 @@ def _changed(path: Path) -> DalsegnoError:
     return DalsegnoError(f"{path} changed while it was read", hint="try again when nobody writes there")
 
 
-def layer_of(folder: Path) -> Layer:
+def layer_of(folder: Path) -> BuiltLayer:
     """A root file system that lies in a folder."""
     if not folder.is_dir():
         raise NotThere(f"no folder {folder}", hint="name a folder that holds what shall be the image's root")
-    layer = Layer(own_owners=os.geteuid() == 0)
+    layer = BuiltLayer(own_owners=os.geteuid() == 0)
     layer.add_tree(folder, "")
     return layer
 
 
-def pack(layer: Layer, config: Config, target: Path, compression: str, progress: Progress, own: bool = False) -> str:
+def pack(
+    layer: BuiltLayer, config: Config, target: Path, compression: str, progress: ImportProgress, own: bool = False
+) -> str:
     """Write the image; gives the digest of what went into it."""
     about, content = image_metadata.as_layer(config)
     merged = merge([layer.entries, about], folders=[image_metadata.workdir(config)])
@@ -187,14 +189,14 @@ def _unreadable(path: Path, error: OSError) -> DalsegnoError:
 class Builder:
     """How images are made here."""
 
-    store: Store
-    progress: Progress = field(default_factory=Silent)
+    store: ImageStore
+    progress: ImportProgress = field(default_factory=Silent)
     compression: str = "lz4"
 
     def of_folder(self, folder: Path, config: Config, output: Path | None, force: bool = False) -> Stored | Path:
         return self.build(layer_of(folder), config, os.path.abspath(folder), output, force)
 
-    def build(self, layer: Layer, config: Config, name: str, output: Path | None, force: bool) -> Stored | Path:
+    def build(self, layer: BuiltLayer, config: Config, name: str, output: Path | None, force: bool) -> Stored | Path:
         """Into a file, or into the store under this name."""
         if output is not None:
             check_target(output, force)
@@ -204,13 +206,13 @@ class Builder:
         with self.store.in_use(), self.store.turn(name, lambda: self.progress.stage(f"waiting for another {name}")):
             return self._into_store(layer, config, name)
 
-    def _into_store(self, layer: Layer, config: Config, name: str) -> Stored:
+    def _into_store(self, layer: BuiltLayer, config: Config, name: str) -> Stored:
         scratch = self.store.image(f"made:{os.getpid()}", self.compression)
         digest = pack(layer, config, scratch, self.compression, self.progress, own=True)
         sha256 = digest_of(scratch, self.progress)
         path = self.store.image(digest, self.compression)
         os.replace(scratch, path)  # what has the same digest is the same
-        record = Record(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
+        record = ImageRecord(digest, self.compression, path.stat().st_size, sha256, self.store.clock())
         config = Config(architecture(), config.env, config.entrypoint, config.cmd, config.workdir)
         stored = self.store.put(with_config(record, config, image_metadata.workdir(config)))
         self.store.name(name, architecture(), stored.record)
@@ -290,16 +292,16 @@ def config_of(python: Python) -> Config:
     )
 
 
-def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Layer:
+def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> BuiltLayer:
     """All that the environment needs to run, each thing at the path that it has here."""
     extra = list(extra)
     if missing := [each for each in extra if not each.is_dir()]:
         raise NotThere(f"no folder {missing[0]}", hint="name folders that are here, or leave them out")
     check_trusted(*extra)
     trees = list(dict.fromkeys([python.prefix, *python.stdlib, *extra]))
-    layer = _Root(Layer(own_owners=False))
+    layer = _Root(BuiltLayer(own_owners=False))
     for name, mode in _FOLDERS.items():
-        layer.layer.entries.append(Entry(name, Type.FOLDER, mode))
+        layer.layer.entries.append(TarEntry(name, Type.FOLDER, mode))
     for tree in trees:
         layer.tree(tree, () if tree in (python.prefix, *extra) else _NOT_OF_STDLIB)
     layer.path(python.executable)
@@ -325,7 +327,7 @@ def layer_of_venv(python: Python, extra: Iterable[Path], runner: Runner) -> Laye
 class _Root:
     """Paths of this machine in an image, each once, with the links on the way to them."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: BuiltLayer) -> None:
         self.layer = layer
         self._there: set[str] = set()
 

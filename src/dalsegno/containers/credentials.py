@@ -44,7 +44,7 @@ _MOST = 1 << 20  # no file of credentials is longer
 
 
 @dataclass(frozen=True)
-class Server:
+class RegistryServer:
     """Who answers at an address."""
 
     scheme: str
@@ -64,11 +64,11 @@ class Server:
             return ipaddress.ip_address(self.host).is_loopback
         return False
 
-    def is_same_host(self, other: Server) -> bool:
+    def is_same_host(self, other: RegistryServer) -> bool:
         return self.host == other.host or (self.is_loopback and other.is_loopback)
 
 
-def server_of(url: str) -> Server | None:
+def server_of(url: str) -> RegistryServer | None:
     """The server of an http or https URL; None if the URL is not a plain one, without a user in it."""
     try:
         parts = urlsplit(url)
@@ -78,7 +78,7 @@ def server_of(url: str) -> Server | None:
     plain = url.isascii() and url.isprintable() and not set(url) & set(" \\") and "@" not in parts.netloc
     if not plain or parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not port:
         return None
-    return Server(parts.scheme, parts.hostname.lower(), port)
+    return RegistryServer(parts.scheme, parts.hostname.lower(), port)
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class Wallet:
     runner: Runner
     unused: list[str] = field(default_factory=list)  # why helpers and files were not: told if the registry refuses us
 
-    def for_registry(self, registry: Server, user: str = "") -> Credential | None:
+    def for_registry(self, registry: RegistryServer, user: str = "") -> Credential | None:
         """The registry's own credential, for the registry itself."""
         return _first(self._written_for(registry), user)
 
-    def for_realm(self, registry: Server, realm: Server, user: str = "") -> Credential | None:
+    def for_realm(self, registry: RegistryServer, realm: RegistryServer, user: str = "") -> Credential | None:
         """The credential that the realm may get for the registry. Raises UnknownRealm where they are no known pair."""
         with_tls = (registry.scheme, realm.scheme) == ("https", "https")
         pair = with_tls and realm.host in KNOWN_REALMS.get(registry.host, ())
@@ -122,19 +122,19 @@ class Wallet:
             f"for it: `machine {realm.address} login USER password WORD` in {self._enroot_file()}",
         )
 
-    def _written_for(self, registry: Server, realm: Server | None = None) -> Iterator[Credential]:
+    def _written_for(self, registry: RegistryServer, realm: RegistryServer | None = None) -> Iterator[Credential]:
         """Enroot's file may name the server that gives tokens, Docker's names the registry."""
-        hub = [Server("https", host, 443) for host in _HUB_MACHINES if registry.host == DOCKER_HUB]
+        hub = [RegistryServer("https", host, 443) for host in _HUB_MACHINES if registry.host == DOCKER_HUB]
         yield from self._in_netrc([registry, *hub, *([realm] if realm else [])])
         for path in self._docker_files():
             yield from self._of_docker(path, _docker_keys(registry))
 
-    def _in_netrc(self, servers: list[Server]) -> Iterator[Credential]:
+    def _in_netrc(self, servers: list[RegistryServer]) -> Iterator[Credential]:
         for machine, credential in parse_netrc(self._read(self._enroot_file())):
             if any(_is_machine(machine, server) for server in servers):
                 yield _expanded(credential, machine, self.env)
 
-    def _static(self, server: Server, keys: tuple[str, ...]) -> Iterator[Credential]:
+    def _static(self, server: RegistryServer, keys: tuple[str, ...]) -> Iterator[Credential]:
         """What files say of a server. No helper is asked: it might show a window for a server that nobody named."""
         yield from self._in_netrc([server])
         for path in self._docker_files():
@@ -202,7 +202,7 @@ def _first(found: Iterator[Credential], user: str) -> Credential | None:
     return next((each for each in found if each.identity_token or not user or each.user == user), None)
 
 
-def are_of_one_domain(registry: Server, realm: Server) -> bool:
+def are_of_one_domain(registry: RegistryServer, realm: RegistryServer) -> bool:
     """`registry.example.org` with `auth.example.org` or `example.org`, both with TLS."""
     if (registry.scheme, realm.scheme) != ("https", "https"):
         return False
@@ -217,7 +217,7 @@ def _is_ip(host: str) -> bool:
     return False
 
 
-def _is_machine(machine: str, server: Server) -> bool:
+def _is_machine(machine: str, server: RegistryServer) -> bool:
     """Whether a `machine` of Enroot's file is this server. Without a port it is any port of the host, as for curl, but
     not without TLS: there, any user of that host can listen on another port."""
     found = _MACHINE.fullmatch(machine.lower())
@@ -237,7 +237,7 @@ def _distrust(about: os.stat_result, env: Mapping[str, str]) -> str:
     return "can be written by everyone" if about.st_mode & stat.S_IWOTH else ""
 
 
-def _docker_keys(server: Server) -> tuple[str, ...]:
+def _docker_keys(server: RegistryServer) -> tuple[str, ...]:
     """What Docker's files call a server; a key with `https://` is not for one without TLS."""
     if server.host == DOCKER_HUB:
         return _HUB_KEYS

@@ -43,7 +43,7 @@ class Unreachable(DalsegnoError):
         self.plain = plain
 
 
-class Refused(DalsegnoError):
+class HttpError(DalsegnoError):
     """The server answered with an error."""
 
     def __init__(self, status: int, headers: Message, url: str, body: bytes = b"") -> None:
@@ -55,7 +55,7 @@ class Refused(DalsegnoError):
         self.body = body
 
 
-class Answer:
+class HttpResponse:
     """A body that is being read."""
 
     def __init__(self, response: http.client.HTTPResponse, url: str, proxy: str) -> None:
@@ -73,7 +73,7 @@ class Answer:
     def close(self) -> None:
         self._response.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> HttpResponse:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,13 +102,13 @@ class Http:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         timeout_s: float = _TIMEOUT_S,
-    ) -> Answer:
+    ) -> HttpResponse:
         request = urllib.request.Request(url, data, headers={"User-Agent": "dalsegno", **(headers or {})})
         try:
-            return Answer(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
+            return HttpResponse(self._opener.open(request, timeout=timeout_s), url, self._proxy(url))
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(error.code, error.headers, error.geturl() or url, error.read(4096)) from None
+                raise HttpError(error.code, error.headers, error.geturl() or url, error.read(4096)) from None
         except (OSError, http.client.HTTPException) as error:
             raise _unreachable(url, error, self._proxy(url)) from error
 
@@ -194,10 +194,10 @@ _PAUSE_S = 0.2  # doubled each time
 class Blobs(Protocol):
     """Where blobs come from."""
 
-    def blob(self, digest: str, start: int = 0) -> Answer: ...
+    def blob(self, digest: str, start: int = 0) -> HttpResponse: ...
 
 
-class Stopped(Exception):
+class TransferStopped(Exception):
     """Someone else failed, or the user pressed Ctrl-C."""
 
 
@@ -262,7 +262,7 @@ class _Download:
                 if idle >= _TRIES:
                     raise
                 if self._stop.wait(_PAUSE_S * 2**idle):
-                    raise Stopped from None
+                    raise TransferStopped from None
         if self._digest.hexdigest() != self._wanted.hex:
             hint = (
                 "what an earlier try had left is removed: try again" if resumed else "try again; else ask who keeps it"
@@ -290,7 +290,7 @@ class _Download:
                 self._begin_again()
             while chunk := answer.read(CHUNK):
                 if self._stop.is_set():
-                    raise Stopped
+                    raise TransferStopped
                 self._keep(chunk)
         if self._have < self._wanted.size:
             raise Unreachable("the registry stopped in the middle of a layer", hint="try again: what came is kept")

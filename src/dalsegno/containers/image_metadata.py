@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from dalsegno.containers.manifest import Config, DamagedImage
-from dalsegno.containers.tar import Entry, Type
+from dalsegno.containers.tar import TarEntry, Type
 from dalsegno.errors import CommandFailed, DalsegnoError
 from dalsegno.system.files import read_text, write_atomic
 from dalsegno.system.machine import program
@@ -45,13 +45,13 @@ def files(config: Config) -> dict[str, str]:
     }
 
 
-def as_layer(config: Config) -> tuple[list[Entry], bytes]:
+def as_layer(config: Config) -> tuple[list[TarEntry], bytes]:
     """The same as a layer over all others: its entries, and the stream their offsets lead into."""
     entries, content = [], b""
     for path, text in files(config).items():
         data = text.encode("utf-8", "surrogateescape")
         entries.append(
-            Entry(path, Type.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
+            TarEntry(path, Type.FILE, 0o755 if path == "etc/rc" else 0o644, size=len(data), offset=len(content))
         )
         content += data
     return entries, content
@@ -118,7 +118,7 @@ def parse_program(rc: str) -> tuple[list[str], list[str]]:
 
 
 @dataclass(frozen=True)
-class Record:
+class ImageRecord:
     """One .sqsh of the store."""
 
     digest: str  # of the manifest: what a registry calls it by
@@ -159,25 +159,25 @@ class Written:
     sha256: str
 
 
-def with_config(record: Record, config: Config, workdir: str) -> Record:
+def with_config(record: ImageRecord, config: Config, workdir: str) -> ImageRecord:
     return replace(
         record, arch=config.arch, created=config.created, env=config.env, entrypoint=config.entrypoint, cmd=config.cmd,
         workdir=workdir,
     )  # fmt: skip
 
 
-def write(path: Path, value: Record | Tag | Written) -> None:
+def write(path: Path, value: ImageRecord | Tag | Written) -> None:
     write_atomic(path, json.dumps(asdict(value), indent=1) + "\n", 0o644)
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> ImageRecord | None:
     """None if it is missing or not ours: then there is no such image."""
     value = _read(path)
-    names = {each.name for each in fields(Record)}
+    names = {each.name for each in fields(ImageRecord)}
     if value is None or not {"digest", "compression", "size", "sha256", "imported"} <= set(value):
         return None
     known = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items() if key in names}
-    return Record(**known)  # type: ignore[arg-type]
+    return ImageRecord(**known)  # type: ignore[arg-type]
 
 
 def read_tag(path: Path) -> Tag | None:
@@ -209,7 +209,7 @@ _MOST = 1 << 20  # no image's settings are longer
 
 
 @dataclass(frozen=True)
-class Inside:
+class ImageContents:
     """What a program in it would find."""
 
     env: dict[str, str]
@@ -218,13 +218,13 @@ class Inside:
     cmd: list[str]
 
 
-def look_inside(path: Path, runner: Runner) -> Inside:
+def look_inside(path: Path, runner: Runner) -> ImageContents:
     """Read the files that Enroot and we put into an image; those it lacks are empty."""
     path = Path(os.path.abspath(path))  # one that begins with `-` would be an option
     tool = _tool()
     runner.run([tool, "-s", str(path)]).checked(hint=f"{path} is no squashfs image, or is damaged")
     environment, rc = (_text_in(path, name, tool) for name in ("etc/environment", "etc/rc"))
-    return Inside(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
+    return ImageContents(parse_environment(environment), parse_workdir(rc), *parse_program(rc))
 
 
 def _text_in(path: Path, name: str, tool: str) -> str:

@@ -14,17 +14,17 @@ from pathlib import Path
 from dalsegno.containers import image_metadata
 from dalsegno.containers.credentials import Wallet
 from dalsegno.containers.http import PLAIN_HINT, Http, Unreachable
-from dalsegno.containers.image_metadata import Record, with_config
+from dalsegno.containers.image_metadata import ImageRecord, with_config
 from dalsegno.containers.layers import gather
 from dalsegno.containers.manifest import DamagedImage, architecture, check_arch
 from dalsegno.containers.merge import merge
 from dalsegno.containers.registry import Registry
-from dalsegno.containers.sources import Found, FromArchive, FromLayout, FromRegistry, Source, saved_by_daemon
+from dalsegno.containers.sources import FoundImage, FromArchive, FromLayout, FromRegistry, ImageSource, saved_by_daemon
 from dalsegno.containers.squash import check_target, layer_chunks, squash, stream_size, tar_stream
-from dalsegno.containers.store import Progress, Silent, Store, Stored
+from dalsegno.containers.store import ImageStore, ImportProgress, Silent, Stored
 from dalsegno.containers.tar import CHUNK
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.image_name import DOCKER_HUB, ImageName, Kind
+from dalsegno.image_name import DOCKER_HUB, ImageKind, ImageName
 from dalsegno.system.files import explain, nameless, remove_tree
 from dalsegno.system.processes import LocalRunner, Runner
 
@@ -76,8 +76,8 @@ _FICLONE = 0x40049409  # linux/fs.h: both files share the blocks until one is wr
 class Importer:
     """How images are imported here."""
 
-    store: Store
-    progress: Progress = field(default_factory=Silent)
+    store: ImageStore
+    progress: ImportProgress = field(default_factory=Silent)
     runner: Runner = field(default_factory=LocalRunner)
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     arch: str = field(default_factory=architecture)
@@ -131,7 +131,7 @@ class Importer:
             self.progress.warn(f"{error.what}; it is not used")
             return ""
 
-    def _check_arch(self, name: ImageName, found: Found) -> None:
+    def _check_arch(self, name: ImageName, found: FoundImage) -> None:
         """What an index lists can be had by no other name, whatever the image says of itself."""
         if not found.listed:
             check_arch(found.config, self.arch, str(name))
@@ -152,22 +152,22 @@ class Importer:
     def _turn(self, what: str, told: str) -> contextlib.AbstractContextManager[None]:
         return self.store.turn(what, lambda: self.progress.stage(f"waiting for another import of {told}"))
 
-    def _stored(self, name: ImageName, source: Source, found: Found, anew: bool) -> Stored:
+    def _stored(self, name: ImageName, source: ImageSource, found: FoundImage, anew: bool) -> Stored:
         with self._turn(f"{found.digest} {self.compression}", found.digest[:19]):
             known = self.store.get(found.digest, self.compression)
             if known and not anew:
                 return known
             path = self.store.image(found.digest, self.compression)
             sha256 = self._make(name, source, found, path, own=True)
-            record = Record(
+            record = ImageRecord(
                 found.digest, self.compression, path.stat().st_size, sha256, self.store.clock(),
                 layers=tuple(dict.fromkeys(layer.digest for layer in found.layers)),
             )  # fmt: skip
             return self.store.put(with_config(record, found.config, image_metadata.workdir(found.config)))
 
-    def _make(self, name: ImageName, source: Source, found: Found, target: Path, own: bool = False) -> str:
+    def _make(self, name: ImageName, source: ImageSource, found: FoundImage, target: Path, own: bool = False) -> str:
         """Its SHA-256 is known before it has its name: from then on nothing takes time any more."""
-        if self.enroot and name.kind is Kind.REGISTRY:
+        if self.enroot and name.kind is ImageKind.REGISTRY:
             self.progress.stage("importing with Enroot")
             import_by_enroot(self.enroot, name, self.arch, target, self.runner, own)
             return digest_of(target, self.progress)
@@ -184,21 +184,21 @@ class Importer:
             return digest_of(Path(f"/proc/self/fd/{handle}"), self.progress)
 
     @contextlib.contextmanager
-    def _source(self, name: ImageName) -> Iterator[Source]:
+    def _source(self, name: ImageName) -> Iterator[ImageSource]:
         scratch = self.store.blob(f"scratch:{hashlib.sha256(str(name).encode()).hexdigest()[:32]}.part")
         try:
             yield self._open(name, scratch)
         finally:
             scratch.unlink(missing_ok=True)
 
-    def _open(self, name: ImageName, scratch: Path) -> Source:
-        if name.kind is Kind.REGISTRY:
+    def _open(self, name: ImageName, scratch: Path) -> ImageSource:
+        if name.kind is ImageKind.REGISTRY:
             wallet = Wallet(self.env, Path(self.env.get("HOME") or os.path.expanduser("~")), self.runner)
             plain = self.plain_http or self.env.get("ENROOT_ALLOW_HTTP", "").lower() in ("y", "yes", "true", "1")
             return FromRegistry(name, Registry(name, Http(plain_http=plain), wallet, plain_http=plain), self.store)
-        if name.kind is Kind.OCI:
+        if name.kind is ImageKind.OCI:
             return FromLayout(name)
-        if name.kind is Kind.ARCHIVE:
+        if name.kind is ImageKind.ARCHIVE:
             return FromArchive(name, scratch)
         if name.is_path:
             what = (
@@ -248,7 +248,7 @@ def _write_all(handle: int, chunk: bytes) -> None:
         left = left[os.write(handle, left) :]
 
 
-def digest_of(made: Path, progress: Progress) -> str:
+def digest_of(made: Path, progress: ImportProgress) -> str:
     """Of an image that was just written: sqfstar goes back in its file, so it takes another look at all of it."""
     progress.stage("reading it back", made.stat().st_size)
     return sha256_of(made, progress.advance)

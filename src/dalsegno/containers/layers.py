@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from dalsegno.containers.http import Stopped
+from dalsegno.containers.http import TransferStopped
 from dalsegno.containers.manifest import DamagedImage, Descriptor
-from dalsegno.containers.sources import Found, Source
-from dalsegno.containers.store import Progress
-from dalsegno.containers.tar import Blob, Entry, Stream, read_entries, unpacked
+from dalsegno.containers.sources import FoundImage, ImageSource
+from dalsegno.containers.store import ImportProgress
+from dalsegno.containers.tar import FileSlice, Stream, TarEntry, read_entries, unpacked
 
 AT_ONCE = 4
 _DAMAGED_HINT = "`dalsegno image gc --layers` removes the layers that are kept; then try again"
@@ -27,11 +27,11 @@ class Layer:
     """A layer on this machine, and what is in it. The blob has the digest that its bytes had when they were looked
     through, unless nobody else can change them."""
 
-    blob: Blob
-    entries: Sequence[Entry]
+    blob: FileSlice
+    entries: Sequence[TarEntry]
 
 
-def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
+def gather(source: ImageSource, found: FoundImage, progress: ImportProgress) -> list[Layer]:
     """Bring every layer, and read its headers; each digest that is known is checked."""
     count = len(found.layers)
     here = sum(min(source.here(layer), layer.size) for layer in set(found.layers))
@@ -41,7 +41,7 @@ def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
         raise DamagedImage("the manifest and the configuration name different numbers of layers")
     wanted = [(each, diff_ids[number] if diff_ids else "") for number, each in enumerate(found.layers)]
     distinct = list(dict.fromkeys(wanted))  # an empty layer may stand in an image many times
-    limits = Limits()
+    limits = ImageLimits()
 
     def one(task: tuple[Descriptor, str], stop: threading.Event) -> Layer:
         return look_through(source.layer(task[0], progress.advance, stop), task[1], stop, limits)
@@ -51,7 +51,7 @@ def gather(source: Source, found: Found, progress: Progress) -> list[Layer]:
 
 
 @dataclass
-class Limits:
+class ImageLimits:
     """How much of an image is taken: a few megabytes can be packed so that they unpack to more than any machine has.
     Layers are read by several threads, so that it may be a little more."""
 
@@ -63,14 +63,14 @@ class Limits:
         if self.unpacked < 0:
             raise DamagedImage("the image unpacks to more than a tebibyte", hint="it may be built to fill disks")
 
-    def take_entry(self, entry: Entry) -> Entry:
+    def take_entry(self, entry: TarEntry) -> TarEntry:
         self.headers -= _ENTRY_COST + len(entry.path) + len(entry.link) + sum(len(value) for _, value in entry.xattrs)
         if self.headers < 0:
             raise DamagedImage("the image has more files than fit into memory", hint="it may be built to fill memory")
         return entry
 
 
-def look_through(blob: Blob, diff_id: str, stop: threading.Event, limits: Limits) -> Layer:
+def look_through(blob: FileSlice, diff_id: str, stop: threading.Event, limits: ImageLimits) -> Layer:
     """A layer whose bytes are what the digests say, packed (the blob's own) and unpacked; "": not known."""
     packed, plain = hashlib.sha256(), hashlib.sha256()
     needed = bool(blob.digest) or not blob.private
@@ -93,7 +93,7 @@ def _through(
 ) -> Iterator[bytes]:
     for chunk in chunks:
         if stop.is_set():
-            raise Stopped
+            raise TransferStopped
         count(len(chunk))
         digest.update(chunk)
         yield chunk

@@ -63,7 +63,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ImageManifest:
     """One image: its configuration, and its layers from the lowest to the uppermost."""
 
     config: Descriptor
@@ -98,7 +98,7 @@ def check_digest(data: bytes, digest: str, what: str) -> bytes:
     return data
 
 
-def parse_manifest(data: bytes) -> Index | Manifest:
+def parse_manifest(data: bytes) -> Index | ImageManifest:
     """An index or a manifest, of OCI's or of Docker's kind."""
     value = _object(_json(data, "a manifest"), "a manifest")
     if "manifests" in value:
@@ -112,7 +112,7 @@ def parse_manifest(data: bytes) -> Index | Manifest:
     layers = tuple(_descriptor(each) for each in _list(value["layers"], "the manifest"))
     if len(layers) > _MOST_LAYERS:
         raise DamagedImage(f"the image has {len(layers)} layers; no tool makes more than {_MOST_LAYERS}")
-    return Manifest(_descriptor(value["config"]), layers)
+    return ImageManifest(_descriptor(value["config"]), layers)
 
 
 def parse_config(data: bytes) -> Config:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dalsegno.containers.manifest import DamagedImage
-from dalsegno.containers.tar import Entry, Type
+from dalsegno.containers.tar import TarEntry, Type
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -33,7 +33,7 @@ _PLAIN_XATTR = "user."
 class Placed:
     """An entry, and the names it has in the image; of a file all but the first are hard links."""
 
-    entry: Entry
+    entry: TarEntry
     names: tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ class Merged:
 
 @dataclass
 class _Folder:
-    entry: Entry
+    entry: TarEntry
     names: dict[str, _Folder | _Leaf] = field(default_factory=dict)
 
 
@@ -56,14 +56,14 @@ class _Folder:
 class _Leaf:
     """Anything but a folder: one inode, under one name or several."""
 
-    entry: Entry
+    entry: TarEntry
     layer: int
     paths: list[str] = field(default_factory=list)
 
 
-def merge(layers: Sequence[Sequence[Entry]], folders: Sequence[str] = ()) -> Merged:
+def merge(layers: Sequence[Sequence[TarEntry]], folders: Sequence[str] = ()) -> Merged:
     """Lay the layers over each other, the lowest first; `folders` are made where they are missing."""
-    root = _Folder(Entry("", Type.FOLDER))
+    root = _Folder(TarEntry("", Type.FOLDER))
     for number, layer in enumerate(layers):
         for entry in layer:
             _hide(root, entry)
@@ -75,7 +75,7 @@ def merge(layers: Sequence[Sequence[Entry]], folders: Sequence[str] = ()) -> Mer
     return _collect(root, len(layers))
 
 
-def _hide(root: _Folder, entry: Entry) -> None:
+def _hide(root: _Folder, entry: TarEntry) -> None:
     """What a whiteout takes away from the layers below."""
     above, name = _split(entry.path)
     if not name.startswith(_WHITEOUT):
@@ -89,7 +89,7 @@ def _hide(root: _Folder, entry: Entry) -> None:
         folder.names.pop(name.removeprefix(_WHITEOUT), None)
 
 
-def _put(root: _Folder, entry: Entry, layer: int) -> None:
+def _put(root: _Folder, entry: TarEntry, layer: int) -> None:
     above, name = _split(entry.path)
     if name.startswith(_WHITEOUT) or _AUFS in entry.path:
         return
@@ -108,7 +108,7 @@ def _put(root: _Folder, entry: Entry, layer: int) -> None:
         folder.names[name] = _Leaf(entry, layer)
 
 
-def _target(root: _Folder, link: Entry) -> _Leaf:
+def _target(root: _Folder, link: TarEntry) -> _Leaf:
     above, name = _split(link.link)
     folder = _walk(root, above, make=False)
     found = folder.names.get(name) if folder else None
@@ -148,7 +148,7 @@ def _walk(root: _Folder, parts: list[str], make: bool) -> _Folder | None:
                 del way[1:]
             todo.extend(there.entry.link.split("/")[::-1])
         elif make:
-            made = _Folder(Entry(part, Type.FOLDER))
+            made = _Folder(TarEntry(part, Type.FOLDER))
             way[-1].names[part] = made
             way.append(made)
         else:
@@ -193,7 +193,7 @@ def _everything(root: _Folder) -> Iterator[tuple[str, _Folder | _Leaf]]:
             todo += [(f"{path}/{name}", node.names[name]) for name in sorted(node.names, reverse=True)]
 
 
-def _harmless(entry: Entry) -> Entry:
+def _harmless(entry: TarEntry) -> TarEntry:
     mode = entry.mode & ~(_SET_USER_ID if entry.type is Type.FOLDER else _SET_IDS)
     if mode == entry.mode and not entry.xattrs:
         return entry

@@ -10,8 +10,8 @@ import urllib.parse
 from dataclasses import dataclass
 from email.message import Message
 
-from dalsegno.containers.credentials import KNOWN_REALMS, Credential, Server, Wallet, server_of
-from dalsegno.containers.http import PLAIN_HINT, Answer, Http, Refused, Unreachable, address_of, shown
+from dalsegno.containers.credentials import KNOWN_REALMS, Credential, RegistryServer, Wallet, server_of
+from dalsegno.containers.http import PLAIN_HINT, Http, HttpError, HttpResponse, Unreachable, address_of, shown
 from dalsegno.containers.manifest import MANIFEST_TYPES, MAX_JSON, DamagedImage
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.image_name import ImageName
@@ -72,11 +72,11 @@ class Registry:
         with answer:
             return _read_up_to(answer, MAX_JSON)
 
-    def blob(self, digest: str, start: int = 0) -> Answer:
+    def blob(self, digest: str, start: int = 0) -> HttpResponse:
         """A blob, from some byte on; a registry that cannot do that sends all of it, with status 200."""
         return self._get(f"blobs/{digest}", {"Range": f"bytes={start}-"} if start else {})
 
-    def _at(self, scheme: str) -> Server:
+    def _at(self, scheme: str) -> RegistryServer:
         server = server_of(f"{scheme}://{self._name.registry}/")
         if server is None:
             raise UsageError(f"`{self._name.registry}` is not a registry", hint="write HOST or HOST:PORT before `#`")
@@ -98,24 +98,24 @@ class Registry:
         """Nothing but the question itself is sent."""
         try:
             self._http.get(f"http://{self._name.registry}/v2/", timeout_s=_PROBE_S).close()
-        except Refused as refused:
+        except HttpError as refused:
             return refused.status == 401
         except DalsegnoError:
             return False
         return True
 
-    def _get(self, path: str, headers: dict[str, str]) -> Answer:
+    def _get(self, path: str, headers: dict[str, str]) -> HttpResponse:
         url = f"{self._server.scheme}://{self._name.registry}/v2/{self._name.repository}/{path}"
         used = self._authorization
         try:
             return self._http.get(url, self._with(headers, used))
-        except Refused as refused:
+        except HttpError as refused:
             if refused.status != 401 or server_of(refused.url) != self._server:  # another's challenge is not answered
                 raise self._in_words(refused) from refused
             again = self._authorize(refused, used)
         try:
             return self._http.get(url, self._with(headers, again))
-        except Refused as refused:
+        except HttpError as refused:
             raise self._in_words(refused) from refused
 
     @staticmethod
@@ -124,7 +124,7 @@ class Registry:
 
     # Proving who we are ------------------------------------------------------------------------------------------
 
-    def _authorize(self, refused: Refused, used: str) -> str:
+    def _authorize(self, refused: HttpError, used: str) -> str:
         """What the challenge asks for; of several threads one does it, when a token has run out too."""
         with self._lock:
             if self._authorization == used:
@@ -144,7 +144,7 @@ class Registry:
         known = self._known(self._wallet.for_realm(self._server, realm, self._name.user))
         return f"Bearer {self._token(challenge, known)}"
 
-    def _realm(self, challenge: Challenge) -> Server:
+    def _realm(self, challenge: Challenge) -> RegistryServer:
         """The server that gives tokens. One without TLS must be on the registry's own host: what it answers is sent to
         the registry, which could so have us read for it what only this machine can reach."""
         realm = server_of(challenge.realm)
@@ -185,7 +185,7 @@ class Registry:
         try:
             with self._http.get(url, headers, data) as answer:
                 value = json.loads(_read_up_to(answer, 1 << 20))
-        except Refused as refused:
+        except HttpError as refused:
             who = f"the password of {known.user or 'the token'}" if known else "a request without a user"
             server = address_of(url)
             by = "" if server == self._name.registry else f" (by {server}, which gives its tokens)"
@@ -200,7 +200,7 @@ class Registry:
 
     # Errors in words ---------------------------------------------------------------------------------------------
 
-    def _in_words(self, refused: Refused) -> DalsegnoError:
+    def _in_words(self, refused: HttpError) -> DalsegnoError:
         name = self._name
         if refused.status in (401, 403) and server_of(refused.url) != self._server:
             other = address_of(refused.url)
@@ -236,7 +236,7 @@ def _basic(known: Credential) -> str:
     return "Basic " + base64.b64encode(f"{known.user}:{known.password}".encode()).decode()
 
 
-def _read_up_to(answer: Answer, most: int) -> bytes:
+def _read_up_to(answer: HttpResponse, most: int) -> bytes:
     data = b""
     while piece := answer.read(1 << 16):
         data += piece

@@ -16,8 +16,8 @@ from dalsegno.containers.manifest import (
     Config,
     DamagedImage,
     Descriptor,
+    ImageManifest,
     Index,
-    Manifest,
     check_digest,
     choose,
     digest_of,
@@ -27,11 +27,11 @@ from dalsegno.containers.manifest import (
 )
 from dalsegno.containers.registry import Registry
 from dalsegno.containers.squash import Advance
-from dalsegno.containers.store import Store
-from dalsegno.containers.tar import Blob, unpacked
+from dalsegno.containers.store import ImageStore
+from dalsegno.containers.tar import FileSlice, unpacked
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
-from dalsegno.image_name import ImageName, Kind
+from dalsegno.image_name import ImageKind, ImageName
 from dalsegno.system.files import explain
 from dalsegno.system.processes import Runner
 
@@ -39,7 +39,7 @@ _DEEPEST = 4  # an index in an index
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImage:
     """One image, for one architecture."""
 
     digest: str
@@ -48,16 +48,16 @@ class Found:
     listed: bool = False  # an index has it for the architecture that was asked for
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Finds an image, and brings its layers."""
 
-    def find(self, arch: str) -> Found: ...
+    def find(self, arch: str) -> FoundImage: ...
 
     def here(self, layer: Descriptor) -> int:
         """How many of its bytes an earlier call has brought."""
         ...
 
-    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
         """Its bytes, with the digest that is still to be checked."""
         ...
 
@@ -65,25 +65,25 @@ class Source(Protocol):
 class FromRegistry:
     """An image in a registry; its layers come into the store."""
 
-    def __init__(self, name: ImageName, registry: Registry, store: Store) -> None:
+    def __init__(self, name: ImageName, registry: Registry, store: ImageStore) -> None:
         self._name, self._registry, self._store = name, registry, store
 
-    def find(self, arch: str) -> Found:
+    def find(self, arch: str) -> FoundImage:
         data = self._registry.manifest(self._name.reference)
         if self._name.digest:
             check_digest(data, self._name.digest, "the manifest")
         digest, manifest, listed = _resolve(data, arch, str(self._name), self._manifest)
         config = self.layer(manifest.config, lambda _: None, threading.Event()).read(MAX_JSON)
         checked = check_digest(config, manifest.config.digest, "the configuration")
-        return Found(digest, manifest.layers, parse_config(checked), listed)
+        return FoundImage(digest, manifest.layers, parse_config(checked), listed)
 
     def here(self, layer: Descriptor) -> int:
         return brought(self._store.blob(layer.digest))
 
-    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
         path = self._store.blob(layer.digest)
         checked = fetch(self._registry, layer, path, advance, stop)
-        return Blob(path, digest="" if checked else layer.digest, private=True)
+        return FileSlice(path, digest="" if checked else layer.digest, private=True)
 
     def _manifest(self, wanted: Descriptor) -> bytes:
         return check_digest(self._registry.manifest(wanted.digest), wanted.digest, "the manifest")
@@ -95,13 +95,13 @@ class FromLayout:
     def __init__(self, name: ImageName) -> None:
         self._name, self._folder = name, Path(name.path)
 
-    def find(self, arch: str) -> Found:
+    def find(self, arch: str) -> FoundImage:
         index_file = self._folder / "index.json"
         if not index_file.is_file():
             raise NotThere(
                 f"{self._folder} is no OCI layout: it has no index.json", hint="write it as `oci:FOLDER:TAG`"
             )
-        index = parse_manifest(Blob(index_file).read(MAX_JSON))
+        index = parse_manifest(FileSlice(index_file).read(MAX_JSON))
         if not isinstance(index, Index):
             raise DamagedImage(f"{index_file} is no index")
         # A layout's list without names may be one image for several machines.
@@ -112,17 +112,19 @@ class FromLayout:
             else choose(index, arch, str(self._name))
         )
         digest, manifest, listed = _resolve(self._blob(top), arch, str(self._name), self._blob)
-        return Found(digest, manifest.layers, parse_config(self._blob(manifest.config)), listed or top.arch == arch)
+        return FoundImage(
+            digest, manifest.layers, parse_config(self._blob(manifest.config)), listed or top.arch == arch
+        )
 
     def here(self, layer: Descriptor) -> int:
         return 0
 
-    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
         advance(layer.size)
-        return Blob(self._path(layer), digest=layer.digest)
+        return FileSlice(self._path(layer), digest=layer.digest)
 
     def _blob(self, wanted: Descriptor) -> bytes:
-        return check_digest(Blob(self._path(wanted)).read(MAX_JSON), wanted.digest, f"a blob of {self._folder}")
+        return check_digest(FileSlice(self._path(wanted)).read(MAX_JSON), wanted.digest, f"a blob of {self._folder}")
 
     def _path(self, wanted: Descriptor) -> Path:
         path = self._folder / "blobs" / "sha256" / wanted.hex
@@ -131,12 +133,12 @@ class FromLayout:
         return path
 
 
-def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, Manifest, bool]:
+def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], bytes]) -> tuple[str, ImageManifest, bool]:
     """From an index, through those that are in it, to the image for this architecture; and whether they say so."""
     listed = False
     for _ in range(_DEEPEST):
         found = parse_manifest(data)
-        if isinstance(found, Manifest):
+        if isinstance(found, ImageManifest):
             return digest_of(data), found, listed
         chosen = choose(found, arch, what)
         data, listed = get(chosen), listed or chosen.arch == arch
@@ -147,7 +149,7 @@ def _resolve(data: bytes, arch: str, what: str, get: Callable[[Descriptor], byte
 
 
 _MANIFEST = "manifest.json"
-_PROGRAMS = {Kind.DOCKERD: "docker", Kind.PODMAN: "podman"}
+_PROGRAMS = {ImageKind.DOCKERD: "docker", ImageKind.PODMAN: "podman"}
 _MOST_LINKS = 8
 
 
@@ -157,9 +159,9 @@ class FromArchive:
     def __init__(self, name: ImageName, scratch: Path) -> None:
         """`scratch`: a file that may be made, for an archive that is packed."""
         self._name, self._path, self._scratch = name, Path(name.path), scratch
-        self._layers: dict[str, Blob] = {}
+        self._layers: dict[str, FileSlice] = {}
 
-    def find(self, arch: str) -> Found:
+    def find(self, arch: str) -> FoundImage:
         if not self._path.is_file():
             raise NotThere(f"no file {self._path}", hint="write it as `docker-archive:FILE`")
         self._path = _plain(self._path, self._scratch)
@@ -171,7 +173,7 @@ class FromArchive:
                 f"{self._path} is no archive of an image: {error}", hint="`docker save` writes one"
             ) from error
 
-    def _read(self, archive: tarfile.TarFile) -> Found:
+    def _read(self, archive: tarfile.TarFile) -> FoundImage:
         image = self._choose(_json(archive))
         config_data = _member(archive, str(image.get("Config", ""))).read(MAX_JSON)
         config = parse_config(config_data)
@@ -183,7 +185,7 @@ class FromArchive:
             blob = _member(archive, str(layer))
             self._layers[diff_id] = blob
             found.append(Descriptor(diff_id, blob.size))
-        return Found(digest_of(config_data), tuple(found), config)
+        return FoundImage(digest_of(config_data), tuple(found), config)
 
     def _choose(self, images: list[dict[str, object]]) -> dict[str, object]:
         wanted = f"{self._name.repository}:{self._name.tag}" if self._name.repository else ""
@@ -205,7 +207,7 @@ class FromArchive:
     def here(self, layer: Descriptor) -> int:
         return 0
 
-    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> Blob:
+    def layer(self, layer: Descriptor, advance: Advance, stop: threading.Event) -> FileSlice:
         advance(layer.size)
         return self._layers[layer.digest]
 
@@ -215,7 +217,7 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
     program = _PROGRAMS[name.kind]
     reference = f"{name.repository}@{name.digest}" if name.digest else f"{name.repository}:{name.tag}"
     argv = [program, "save", "--output", str(scratch), reference]
-    if name.kind is Kind.PODMAN:
+    if name.kind is ImageKind.PODMAN:
         argv[2:2] = ["--format", "docker-archive"]
     try:
         done = runner.run(argv)
@@ -225,7 +227,7 @@ def saved_by_daemon(name: ImageName, runner: Runner, scratch: Path) -> ImageName
         ) from error
     away = "daemon" in done.stderr and "connect" in done.stderr
     done.checked(hint="start it, or see that you may talk to it" if away else f"`{program} images` lists what it has")
-    return ImageName(Kind.ARCHIVE, path=str(scratch))
+    return ImageName(ImageKind.ARCHIVE, path=str(scratch))
 
 
 def _plain(path: Path, scratch: Path) -> Path:
@@ -235,7 +237,7 @@ def _plain(path: Path, scratch: Path) -> Path:
             return path
     try:
         with open(scratch, "wb") as target:
-            for chunk in unpacked(Blob(path).raw()):
+            for chunk in unpacked(FileSlice(path).raw()):
                 target.write(chunk)
     except OSError as error:
         raise explain(error, scratch) from error
@@ -253,7 +255,7 @@ def _json(archive: tarfile.TarFile) -> list[dict[str, object]]:
     return value
 
 
-def _member(archive: tarfile.TarFile, name: str) -> Blob:
+def _member(archive: tarfile.TarFile, name: str) -> FileSlice:
     """Where a member's bytes lie, through the links that stand for layers used twice."""
     for _ in range(_MOST_LINKS):
         try:
@@ -263,7 +265,7 @@ def _member(archive: tarfile.TarFile, name: str) -> Blob:
                 f"{archive.name!s} is no archive of an image: it has no {name}", hint="`docker save` writes one"
             ) from None
         if info.isreg():
-            return Blob(Path(str(archive.name)), info.offset_data, info.size)
+            return FileSlice(Path(str(archive.name)), info.offset_data, info.size)
         if not (info.issym() or info.islnk()):
             break
         name = _joined(name, info.linkname) if info.issym() else info.linkname

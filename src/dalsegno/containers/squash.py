@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dalsegno.containers.manifest import DamagedImage
 from dalsegno.containers.merge import Merged
-from dalsegno.containers.tar import END, Blob, Stream, hard_link, header, padding, unpacked
+from dalsegno.containers.tar import END, FileSlice, Stream, hard_link, header, padding, unpacked
 from dalsegno.errors import CommandFailed, DalsegnoError, UsageError
 from dalsegno.system.machine import program
 from dalsegno.system.pipes import Sink
@@ -41,7 +41,7 @@ def tar_stream(merged: Merged, layers: Sequence[Iterator[bytes]], advance: Advan
             for other in others:
                 yield hard_link(entry, other, first)
             advance(stream.offset - before)
-        if isinstance(chunks, Again):
+        if isinstance(chunks, SecondReading):
             chunks.check()
     yield END
 
@@ -108,11 +108,11 @@ def check_target(target: Path, force: bool) -> None:
         raise UsageError(f"there is no folder {target.parent}", hint="make it, or name another file")
 
 
-class Again(Iterator[bytes]):
+class SecondReading(Iterator[bytes]):
     """A layer's unpacked bytes, read a second time: they must be what they were when its digest was checked. Whoever
     owns the file could have changed it in between."""
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: FileSlice) -> None:
         self._blob, self._digest = blob, hashlib.sha256()
         self._raw = self._read(blob.raw()) if blob.digest else blob.raw()
         self._chunks = unpacked(self._raw)
@@ -137,5 +137,5 @@ class Again(Iterator[bytes]):
             raise DamagedImage(f"a layer in {self._blob.path} changed while it was read", hint="try again")
 
 
-def layer_chunks(blobs: Sequence[Blob]) -> list[Iterator[bytes]]:
-    return [Again(blob) for blob in blobs]
+def layer_chunks(blobs: Sequence[FileSlice]) -> list[Iterator[bytes]]:
+    return [SecondReading(blob) for blob in blobs]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dalsegno.containers.image_metadata import Record, Tag, Written, read_record, read_tag, read_written, write
+from dalsegno.containers.image_metadata import ImageRecord, Tag, Written, read_record, read_tag, read_written, write
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware.catalog import did_you_mean
 from dalsegno.image_name import parse_name
@@ -43,7 +43,7 @@ _PREFIX = re.compile(r"(?:sha256:)?([0-9a-f]{1,64})")
 class Stored:
     """An image of the store, with the names that lead to it."""
 
-    record: Record
+    record: ImageRecord
     path: Path
     names: tuple[str, ...] = ()
 
@@ -56,7 +56,7 @@ class Swept:
     size: int
 
 
-class Store:
+class ImageStore:
     """A folder of images. Any number of processes, on any number of nodes that see the folder, may use it at once."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Store:
         self.folder = folder
         self.clock = clock
         self._owners = frozenset({0, os.geteuid()}) if owners is None else owners
-        self.shared = Store(shared, owners=frozenset({0})) if shared and _is_roots(shared) else None
+        self.shared = ImageStore(shared, owners=frozenset({0})) if shared and _is_roots(shared) else None
 
     # Places ------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Store:
     def _tags(self) -> list[Tag]:
         return [tag for path in (self.folder / "tags").glob("*.json") if (tag := self._read_tag(path))]
 
-    def _record(self, path: Path) -> Record | None:
+    def _record(self, path: Path) -> ImageRecord | None:
         return read_record(path) if is_ours(path, self._owners) else None
 
     def _read_tag(self, path: Path) -> Tag | None:
@@ -181,13 +181,13 @@ class Store:
 
     # Changing ----------------------------------------------------------------------------------------------------
 
-    def put(self, record: Record) -> Stored:
+    def put(self, record: ImageRecord) -> Stored:
         """Note an image whose file is there."""
         path = self.image(record.digest, record.compression)
         write(path.with_suffix(".json"), record)
         return Stored(record, path)
 
-    def name(self, name: str, arch: str, record: Record) -> None:
+    def name(self, name: str, arch: str, record: ImageRecord) -> None:
         write(self._tag(name, arch), Tag(name, record.digest, record.compression, arch, self.clock()))
 
     def wrote(self, path: Path, name: str, sha256: str) -> None:
@@ -253,16 +253,16 @@ def _is_of(tag: Tag, stored: Stored) -> bool:
     return (tag.digest, tag.compression) == (stored.record.digest, stored.record.compression)
 
 
-def open_store(wanted: Path, own: Path) -> Store:
+def open_store(wanted: Path, own: Path) -> ImageStore:
     """The store at a place that is ours, or may be. Where it is another's: a part of it if all may write there, else
     `own`; and theirs to read."""
     if wanted.exists() and not wanted.is_dir():
         raise UsageError(f"{wanted} is no folder: images cannot be kept there", hint="DALSEGNO_IMAGES names another")
     if _may_make(wanted) and (not wanted.exists() or wanted.stat().st_uid == os.geteuid()):
-        return Store(wanted)
+        return ImageStore(wanted)
     if wanted.is_dir() and os.access(wanted, os.W_OK):
-        return Store(wanted / f"of-{os.geteuid()}", wanted)
-    return Store(own, wanted)
+        return ImageStore(wanted / f"of-{os.geteuid()}", wanted)
+    return ImageStore(own, wanted)
 
 
 def _may_make(folder: Path) -> bool:
@@ -297,7 +297,7 @@ def _remove(paths: list[Path]) -> Swept:
 # ---- How an import tells how far it is.
 
 
-class Progress(Protocol):
+class ImportProgress(Protocol):
     """Stages, each of so many bytes, of which some may be here already; called from several threads."""
 
     def stage(self, text: str, total: int = 0, here: int = 0) -> None: ...

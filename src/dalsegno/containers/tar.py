@@ -44,7 +44,7 @@ _TYPES = {b"0": Type.FILE, b"\0": Type.FILE, b"7": Type.FILE, b"1": Type.LINK, b
           b"4": Type.DEVICE, b"5": Type.FOLDER, b"6": Type.FIFO}  # fmt: skip
 
 
-class Entry(NamedTuple):
+class TarEntry(NamedTuple):
     """One thing in a layer. `path` as the tar says it; `link`: what a link leads to."""
 
     path: str
@@ -107,7 +107,7 @@ class Stream:
             self.offset += len(chunk)
 
 
-def read_entries(stream: Stream) -> Iterator[Entry]:
+def read_entries(stream: Stream) -> Iterator[TarEntry]:
     """All of a layer, in its order. Zeros at its end may be missing, those of its last file too: umoci 0.4 does so."""
     everywhere: dict[str, bytes] = {}  # pax records that hold for all that follow
     records: dict[str, bytes] = {}
@@ -140,7 +140,7 @@ def read_entries(stream: Stream) -> Iterator[Entry]:
             raise DamagedImage(f"a layer has an entry of a kind that is not known: {kind!r}")
 
 
-def _parse(header: bytes, records: dict[str, bytes]) -> tuple[Entry, bytes, int]:
+def _parse(header: bytes, records: dict[str, bytes]) -> tuple[TarEntry, bytes, int]:
     if len(header) < BLOCK:
         raise DamagedImage("a layer ends in the middle of a header")
     name, mode, uid, gid, size, mtime, check, kind, link, magic, *_, prefix = _FIELDS.unpack(header)
@@ -152,7 +152,7 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[Entry, bytes, int]
     entry_type = _TYPES.get(kind, Type.FILE)
     if entry_type is Type.FILE and kind == b"\0" and path.endswith(b"/"):
         entry_type = Type.FOLDER  # how it was written before 1988
-    entry = Entry(
+    entry = TarEntry(
         _text(path), entry_type, _number(mode) & 0o7777, _number(uid), _number(gid), _time(_number(mtime)),
         _number(size), 0, _text(link.partition(b"\0")[0]),
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _parse(header: bytes, records: dict[str, bytes]) -> tuple[Entry, bytes, int]
     return entry, kind, entry.size
 
 
-def _with_records(entry: Entry, records: dict[str, bytes]) -> Entry:
+def _with_records(entry: TarEntry, records: dict[str, bytes]) -> TarEntry:
     if any(key.startswith("GNU.sparse.") for key in records):
         raise DamagedImage("a layer has a sparse file, which no registry's tool writes")
     try:
@@ -239,7 +239,7 @@ _PAX = b"x"
 END = bytes(2 * BLOCK)
 
 
-def header(entry: Entry, path: str, link: str = "") -> bytes:
+def header(entry: TarEntry, path: str, link: str = "") -> bytes:
     """The header of `entry` under the name `path`; what the old format cannot hold goes into a pax header before it."""
     name = _bytes(path + ("/" if entry.type is Type.FOLDER else ""))
     target = _bytes(link)
@@ -256,7 +256,7 @@ def header(entry: Entry, path: str, link: str = "") -> bytes:
     return before + _block(name, entry, entry.type.value.encode(), size, target)
 
 
-def hard_link(entry: Entry, path: str, first: str) -> bytes:
+def hard_link(entry: TarEntry, path: str, first: str) -> bytes:
     """Another name for the file that stands in the stream as `first`."""
     return header(entry._replace(type=Type.LINK, size=0, xattrs=()), path, first)
 
@@ -265,7 +265,7 @@ def padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
-def _block(name: bytes, entry: Entry, kind: bytes, size: int, link: bytes) -> bytes:
+def _block(name: bytes, entry: TarEntry, kind: bytes, size: int, link: bytes) -> bytes:
     block = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0        %b%bustar\00000" % (
         name[:100].ljust(100, b"\0"), entry.mode, entry.uid % 8**7, entry.gid % 8**7, size % 8**11, entry.mtime,
         kind, link[:100].ljust(100, b"\0"),
@@ -275,7 +275,7 @@ def _block(name: bytes, entry: Entry, kind: bytes, size: int, link: bytes) -> by
 
 def _pax_header(records: list[tuple[str, bytes]]) -> bytes:
     data = b"".join(_record(key, value) for key, value in records)
-    about = Entry("", Type.FILE, mode=0o644)
+    about = TarEntry("", Type.FILE, mode=0o644)
     return _block(b"./PaxHeaders/x", about, _PAX, len(data), b"") + data + padding(len(data))
 
 
@@ -302,7 +302,7 @@ _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 
 
 @dataclass(frozen=True)
-class Blob:
+class FileSlice:
     """Bytes on disk: a file, or a part of one."""
 
     path: Path

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dalsegno.containers import parse_name
 from dalsegno.containers.import_image import Importer
-from dalsegno.containers.store import Store
+from dalsegno.containers.store import ImageStore
 from dalsegno.demo.researchers import until
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.slurm.client import SlurmClient
@@ -41,7 +41,7 @@ class NodeProcess:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ProgramSight:
     """What is to be seen of a program while its job runs."""
 
     pid: int
@@ -58,12 +58,12 @@ class Ending:
 
     job: int
     command: str
-    sight: Sight
+    sight: ProgramSight
     lives_on: bool
 
 
 @dataclass(frozen=True)
-class Stage:
+class DockerStage:
     """One node, and whoever hands the jobs in. `ask` is answered on the node, as root."""
 
     slurm: SlurmClient
@@ -73,7 +73,7 @@ class Stage:
     output: Path  # of the jobs
 
 
-def play(stage: Stage, command: str, say: Say, export: str = "") -> Ending:
+def play(stage: DockerStage, command: str, say: Say, export: str = "") -> Ending:
     """Hand a job in, look at its program, cancel the job, and look again once Slurm has nothing on the node."""
     before = {process.pid for process in find(stage)}
     words = ["--gpus=1", f"--output={stage.output}", f"--export=ALL{export and ','}{export}", f"--wrap={command}"]
@@ -89,7 +89,7 @@ def play(stage: Stage, command: str, say: Say, export: str = "") -> Ending:
     return Ending(job, command, sight, lives_on)
 
 
-def _started(stage: Stage, job: int, before: set[int]) -> int:
+def _started(stage: DockerStage, job: int, before: set[int]) -> int:
     new = [process.pid for process in find(stage) if process.pid not in before]
     if not new and stage.slurm.job(job).state.ended:
         said = stage.output.read_text(errors="replace").strip() if stage.output.exists() else ""
@@ -100,22 +100,22 @@ def _started(stage: Stage, job: int, before: set[int]) -> int:
     return new[0] if new else 0
 
 
-def _is_idle(stage: Stage) -> bool:
+def _is_idle(stage: DockerStage) -> bool:
     """Slurm has killed what it knows of: a node is idle already while it does, but COMPLETING too."""
     node = stage.slurm.node(stage.node)
     return node.state is NodeState.IDLE and not node.flags
 
 
-def find(stage: Stage) -> list[NodeProcess]:
+def find(stage: DockerStage) -> list[NodeProcess]:
     """Slurm writes a program with its folder, Docker without."""
     name = PROGRAM.split()[0]
     return [each for each in processes(stage) if each.name == name and each.words.endswith(PROGRAM)]
 
 
-def look(stage: Stage, job: int, pid: int) -> Sight:
+def look(stage: DockerStage, job: int, pid: int) -> ProgramSight:
     known = {process.pid: process for process in processes(stage)}
     counted = stage.ask(["scontrol", "listpids", str(job), stage.node])
-    return Sight(
+    return ProgramSight(
         pid,
         known[pid].user,
         ancestors(known, pid),
@@ -125,7 +125,7 @@ def look(stage: Stage, job: int, pid: int) -> Sight:
     )
 
 
-def processes(stage: Stage) -> list[NodeProcess]:
+def processes(stage: DockerStage) -> list[NodeProcess]:
     return parse_ps(stage.ask(["ps", "-eo", "pid=,ppid=,user:16=,comm=,args="]))
 
 
@@ -281,7 +281,7 @@ def give_to_docker(docker: Docker, folder: Path) -> str:
 def take_from_docker(docker: Docker, folder: Path) -> Path:
     """The same image as a .sqsh, as `dalsegno image import dockerd://…` makes it."""
     path = folder / "sleep.sqsh"
-    Importer(Store(folder / "images"), runner=docker).to_file(parse_name(f"dockerd://{NAME}"), path)
+    Importer(ImageStore(folder / "images"), runner=docker).to_file(parse_name(f"dockerd://{NAME}"), path)
     path.chmod(0o644)
     return path
 

@@ -40,7 +40,7 @@ FAIR_SHARE_WAIT_S = 150.0  # Slurm works fair share out once a minute at best
 
 
 @dataclass(frozen=True)
-class Wish:
+class WantedJob:
     """A job that a researcher hands in."""
 
     who: str
@@ -49,12 +49,12 @@ class Wish:
     seconds: int
 
 
-WISHES = (Wish("ada", 2, "medium", 7), Wish("bob", 2, "high", 4), Wish("cem", 1, "low", 2))
+WISHES = (WantedJob("ada", 2, "medium", 7), WantedJob("bob", 2, "high", 4), WantedJob("cem", 1, "low", 2))
 HEAVY, LIGHT = "ada", "cem"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """What happened: the jobs as accounting tells, the refusal in Slurm's words, the next jobs' priorities."""
 
     jobs: dict[str, JobInfo]
@@ -71,7 +71,7 @@ class Lab:
     as_user: Callable[[str], SlurmClient]
 
 
-def play(lab: Lab, say: Say) -> Outcome:
+def play(lab: Lab, say: Say) -> ScenarioOutcome:
     """The whole scene; leaves no job behind, and the partition open."""
     say("the partition is closed; ada, bob and cem hand their jobs in, in this order")
     lab.slurm.update(PartitionName=PARTITION, State="DOWN")
@@ -87,10 +87,10 @@ def play(lab: Lab, say: Say) -> Outcome:
     say(f"running: {' and '.join(running)}, on all four GPUs; {waiting} waits")
     jobs = _wait_for_end(lab, ids)
     say("all three are done; ada takes all four GPUs, and she and cem hand in one more job each, alike in all else")
-    return Outcome(jobs, running, refusal, _compare_next(lab, say))
+    return ScenarioOutcome(jobs, running, refusal, _compare_next(lab, say))
 
 
-def _submit(lab: Lab, wish: Wish) -> int:
+def _submit(lab: Lab, wish: WantedJob) -> int:
     args = [
         "-A",
         wish.who,
@@ -140,9 +140,9 @@ def _wait_for_end(lab: Lab, ids: dict[str, int]) -> dict[str, JobInfo]:
 
 def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
     """One takes all GPUs; meanwhile both hand in equal jobs, and Slurm weighs every minute who used how much."""
-    hog = _submit(lab, Wish(HEAVY, 4, "medium", 600))
+    hog = _submit(lab, WantedJob(HEAVY, 4, "medium", 600))
     until(lambda: lab.slurm.job(hog).state is JobState.RUNNING, 60, f"{HEAVY}'s big job running")
-    ids = {who: _submit(lab, Wish(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
+    ids = {who: _submit(lab, WantedJob(who, 1, "medium", 1)) for who in (HEAVY, LIGHT)}
     say("Slurm works fair share out once a minute: waiting for it")
 
     def weighed() -> dict[str, int]:
@@ -159,7 +159,7 @@ def _compare_next(lab: Lab, say: Say) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Bar:
+class JobBar:
     """A job: what is written left and right of it, and its times in seconds from any common start."""
 
     label: str
@@ -169,7 +169,7 @@ class Bar:
     ended: float
 
 
-def draw(bars: Sequence[Bar], width: int = 48, *, solid: str = "█", dotted: str = "·") -> str:
+def draw(bars: Sequence[JobBar], width: int = 48, *, solid: str = "█", dotted: str = "·") -> str:
     """One line a bar, and a scale below."""
     first = min(bar.submitted for bar in bars)
     last = max(bar.ended for bar in bars)

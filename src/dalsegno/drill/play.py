@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from dalsegno.drill.schedule import Kind, Lot
-from dalsegno.drill.story import UNDER_WAY_S, Blow, Step
+from dalsegno.drill.schedule import FaultKind, Lot
+from dalsegno.drill.story import UNDER_WAY_S, Blow, TrainedStep
 
 LOOK_S = 0.05
 PATIENCE_S = 60.0  # a run that does not train again within that is not struck any more
 
 
-class Stage(Protocol):
+class DrillStage(Protocol):
     """A run that trains on a cluster that may be hurt."""
 
     def look(self) -> None:
@@ -28,17 +28,17 @@ class Stage(Protocol):
         """A node that is lost now would have to be waited for: no spare is ready."""
         ...
 
-    def newest(self) -> Step | None:
+    def newest(self) -> TrainedStep | None:
         """The last step that was done."""
         ...
 
     def over(self) -> bool: ...
 
-    def strike(self, kind: Kind, node: str) -> None: ...
+    def strike(self, kind: FaultKind, node: str) -> None: ...
 
 
 def play(
-    stage: Stage,
+    stage: DrillStage,
     lots: Sequence[Lot],
     say: Callable[[Blow | str], None],
     now: Callable[[], float] = time.time,
@@ -67,7 +67,7 @@ def play(
 
 
 def _when_ready(
-    stage: Stage,
+    stage: DrillStage,
     lot: Lot,
     last: Blow | None,
     now: Callable[[], float],
@@ -76,7 +76,7 @@ def _when_ready(
 ) -> Sequence[str]:
     """The nodes that train, once it has gone on for so many steps since the last blow; none: it will not."""
     until = now() + PATIENCE_S
-    begun: Step | None = None
+    begun: TrainedStep | None = None
     while not stage.over():
         stage.look()
         step, members = stage.newest(), stage.members()
@@ -91,12 +91,12 @@ def _when_ready(
     return []
 
 
-def _open_to(kind: Kind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
+def _open_to(kind: FaultKind, members: Sequence[str], blows: Sequence[Blow]) -> Sequence[str]:
     """Where it can be seen: nobody starts an agent again that the drill itself has killed."""
     blind = {blow.node for blow in blows if blow.fault == "agent-dead"} if kind.by_agent else ()
     return [node for node in members if node not in blind]
 
 
-def _goes_on(step: Step, last: Blow) -> bool:
+def _goes_on(step: TrainedStep, last: Blow) -> bool:
     """A step under way when the blow fell may still be noted a moment later."""
     return step.at > last.at + UNDER_WAY_S

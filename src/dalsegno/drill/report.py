@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from dalsegno.drill.story import Drill, Mark, Recovery, Stop
+from dalsegno.drill.story import Drill, DrillMark, Recovery, TrainingStop
 from dalsegno.printable import in_html
 
 COLUMNS = ["#", "FAULT", "NODE", "KNOWN", "DRAINED", "TRAINS ON", "BACK IN SERVICE", "STEPS LOST"]
@@ -69,7 +69,7 @@ def _with_a_spare(drill: Drill) -> list[str]:
     return [f"{bare} of these hit while no spare was ready, and another node had to come first{others}"]
 
 
-def _once_more(stop: Stop) -> str:
+def _once_more(stop: TrainingStop) -> str:
     """One that stands in no fault's line."""
     blow = stop.blow
     after = f" {max(stop.after_s, 0.0):.1f} s after {blow.fault} on {blow.node}" if blow else ""
@@ -105,7 +105,7 @@ def as_json(drill: Drill) -> dict[str, Any]:
     return {**whole, **times, **steps, **told}
 
 
-def _stop(each: Stop) -> dict[str, Any]:
+def _stop(each: TrainingStop) -> dict[str, Any]:
     number = each.blow.number if each.blow else None
     return {"after_fault": number, "after_s": each.after_s, "for_s": each.for_s, "why": each.why}
 
@@ -267,7 +267,7 @@ def _beside(beside: Comparison) -> str:
 
 
 def _events(drill: Drill) -> list[list[str]]:
-    blows = [Mark(blow.at, "injected", blow.node, blow.fault) for blow in drill.blows]
+    blows = [DrillMark(blow.at, "injected", blow.node, blow.fault) for blow in drill.blows]
     noted = sorted([*blows, *drill.marks], key=lambda mark: mark.at)
     return [[f"{mark.at - drill.started:.2f} s", mark.what, mark.node, mark.text] for mark in noted]
 

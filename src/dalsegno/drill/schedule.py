@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.drill.story import RETURNED, Blow, Mark
+from dalsegno.drill.story import RETURNED, Blow, DrillMark
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import Options
+from dalsegno.targets.faults import FaultOptions
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """A fault as `inject` knows it, and what is to be expected of it."""
 
     fault: str
-    options: Options = field(default_factory=Options)
+    options: FaultOptions = field(default_factory=FaultOptions)
     stops: bool = True  # training cannot go on where it was
     heals: bool = True  # the controller has something to mend
     weight: int = 1
@@ -33,12 +33,12 @@ class Kind:
 
 
 KINDS = (
-    Kind("power-off", weight=3),
-    Kind("worker-kill", heals=False, weight=3),
-    Kind("xid", Options(code=79), weight=2, by_agent=True),
-    Kind("agent-dead", stops=False, heals=False, by_agent=True),
-    Kind("slurmd-dead", stops=False),
-    Kind("net-cut", Options(for_s=3.0)),
+    FaultKind("power-off", weight=3),
+    FaultKind("worker-kill", heals=False, weight=3),
+    FaultKind("xid", FaultOptions(code=79), weight=2, by_agent=True),
+    FaultKind("agent-dead", stops=False, heals=False, by_agent=True),
+    FaultKind("slurmd-dead", stops=False),
+    FaultKind("net-cut", FaultOptions(for_s=3.0)),
 )
 
 
@@ -46,12 +46,12 @@ KINDS = (
 class Lot:
     """One fault to come."""
 
-    kind: Kind
+    kind: FaultKind
     after_steps: int  # since the last one was recovered from
     node: int  # the how manieth of those that train at that time
 
 
-def chosen(names: Sequence[str]) -> Sequence[Kind]:
+def chosen(names: Sequence[str]) -> Sequence[FaultKind]:
     """The kinds of these names; all where none is named."""
     known = [kind.fault for kind in KINDS]
     for name in names:
@@ -61,7 +61,7 @@ def chosen(names: Sequence[str]) -> Sequence[Kind]:
     return [kind for kind in KINDS if not names or kind.fault in names]
 
 
-def draw(count: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Lot]:
+def draw(count: int, seed: int, kinds: Sequence[FaultKind] = KINDS) -> list[Lot]:
     """Every kind once, as far as there is room, then by weight; in random order."""
     dice = random.Random(seed)
     chosen = dice.sample(list(kinds), min(count, len(kinds)))
@@ -139,7 +139,7 @@ def already_hurt(wounds: Sequence[Wound], nodes: Sequence[Mapping[str, Any]]) ->
         f"{node} has been injected with {' and '.join(faults)} before: the drill leaves that as it is"
         for node, faults in injected.items()
     ]
-    suspected = [node for node in nodes if Phase.told(node.get("phase")) is Phase.SUSPECTED]
+    suspected = [node for node in nodes if NodePhase.told(node.get("phase")) is NodePhase.SUSPECTED]
     return found + [f"{node['node']} is suspected: {node['note']}" for node in suspected]
 
 
@@ -149,7 +149,7 @@ def already_hurt(wounds: Sequence[Wound], nodes: Sequence[Mapping[str, Any]]) ->
 NOTICED_S = 20.0  # whatever nobody has seen by then, nobody will
 
 
-def still_out(blows: Sequence[Blow], marks: Sequence[Mark]) -> list[Blow]:
+def still_out(blows: Sequence[Blow], marks: Sequence[DrillMark]) -> list[Blow]:
     """Blows whose node was to be mended, and has not been returned since."""
     returned = {mark.node: mark.at for mark in sorted(marks, key=lambda mark: mark.at) if mark.what == RETURNED}
     return [blow for blow in blows if blow.heals and returned.get(blow.node, 0.0) <= blow.at]
@@ -158,13 +158,13 @@ def still_out(blows: Sequence[Blow], marks: Sequence[Mark]) -> list[Blow]:
 def worth_waiting(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]], now: float) -> list[Blow]:
     """Those of them that may yet come. `nodes` is what the controller says of each: of one that it has in service
     still it has seen nothing, and one that it has given up needs a person."""
-    return [blow for blow in missing if _may_come(blow, Phase.told(nodes.get(blow.node, {}).get("phase")), now)]
+    return [blow for blow in missing if _may_come(blow, NodePhase.told(nodes.get(blow.node, {}).get("phase")), now)]
 
 
-def _may_come(blow: Blow, phase: Phase, now: float) -> bool:
-    if phase is Phase.IN_SERVICE:
+def _may_come(blow: Blow, phase: NodePhase, now: float) -> bool:
+    if phase is NodePhase.IN_SERVICE:
         return now - blow.at < NOTICED_S
-    return phase is not Phase.GIVEN_UP
+    return phase is not NodePhase.GIVEN_UP
 
 
 def waited_for(missing: Sequence[Blow], nodes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -31,7 +31,7 @@ class Blow:
 
 
 @dataclass(frozen=True)
-class Mark:
+class DrillMark:
     """Something that somebody noticed or did: the run's coordinator, or the cluster's controller."""
 
     at: float
@@ -41,7 +41,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainedStep:
     """A step that the first rank has done."""
 
     at: float
@@ -64,7 +64,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Stop:
+class TrainingStop:
     """A stop of training that comes on top: after which blow, how long after it, and for how long; `why` as far as the
     run has noted it."""
 
@@ -83,8 +83,8 @@ class Drill:
     started: float
     ended: float
     blows: tuple[Blow, ...]
-    marks: tuple[Mark, ...]
-    steps: tuple[Step, ...]
+    marks: tuple[DrillMark, ...]
+    steps: tuple[TrainedStep, ...]
     goodput: Mapping[str, float] = field(default_factory=dict)  # seconds by kind
     exit_code: int = 0
     orphans: int = 0
@@ -97,7 +97,7 @@ class Drill:
         return tuple(recovery(blow, self.blows, self.marks, self.steps) for blow in self.blows)
 
     @property
-    def more_stops(self) -> tuple[Stop, ...]:
+    def more_stops(self) -> tuple[TrainingStop, ...]:
         """Those that no blow has in its own line."""
         return stops_beside(self.blows, self.marks, self.steps)
 
@@ -123,7 +123,7 @@ class Drill:
         return self.exit_code == 0 and not self.orphans and self.exact is not False
 
 
-def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> Recovery:
+def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]) -> Recovery:
     """What the next blow to the same node makes known is its own, if there is anything to mend after it. A node that is
     mended is mended of all that has hit it: several blows may have one drain and one return."""
     later = [each.at for each in blows if each.node == blow.node and each.at > blow.at and each.heals]
@@ -149,13 +149,13 @@ def recovery(blow: Blow, blows: Sequence[Blow], marks: Sequence[Mark], steps: Se
     )
 
 
-def _was_out(blow: Blow, on_node: Sequence[Mark]) -> bool:
+def _was_out(blow: Blow, on_node: Sequence[DrillMark]) -> bool:
     """A run may train on for a moment on a node that is drained already."""
     before = [mark.what for mark in on_node if mark.what in (DRAINED, RETURNED) and mark.at < blow.at]
     return bool(before) and before[-1] == DRAINED
 
 
-def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
+def resumed(blow: Blow, steps: Sequence[TrainedStep]) -> float | None:
     """For how long training stood still: until the first step of a later generation than the one it hit. That one may
     have trained on for a while, on a node that could not go on for ever."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
@@ -164,7 +164,9 @@ def resumed(blow: Blow, steps: Sequence[Step]) -> float | None:
     return None if first is None else first - max(stopped, blow.at)
 
 
-def stops_beside(blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[Step]) -> tuple[Stop, ...]:
+def stops_beside(
+    blows: Sequence[Blow], marks: Sequence[DrillMark], steps: Sequence[TrainedStep]
+) -> tuple[TrainingStop, ...]:
     """Between two generations training stands still. Each such stop that is not the one after a blow."""
     first, last = dict[int, float](), dict[int, float]()
     for step in steps:
@@ -175,35 +177,35 @@ def stops_beside(blows: Sequence[Blow], marks: Sequence[Mark], steps: Sequence[S
     return tuple(_stop(last[old], first[new], blows, marks) for old, new in pairs)
 
 
-def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[Mark]) -> Stop:
+def _stop(began: float, ended: float, blows: Sequence[Blow], marks: Sequence[DrillMark]) -> TrainingStop:
     missed = [mark for mark in marks if mark.what == KNOWN and began <= mark.at <= ended]
     taken = [mark for mark in marks if mark.what == DRAINED and began - LEAVES_S <= mark.at <= ended]
     hit = {mark.node for mark in (missed or taken)}
     before = [each for each in blows if each.at <= ended]
     blow = max([each for each in before if each.node in hit] or before, key=lambda each: each.at, default=None)
     why = f"{missed[0].node}: {missed[0].text}" if missed else ""
-    return Stop(blow, began - blow.at if blow else 0.0, ended - began, why)
+    return TrainingStop(blow, began - blow.at if blow else 0.0, ended - began, why)
 
 
-def _generation_after(blow: Blow, steps: Sequence[Step]) -> int | None:
+def _generation_after(blow: Blow, steps: Sequence[TrainedStep]) -> int | None:
     """The one that trains on after it."""
     hit = max((step.generation for step in steps if step.at <= blow.at), default=0)
     return min((step.generation for step in steps if step.at > blow.at and step.generation > hit), default=None)
 
 
-def _trained_on(blow: Blow, steps: Sequence[Step]) -> bool:
+def _trained_on(blow: Blow, steps: Sequence[TrainedStep]) -> bool:
     """Nobody has taken the node from the run, which was done before anything came of it."""
     after = [step for step in steps if step.at > blow.at + UNDER_WAY_S]
     return bool(after) and _generation_after(blow, steps) is None
 
 
-def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[Step]) -> int:
+def lost_to(blow: Blow, blows: Sequence[Blow], steps: Sequence[TrainedStep]) -> int:
     """Steps that were done again between this blow and the next."""
     until = min((each.at for each in blows if each.at > blow.at), default=float("inf"))
     return sum(lost for step, lost in zip(steps, again(steps), strict=True) if blow.at < step.at <= until)
 
 
-def again(steps: Sequence[Step]) -> list[int]:
+def again(steps: Sequence[TrainedStep]) -> list[int]:
     """For each step 1 if it had been done before."""
     furthest, found = -1, []
     for step in steps:
@@ -215,18 +217,18 @@ def again(steps: Sequence[Step]) -> list[int]:
 # ---- What a run's coordinator and the cluster's controller noted, as marks of a drill. Pure.
 
 
-def marks_of_run(entries: Iterable[Entry]) -> Iterator[Mark]:
+def marks_of_run(entries: Iterable[Entry]) -> Iterator[DrillMark]:
     for entry in entries:
         at, node = float(entry["at"]), str(entry.get("node", ""))
         if entry.get("event") == RunEvent.LOST:
-            yield Mark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
+            yield DrillMark(at, KNOWN, node, f"the run misses it: {entry.get('why')}")
         elif entry.get("event") == RunEvent.COLD:
-            yield Mark(at, KNOWN, node, str(entry.get("why")))
+            yield DrillMark(at, KNOWN, node, str(entry.get("why")))
         elif entry.get("event") == RunEvent.FAILED and not entry.get("noise"):
-            yield Mark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
+            yield DrillMark(at, KNOWN, node, f"rank {entry.get('rank')} {entry.get('what')}")
         elif entry.get("event") == RunEvent.GENERATION:
             nodes = ", ".join(map(str, entry.get("nodes", ())))
-            yield Mark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
+            yield DrillMark(at, "generation", "", f"generation {entry.get('generation')} on {nodes}")
 
 
 def troubles_of(entries: Iterable[Entry]) -> str:
@@ -251,10 +253,10 @@ _MEANS = {
 }
 
 
-def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[Mark]:
+def marks_of_controller(events: Iterable[Mapping[str, Any]]) -> Iterator[DrillMark]:
     """Return the controller's events as marks. What it only began, or could not do, is told by its own word."""
     for event in map(read_event, events):
-        yield Mark(event.at, _meaning(event), event.node, event.text)
+        yield DrillMark(event.at, _meaning(event), event.node, event.text)
 
 
 def _meaning(event: Event) -> str:
@@ -272,12 +274,14 @@ class Notes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.steps: list[Step] = []
-        self.last: Step | None = None  # of the newest generation: a lost node may still note one of the one before
+        self.steps: list[TrainedStep] = []
+        self.last: TrainedStep | None = (
+            None  # of the newest generation: a lost node may still note one of the one before
+        )
         self.weights = ""  # their digest, at the end
         self._read_to = 0
 
-    def read(self) -> list[Step]:
+    def read(self) -> list[TrainedStep]:
         """What is new. A line that is not whole yet is left for later, one cut off by a crash passed over."""
         try:
             with open(self.path, "rb") as file:
@@ -293,7 +297,7 @@ class Notes:
 
     def _take(self, words: list[str]) -> None:
         if len(words) == 5 and words[0] == "step":
-            step = Step(float(words[1]), int(words[2]), float(words[3]), int(words[4]))
+            step = TrainedStep(float(words[1]), int(words[2]), float(words[3]), int(words[4]))
             self.steps.append(step)
             self.last = step if self.last is None or step.generation >= self.last.generation else self.last
         elif len(words) == 2 and words[0] == "weights":

@@ -1,14 +1,14 @@
 """Is this node well? Checks as data, one runner, and what a node says of itself to the controller."""
 
-from dalsegno.health.messages import BadReport, Finding, Gpu, Report, parse_report, report_message
+from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport, parse_report, report_message
 from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unknown, warned
 
 __all__ = [
     "BadReport",
     "Finding",
-    "Gpu",
+    "GpuIdentity",
+    "NodeReport",
     "Remedy",
-    "Report",
     "Result",
     "Verdict",
     "failed",

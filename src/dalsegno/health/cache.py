@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dalsegno.health.messages import BadReport, Finding, Report, parse_report, report_message
+from dalsegno.health.messages import BadReport, Finding, NodeReport, parse_report, report_message
 from dalsegno.health.result import Verdict
 from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system.plain_files import trusted_folder
@@ -61,5 +61,5 @@ def keep(path: Path, node: str, findings: Iterable[Finding]) -> None:
             os.unlink(temp, dir_fd=folder)  # of a process with our number that was killed
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temp, flags, 0o600, dir_fd=folder), "w") as file:
-            json.dump(report_message(Report(node, "", passed)), file)
+            json.dump(report_message(NodeReport(node, "", passed)), file)
         os.replace(temp, path.name, src_dir_fd=folder, dst_dir_fd=folder)

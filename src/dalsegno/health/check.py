@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dalsegno.health.result import Result
 
 if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
-    from dalsegno.health.world import World
+    from dalsegno.health.world import NodeWorld
 
 # ---- What a check finds. Unknown is neither passed nor failed: nothing is done for it, and it is shown.
 
@@ -35,7 +35,7 @@ QUIET = frozenset({Context.IDLE, Context.VALIDATION})
 WATCHING = frozenset({Context.CONTINUOUS})
 
 
-def always(world: World) -> bool:
+def always(world: NodeWorld) -> bool:
     return True
 
 
@@ -46,11 +46,11 @@ class Check:
 
     name: str
     about: str
-    ask: Callable[[World], Any]
+    ask: Callable[[NodeWorld], Any]
     judge: Callable[..., Result]
     contexts: frozenset[Context] = ALWAYS
     every_s: float = 30.0
-    applies: Callable[[World], bool] = always
+    applies: Callable[[NodeWorld], bool] = always
     settle_s: float = 0.0  # a failure that may pass by itself counts, to those who watch, when it has lasted so long
     lasts: bool = True  # what passed a moment ago need not be asked again before the next job
 

@@ -119,7 +119,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingProcess:
     """A process in one state since a time, without having run meanwhile."""
 
     pid: int
@@ -130,11 +130,11 @@ class Waiting:
 
 
 @dataclass
-class Seen:
+class SeenBefore:
     since: float = 0.0  # what the log says of before is mended: set it when the GPUs were reset
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     heat: dict[str, deque[Sample]] = field(default_factory=dict)  # by a GPU's uuid
-    waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)  # by pid and start time
+    waiting: dict[tuple[int, str], WaitingProcess] = field(default_factory=dict)  # by pid and start time
     downs: dict[str, int] = field(default_factory=dict)  # link_downed by port
     flaps: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dalsegno.health.expected import Expected, expected_of
 from dalsegno.health.facts import GpuFacts
-from dalsegno.health.messages import Gpu
+from dalsegno.health.messages import GpuIdentity
 from dalsegno.health.settings import FILE, Settings, read_settings
 from dalsegno.health.telemetry import VARIABLE as TELEMETRY
-from dalsegno.health.world import Gpus, Machine
+from dalsegno.health.world import Gpus, LocalNode
 from dalsegno.system.children import ancestors, arguments, environment
 
 # ---- What is known of a node to the slurmd that started us. Slurm gives prologs and health checks an almost empty
@@ -68,14 +68,14 @@ def node_name(env: Mapping[str, str]) -> str:
 
 def machine_here(
     env: Mapping[str, str] = os.environ, node: str = "", gpus: Callable[[], Gpus] | None = None
-) -> Machine:
+) -> LocalNode:
     conf = slurm_conf(env)
     try:
         text = conf.read_text(errors="replace")
     except OSError:
         text = ""
     expected = expected_of(node or node_name(env), text)
-    return Machine(replace(expected, untold=_untold(expected, conf, bool(text), env)), env, gpus)
+    return LocalNode(replace(expected, untold=_untold(expected, conf, bool(text), env)), env, gpus)
 
 
 def _untold(expected: Expected, conf: Path, is_there: bool, env: Mapping[str, str]) -> str:
@@ -92,6 +92,6 @@ def settings_here(env: Mapping[str, str] = os.environ) -> Settings:
     return read_settings(slurm_conf(env).with_name(FILE))
 
 
-def passport(gpu: GpuFacts) -> Gpu:
+def passport(gpu: GpuFacts) -> GpuIdentity:
     """What tells this GPU from all others."""
-    return Gpu(gpu.index, gpu.uuid, gpu.serial, gpu.model)
+    return GpuIdentity(gpu.index, gpu.uuid, gpu.serial, gpu.model)

@@ -36,7 +36,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuIdentity:
     """What tells one GPU from all others."""
 
     index: int
@@ -46,16 +46,16 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """All that a node knows of itself. `boot` is another after every boot."""
 
     node: str
     boot: str
     findings: tuple[Finding, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuIdentity, ...] = ()
 
 
-def report_message(report: Report) -> dict[str, Any]:
+def report_message(report: NodeReport) -> dict[str, Any]:
     findings = [_finding_message(each) for each in report.findings[:MOST_FINDINGS]]
     gpus = [{"index": gpu.index, "uuid": gpu.uuid, "serial": gpu.serial, "model": gpu.model} for gpu in report.gpus]
     return {"node": report.node, "boot": report.boot, "findings": findings, "gpus": gpus}
@@ -67,11 +67,11 @@ def _finding_message(finding: Finding) -> dict[str, Any]:
     return {"check": finding.check, "at": finding.at, **said, "code": result.code[:LONGEST]}
 
 
-def parse_report(message: Mapping[str, Any]) -> Report:
+def parse_report(message: Mapping[str, Any]) -> NodeReport:
     """The report in a message; BadReport for anything else."""
     if set(message) != {"node", "boot", "findings", "gpus"}:
         raise BadReport(f"its keys are {sorted(map(str, message))}"[:LONGEST])
-    report = Report(_text(message, "node"), _text(message, "boot"))
+    report = NodeReport(_text(message, "node"), _text(message, "boot"))
     findings = tuple(map(_finding, _list(message, "findings", MOST_FINDINGS)))
     return replace(report, findings=findings, gpus=tuple(map(_gpu, _list(message, "gpus", MOST_GPUS))))
 
@@ -83,11 +83,11 @@ def _finding(entry: Mapping[str, Any]) -> Finding:
     return Finding(_text(entry, "check"), result, _time(entry, "at"))
 
 
-def _gpu(entry: Mapping[str, Any]) -> Gpu:
+def _gpu(entry: Mapping[str, Any]) -> GpuIdentity:
     index = entry.get("index")
     if type(index) is not int or not 0 <= index < MOST_GPUS:
         raise BadReport("a GPU without a number")
-    return Gpu(index, _text(entry, "uuid"), _text(entry, "serial"), _text(entry, "model"))
+    return GpuIdentity(index, _text(entry, "uuid"), _text(entry, "serial"), _text(entry, "model"))
 
 
 def _list(message: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
@@ -129,15 +129,15 @@ BEAT: Message = {"beat": True}
 
 
 @dataclass(frozen=True)
-class Beat:
+class AgentBeat:
     """The agent lives."""
 
 
 @dataclass(frozen=True)
-class Told:
+class NewFindings:
     """Findings that are new or have changed. `all`: the names of all checks there are; the others are no more."""
 
-    report: Report
+    report: NodeReport
     all: frozenset[str] | None = None
 
 
@@ -148,16 +148,16 @@ class Reply:
     order: int
     done: bool = False
     error: str = ""
-    report: Report | None = None
+    report: NodeReport | None = None
     port: int = 0  # where it listens, for a pair test
     file: str = ""
     part: str = ""  # the next characters of that file
 
 
-Word = Beat | Told | Reply
+Word = AgentBeat | NewFindings | Reply
 
 
-def told_message(told: Told) -> Message:
+def told_message(told: NewFindings) -> Message:
     message: Message = {"report": report_message(told.report)}
     return message if told.all is None else {**message, "all": sorted(told.all)}
 
@@ -182,11 +182,11 @@ def parts(text: str) -> Iterator[str]:
 def read_word(message: Mapping[str, Any]) -> Word:
     """What an agent said; BadReport for anything that none of ours would say."""
     if message == BEAT:
-        return Beat()
+        return AgentBeat()
     if "answer" in message:
         return _read_reply(message)
     if set(message) - {"all"} == {"report"}:
-        return Told(_report(message["report"]), _names(message["all"]) if "all" in message else None)
+        return NewFindings(_report(message["report"]), _names(message["all"]) if "all" in message else None)
     raise BadReport("no word of an agent")
 
 
@@ -201,7 +201,7 @@ def _read_reply(message: Mapping[str, Any]) -> Reply:
     return Reply(order, message["done"] is True, error, report, port, file, part)
 
 
-def _report(value: object) -> Report:
+def _report(value: object) -> NodeReport:
     if not isinstance(value, dict):
         raise BadReport("no report")
     return parse_report(value)

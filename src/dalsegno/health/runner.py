@@ -11,7 +11,7 @@ from dalsegno.health.check import Check, Context
 from dalsegno.health.messages import LONGEST, Finding
 from dalsegno.health.result import Remedy, Result, Verdict, unknown
 from dalsegno.health.settings import Settings, capped, enabled, every_s, thresholds
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
 CHOSEN_S = 30.0
@@ -26,7 +26,7 @@ class Checkup:
     >>> while True: report(checkup.due(Context.CONTINUOUS)); sleep(1)
     """
 
-    def __init__(self, checks: Sequence[Check], world: World, settings: Settings) -> None:
+    def __init__(self, checks: Sequence[Check], world: NodeWorld, settings: Settings) -> None:
         self.checks, self.world, self.settings = checks, world, settings
         self._last: dict[tuple[Context, str], float] = {}
         self._failing: dict[str, float] = {}  # since when
@@ -96,7 +96,7 @@ class Checkup:
 def examine(
     checks: Iterable[Check],
     context: Context,
-    world: World,
+    world: NodeWorld,
     settings: Settings,
     *,
     within_s: float = math.inf,
@@ -117,17 +117,17 @@ def examine(
     return found
 
 
-def _of(checks: Iterable[Check], context: Context, world: World, settings: Settings) -> list[Check]:
+def _of(checks: Iterable[Check], context: Context, world: NodeWorld, settings: Settings) -> list[Check]:
     wanted = (check for check in checks if context in check.contexts and enabled(check, settings))
     return [check for check in wanted if _applies(check, world)]
 
 
-def _finding(check: Check, answers: _Answers, world: World, settings: Settings) -> Finding:
+def _finding(check: Check, answers: _Answers, world: NodeWorld, settings: Settings) -> Finding:
     result = capped(check, settings, _result(check, answers, settings))
     return Finding(check.name, result, world.now())
 
 
-def _applies(check: Check, world: World) -> bool:
+def _applies(check: Check, world: NodeWorld) -> bool:
     try:
         return check.applies(world)
     except NoAnswer:
@@ -148,11 +148,11 @@ def _result(check: Check, answers: _Answers, settings: Settings) -> Result:
 class _Answers:
     """What was answered in this look."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NodeWorld) -> None:
         self._world = world
-        self._known: dict[Callable[[World], Any], Any] = {}
+        self._known: dict[Callable[[NodeWorld], Any], Any] = {}
 
-    def to(self, ask: Callable[[World], Any]) -> Any:
+    def to(self, ask: Callable[[NodeWorld], Any]) -> Any:
         if ask not in self._known:
             try:
                 self._known[ask] = ask(self._world)

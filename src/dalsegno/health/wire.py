@@ -34,7 +34,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Hello:
+class NodeHello:
     """Who calls. `started` is when the agent did, by the boot's own clock: of two agents the later one is right."""
 
     node: str
@@ -72,12 +72,12 @@ def is_boot_id(text: str) -> bool:
 # Who is there -------------------------------------------------------------------------------------------------
 
 
-def hello_message(secret: bytes, hello: Hello, theirs: str) -> Message:
+def hello_message(secret: bytes, hello: NodeHello, theirs: str) -> Message:
     said = {"node": hello.node, "boot": hello.boot, "started": hello.started, "nonce": hello.nonce}
     return {**said, "proof": prove(secret, AGENT, *words_of(hello, theirs))}
 
 
-def read_hello(message: Mapping[str, Any]) -> Hello:
+def read_hello(message: Mapping[str, Any]) -> NodeHello:
     """Who it says that it is: nothing of it is proved yet."""
     if set(message) != {"node", "boot", "started", "nonce", "proof"}:
         raise BadFrame("no hello of an agent")
@@ -85,19 +85,19 @@ def read_hello(message: Mapping[str, Any]) -> Hello:
     if type(started) is not float or not math.isfinite(started):
         raise BadFrame("`started` is no time")
     node, boot = _matching(message, "node", _NODE), _matching(message, "boot", _BOOT)
-    return Hello(node, boot, started, _matching(message, "nonce", _NONCE))
+    return NodeHello(node, boot, started, _matching(message, "nonce", _NONCE))
 
 
-def is_proved(message: Mapping[str, Any], hello: Hello, secret: bytes, ours: str) -> bool:
+def is_proved(message: Mapping[str, Any], hello: NodeHello, secret: bytes, ours: str) -> bool:
     """Whether the caller knows the secret of the node that it names."""
     return holds(message.get("proof"), secret, AGENT, *words_of(hello, ours))
 
 
-def welcome_message(secret: bytes, hello: Hello, ours: str) -> Message:
+def welcome_message(secret: bytes, hello: NodeHello, ours: str) -> Message:
     return {"proof": prove(secret, CONTROLLER, *words_of(hello, ours))}
 
 
-def is_welcome(message: Mapping[str, Any], secret: bytes, hello: Hello, theirs: str) -> bool:
+def is_welcome(message: Mapping[str, Any], secret: bytes, hello: NodeHello, theirs: str) -> bool:
     return holds(message.get("proof"), secret, CONTROLLER, *words_of(hello, theirs))
 
 
@@ -108,11 +108,11 @@ def _matching(message: Mapping[str, Any], key: str, pattern: re.Pattern[str]) ->
     return value
 
 
-def words_of(hello: Hello, controller_nonce: str) -> tuple[str, ...]:
+def words_of(hello: NodeHello, controller_nonce: str) -> tuple[str, ...]:
     """What proofs and seals of a connection cover."""
     return (controller_nonce, *hello.words())
 
 
-def seal_of(side: str, secret: bytes, hello: Hello, controller_nonce: str) -> Seal:
+def seal_of(side: str, secret: bytes, hello: NodeHello, controller_nonce: str) -> Seal:
     """The seal of one side's messages."""
     return Seal(secret, side, *words_of(hello, controller_nonce))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dalsegno.health.expected import Expected
-from dalsegno.health.facts import GpuFacts, Seen
+from dalsegno.health.facts import GpuFacts, SeenBefore
 from dalsegno.health.readers.nvml import Nvml
 from dalsegno.system import apart
 from dalsegno.system.apart import NoAnswer, Patient
@@ -28,12 +28,12 @@ OPENED_S = 2.0  # the same of an answer that took long because the library was o
 Gpus = tuple[GpuFacts, ...] | None  # None: no library, or no driver
 
 
-class World(Protocol):
+class NodeWorld(Protocol):
     """The node. `seen` is what earlier looks have found, for what shows only in time."""
 
     expected: Expected
     env: Mapping[str, str]
-    seen: Seen
+    seen: SeenBefore
 
     def now(self) -> float: ...
 
@@ -72,7 +72,7 @@ class World(Protocol):
         ...
 
 
-class Machine:
+class LocalNode:
     """The node that this runs on. `gpus` asks NVML; by default within this process.
 
     `until` (monotonic) is for who is in a hurry: no question is waited for longer, however much hangs.
@@ -81,7 +81,7 @@ class Machine:
     def __init__(
         self, expected: Expected, env: Mapping[str, str] = os.environ, gpus: Callable[[], Gpus] | None = None
     ) -> None:
-        self.expected, self.env, self.seen = expected, env, Seen()
+        self.expected, self.env, self.seen = expected, env, SeenBefore()
         self._log, self._nvml = KernelLog(), Nvml()
         self._patient = Patient("NVML", gpus or self._nvml.read)
         self._gpus: tuple[float, Gpus] = (-math.inf, None)
@@ -169,8 +169,8 @@ class FolderWorld:
     """A node played from a folder. A command's file is named by its first words, with `.exit2` after them if it fails
     so; `.hangs` makes it late. `env` is the environment, `now` the time, `pace_s` how slow the machine is."""
 
-    def __init__(self, folder: Path, expected: Expected, seen: Seen | None = None) -> None:
-        self.folder, self.expected, self.seen = folder, expected, seen or Seen()
+    def __init__(self, folder: Path, expected: Expected, seen: SeenBefore | None = None) -> None:
+        self.folder, self.expected, self.seen = folder, expected, seen or SeenBefore()
         self.env: Mapping[str, str] = dict(line.split("=", 1) for line in self._lines("env"))
         if (folder / "telemetry.json").exists():
             self.env = {**self.env, "DALSEGNO_TELEMETRY": "/telemetry.json"}

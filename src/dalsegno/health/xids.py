@@ -11,7 +11,7 @@ from pathlib import Path
 from dalsegno.errors import UsageError
 from dalsegno.health.facts import LogLine
 from dalsegno.health.result import Remedy
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 from dalsegno.system.files import make_folder, write_atomic
 
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Event:
+class XidEvent:
     """An Xid in the log."""
 
     gpu: str  # on the PCI bus
@@ -63,12 +63,12 @@ def _maybe(cell: str) -> Remedy | None:
     return Remedy(cell) if cell else None
 
 
-def events(lines: Iterable[LogLine]) -> list[Event]:
+def events(lines: Iterable[LogLine]) -> list[XidEvent]:
     found = ((line, match) for line in lines if (match := _LINE.search(line.text)))
-    return [Event(match[1].lower(), int(match[2]), line.at, match[3]) for line, match in found]
+    return [XidEvent(match[1].lower(), int(match[2]), line.at, match[3]) for line, match in found]
 
 
-def named_action(event: Event) -> Remedy | None:
+def named_action(event: XidEvent) -> Remedy | None:
     """What Xid 154's own text asks for; None for another Xid, or words that are not known."""
     found = _ACTION.search(event.text) if event.xid == SAYS_ITSELF else None
     if found:
@@ -105,7 +105,7 @@ def note_mended(now: float, uid: int, mark: str = MARK) -> None:
     write_atomic(Path(mark), f"{now:.3f}\n", 0o600)
 
 
-def mended_at(world: World) -> float:
+def mended_at(world: NodeWorld) -> float:
     """0 where nobody has said so."""
     try:
         return max(float(world.read(MARK)), world.seen.since)

@@ -19,14 +19,14 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError, UsageError
-from dalsegno.health.messages import BEAT, BadReport, Gpu, Order, Reply, read_order, reply_message
+from dalsegno.health.messages import BEAT, BadReport, GpuIdentity, Order, Reply, read_order, reply_message
 from dalsegno.health.wire import (
     AGENT,
     BEAT_S,
     CONTROLLER,
     MOST_BYTES,
     STRANGER_BYTES,
-    Hello,
+    NodeHello,
     hello_message,
     is_boot_id,
     is_node_name,
@@ -35,8 +35,8 @@ from dalsegno.health.wire import (
     seal_of,
 )
 from dalsegno.node_agent.findings import Findings
-from dalsegno.node_agent.orders import Do, Duties, Errands
-from dalsegno.node_agent.worker import CHECK_S, Make, Watch
+from dalsegno.node_agent.orders import Do, Duties, OrderProcesses
+from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
 from dalsegno.printable import logged
 from dalsegno.system.files import read_text
 from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
@@ -52,7 +52,7 @@ SETTLED_S = 5.0  # a connection that lasted so long was a good one: the next dia
 ROOM = 64 << 10  # bytes that may wait to be sent
 
 
-class State(Enum):
+class LinkState(Enum):
     DOWN = "down"
     DIALLING = "dialling"
     GREETED = "waiting for the greeting"
@@ -67,10 +67,10 @@ class Whom:
     host: str
     port: int
     secret: bytes
-    hello: Hello  # its nonce is another for every call
+    hello: NodeHello  # its nonce is another for every call
 
 
-class Link:
+class ControllerLink:
     """`heard` is told every message, `turned` when the link is up and when it is down again."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Link:
         say: Callable[[str], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.state, self._whom = State.DOWN, whom
+        self.state, self._whom = LinkState.DOWN, whom
         self._selector, self._heard, self._turned, self._say, self._chance = selector, heard, turned, say, chance
         self._sock: socket.socket | None = None
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
@@ -97,7 +97,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        return self.state is State.UP
+        return self.state is LinkState.UP
 
     def room(self) -> bool:
         """Whether there is anybody to hear what we say, and soon."""
@@ -111,9 +111,9 @@ class Link:
 
     def wake(self, now: float) -> float | None:
         """Dial when it is time, and give up what takes too long; returns when to look again."""
-        if self.state is State.DOWN and now >= self._due:
+        if self.state is LinkState.DOWN and now >= self._due:
             self._guard(now, lambda: self._dial(now))
-        elif self.state not in (State.DOWN, State.UP) and now >= self._due:
+        elif self.state not in (LinkState.DOWN, LinkState.UP) and now >= self._due:
             self._lose(now, f"no answer while {self.state.value}")
         return None if self.up else self._due
 
@@ -135,7 +135,7 @@ class Link:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
         self._reader, self._unsent = Reader(STRANGER_BYTES), bytearray()
         self._opener = self._closer = None
-        self.state, self._events = State.DIALLING, selectors.EVENT_WRITE
+        self.state, self._events = LinkState.DIALLING, selectors.EVENT_WRITE
         self._selector.register(self._sock, self._events, self._ready)
         code = self._sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
@@ -146,14 +146,14 @@ class Link:
 
     def _step(self, events: int, now: float) -> None:
         assert self._sock is not None
-        if self.state is State.DIALLING:
+        if self.state is LinkState.DIALLING:
             self.address = str(self._sock.getsockname()[0])
             if code := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, "cannot connect")
-            self.state = State.GREETED
+            self.state = LinkState.GREETED
         if events & selectors.EVENT_READ:
             self._listen(now)
-        if self.state is not State.DOWN:
+        if self.state is not LinkState.DOWN:
             self._flush()
 
     def _listen(self, now: float) -> None:
@@ -166,16 +166,16 @@ class Link:
             raise OSError(errno.ECONNRESET, "hung up")
         for body in self._reader.bodies(data):
             self._take(body, now)
-            if self.state is State.DOWN:
+            if self.state is LinkState.DOWN:
                 return
 
     def _take(self, body: bytes, now: float) -> None:
-        if self.state is State.GREETED:
+        if self.state is LinkState.GREETED:
             self._theirs = read_nonce(parse(body))
             self._whom = replace(self._whom, hello=replace(self._whom.hello, nonce=nonce()))
             self._unsent += pack(hello_message(self._whom.secret, self._whom.hello, self._theirs))
-            self.state = State.PROVING
-        elif self.state is State.PROVING:
+            self.state = LinkState.PROVING
+        elif self.state is LinkState.PROVING:
             if not is_welcome(parse(body), self._whom.secret, self._whom.hello, self._theirs):
                 raise BadFrame("whoever answers there does not know this node's secret")
             self._come_up(now)
@@ -186,13 +186,13 @@ class Link:
         secret, hello = self._whom.secret, self._whom.hello
         self._opener, self._closer = (seal_of(side, secret, hello, self._theirs) for side in (CONTROLLER, AGENT))
         self._reader.most_bytes = MOST_BYTES + TAG_BYTES
-        self.state, self._up_at, self._told_why = State.UP, now, ""
+        self.state, self._up_at, self._told_why = LinkState.UP, now, ""
         self._say(f"connected to {self._whom.host}:{self._whom.port}")
         self._turned(True)
 
     def _flush(self) -> None:
         assert self._sock is not None
-        if self._unsent and self.state is not State.DIALLING:
+        if self._unsent and self.state is not LinkState.DIALLING:
             with contextlib.suppress(BlockingIOError):
                 del self._unsent[: self._sock.send(self._unsent)]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
@@ -209,7 +209,7 @@ class Link:
     def _lose(self, now: float, why: str) -> None:
         was_up = self.up
         self.close()
-        self.state, self._opener, self._closer = State.DOWN, None, None
+        self.state, self._opener, self._closer = LinkState.DOWN, None, None
         if was_up and now - self._up_at >= SETTLED_S:
             self._pause_s = FIRST_PAUSE_S
         self._due = now + self._pause_s * (0.5 + self._chance())  # many agents must not call all at once
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"cannot begin: {error.what}; {error.hint}")
         return error.exit_code
     duties = Duties(options.node, options.boot)
-    agent = Agent(options, secret, duties.looks, duties.do)
+    agent = NodeAgent(options, secret, duties.looks, duties.do)
     duties.findings, duties.address, duties.settings = agent.findings.all, agent.link_address, agent.watch.settings
     agent.serve()
     return 0
@@ -247,7 +247,7 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class NodeAgentOptions:
     node: str
     host: str
     port: int
@@ -255,7 +255,7 @@ class Options:
     boot: str
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str]) -> NodeAgentOptions:
     """By hand: argparse costs as much memory as all else here."""
     hint = "node-agent --node NAME --controller HOST:PORT --secret FILE --boot-id ID-OR-FILE"
     names = {"--node", "--controller", "--secret", "--boot-id"}
@@ -267,7 +267,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
         raise UsageError(f"`{said['--controller']}` is no host and port", hint=hint)
     if not is_node_name(said["--node"]):
         raise UsageError(f"`{said['--node']}` is no name of a node", hint=hint)
-    return Options(said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), _boot(said["--boot-id"], hint))
+    return NodeAgentOptions(
+        said["--node"], host.strip("[]"), int(port), Path(said["--secret"]), _boot(said["--boot-id"], hint)
+    )
 
 
 def _boot(told: str, hint: str) -> str:
@@ -280,17 +282,17 @@ def _boot(told: str, hint: str) -> str:
     return text
 
 
-class Agent:
+class NodeAgent:
     """`make` makes what looks at the checks, `do` carries out orders; both in processes of their own."""
 
-    def __init__(self, options: Options, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
+    def __init__(self, options: NodeAgentOptions, secret: bytes, make: Make, do: Do, check_s: float = CHECK_S) -> None:
         self.selector = selectors.DefaultSelector()
         self.findings = Findings(options.node, options.boot)
         started = time.clock_gettime(time.CLOCK_BOOTTIME)  # no matter what the clock on the wall is set to
-        whom = Whom(options.host, options.port, secret, Hello(options.node, options.boot, started, ""))
-        self.link = Link(whom, self.selector, self._hear, self._turned, say)
-        self.watch = Watch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
-        self.errands = Errands(do, self.selector, self._tell, self.link.room)
+        whom = Whom(options.host, options.port, secret, NodeHello(options.node, options.boot, started, ""))
+        self.link = ControllerLink(whom, self.selector, self._hear, self._turned, say)
+        self.watch = CheckWatch(make, self.selector, self.findings.note, self._looked, time.time, check_s)
+        self.errands = OrderProcesses(do, self.selector, self._tell, self.link.room)
         self._beat_at = 0.0
         self._told_settings, self._looked_with_them = False, False
 
@@ -353,7 +355,7 @@ class Agent:
         else:
             self.errands.drop_all()
 
-    def _looked(self, names: list[str], gpus: list[Gpu] | None) -> None:
+    def _looked(self, names: list[str], gpus: list[GpuIdentity] | None) -> None:
         self._looked_with_them = True
         self.findings.keep(names)
         if gpus is not None:

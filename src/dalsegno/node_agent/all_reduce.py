@@ -95,7 +95,7 @@ Numbers = Callable[[bytes, int], torch.Tensor]  # what a rank adds, from the sec
 
 
 @dataclass(frozen=True)
-class Sums:
+class ReducedSums:
     """What came of it: how many numbers were wrong, here and as the other side says, and the seconds of one round."""
 
     kind: str
@@ -122,7 +122,7 @@ def numbers(secret: bytes, rank: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(pattern(secret + b" rank %d" % rank)), dtype=torch.int32) & _SMALL
 
 
-def on_this_node(kind: str, within_s: float) -> Sums:
+def on_this_node(kind: str, within_s: float) -> ReducedSums:
     """All GPUs of the node, or, where one GPU could only talk to itself, two ranks on the loopback."""
     secret = os.urandom(16)
     if kind == NCCL and torch.cuda.device_count() > 1:
@@ -131,12 +131,12 @@ def on_this_node(kind: str, within_s: float) -> Sums:
     with ThreadPoolExecutor(2) as pool:
         ranks = [pool.submit(_with_gloo, store, rank, "127.0.0.1", secret, numbers, within_s) for rank in (0, 1)]
         both = [rank.result() for rank in ranks]
-    return Sums(GLOO, 2, sum(wrong for wrong, _ in both), max(took_s for _, took_s in both))
+    return ReducedSums(GLOO, 2, sum(wrong for wrong, _ in both), max(took_s for _, took_s in both))
 
 
 def with_other(
     channel: socket.socket, rank: int, kind: str, secret: bytes, within_s: float, numbers: Numbers = numbers
-) -> Sums:
+) -> ReducedSums:
     """Two ranks on two nodes, which meet on `channel`; each hears what the other makes of the sum."""
     store = ChannelStore(channel)
     if kind == NCCL and _same_gpu(store, rank):
@@ -144,7 +144,7 @@ def with_other(
     reduce = _with_nccl if kind == NCCL else _with_gloo
     wrong, took_s = reduce(store, rank, str(channel.getsockname()[0]), secret, numbers, within_s)
     store.set(f"right {rank}", b"no" if wrong else b"yes")
-    return Sums(kind, 2, wrong, took_s, store.get(f"right {1 - rank}") == b"yes")
+    return ReducedSums(kind, 2, wrong, took_s, store.get(f"right {1 - rank}") == b"yes")
 
 
 def _with_gloo(
@@ -176,12 +176,12 @@ def _same_gpu(store: ChannelStore, rank: int) -> bool:
     return store.get("gpu 0") == store.get("gpu 1")
 
 
-def _on_all_gpus(secret: bytes) -> Sums:
+def _on_all_gpus(secret: bytes) -> ReducedSums:
     count = torch.cuda.device_count()
     mine = [_repeated(numbers(secret, rank), NCCL, f"cuda:{rank}") for rank in range(count)]
     whole = _repeated(sum((numbers(secret, rank) for rank in range(count)), torch.tensor(0)), NCCL, "cuda:0")
     wrong, took_s = _rounds(mine, whole.to(torch.int32), torch.cuda.nccl.all_reduce)
-    return Sums(NCCL, count, wrong, took_s)
+    return ReducedSums(NCCL, count, wrong, took_s)
 
 
 def _terms(

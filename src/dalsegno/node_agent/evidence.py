@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.health.here import slurm_conf
-from dalsegno.health.messages import Finding, Report, report_message
+from dalsegno.health.messages import Finding, NodeReport, report_message
 from dalsegno.health.telemetry import telemetry_path
 from dalsegno.system import children
 from dalsegno.system.apart import NoAnswer, ask
@@ -39,7 +39,7 @@ def gather(
 ) -> Iterator[tuple[str, str]]:
     """Name and text of each file; of what cannot be had, why."""
     ask = ask or _ask
-    yield "findings.json", json.dumps(report_message(Report(node, boot, findings)), indent=1)
+    yield "findings.json", json.dumps(report_message(NodeReport(node, boot, findings)), indent=1)
     if telemetry := telemetry_path(env):
         yield "telemetry.json", _tail(telemetry)
     for name, argv in COMMANDS.items():

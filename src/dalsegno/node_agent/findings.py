@@ -6,7 +6,16 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dalsegno.health.messages import LONGEST, MOST_FINDINGS, MOST_GPUS, Finding, Gpu, Report, Told, told_message
+from dalsegno.health.messages import (
+    LONGEST,
+    MOST_FINDINGS,
+    MOST_GPUS,
+    Finding,
+    GpuIdentity,
+    NewFindings,
+    NodeReport,
+    told_message,
+)
 from dalsegno.health.result import Result
 from dalsegno.train.frames import Message
 
@@ -19,7 +28,7 @@ class Findings:
     """The latest of each check. While nobody hears, only the latest is kept: hours of absence cost no memory."""
 
     def __init__(self, node: str, boot: str) -> None:
-        self.report = Report(node, boot)
+        self.report = NodeReport(node, boot)
         self._latest: dict[str, Finding] = {}
         self._unsaid: set[str] = set()
         self._whole_at = 0.0  # when a whole report is due (monotonic); 0: at once
@@ -41,7 +50,7 @@ class Findings:
             self._unsaid -= gone
             self._whole_at = 0.0
 
-    def know(self, gpus: Iterable[Gpu]) -> None:
+    def know(self, gpus: Iterable[GpuIdentity]) -> None:
         known = tuple(clean_gpu(gpu) for gpu in list(gpus)[:MOST_GPUS])
         if known != self.report.gpus:
             self.report = replace(self.report, gpus=known)
@@ -67,21 +76,21 @@ class Findings:
         return _split(self.report, [self._latest[check] for check in checks], names)
 
 
-def _split(report: Report, findings: list[Finding], names: frozenset[str] | None) -> list[Message]:
+def _split(report: NodeReport, findings: list[Finding], names: frozenset[str] | None) -> list[Message]:
     """In messages that are not too long; the last one of a whole report says what all of it is."""
     bare = replace(report, gpus=())
     groups: list[list[Finding]] = [[]]
     size = 0
     for finding in findings:
-        length = len(json.dumps(told_message(Told(replace(bare, findings=(finding,))))))
+        length = len(json.dumps(told_message(NewFindings(replace(bare, findings=(finding,))))))
         if size + length > MOST_MESSAGE and groups[-1]:
             groups.append([])
             size = 0
         groups[-1].append(finding)
         size += length
     *first, last = [tuple(group) for group in groups]
-    told = [Told(replace(bare, findings=group)) for group in first]
-    told.append(Told(replace(report if names is not None else bare, findings=last), names))
+    told = [NewFindings(replace(bare, findings=group)) for group in first]
+    told.append(NewFindings(replace(report if names is not None else bare, findings=last), names))
     return [told_message(each) for each in told]
 
 
@@ -92,8 +101,8 @@ def clean(finding: Finding) -> Finding:
     return Finding(_name(finding.check), clean, finding.at if 0 <= finding.at < 1e11 else 0.0)
 
 
-def clean_gpu(gpu: Gpu) -> Gpu:
-    return Gpu(gpu.index, *(_name(text) for text in (gpu.uuid, gpu.serial, gpu.model)))
+def clean_gpu(gpu: GpuIdentity) -> GpuIdentity:
+    return GpuIdentity(gpu.index, *(_name(text) for text in (gpu.uuid, gpu.serial, gpu.model)))
 
 
 def _name(text: str) -> str:

@@ -15,7 +15,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.health.check import Context
 from dalsegno.health.checks import CHECKS
 from dalsegno.health.here import machine_here, passport, settings_here
-from dalsegno.health.messages import Finding, Gpu, Order, Reply, Report, parts, reply_message
+from dalsegno.health.messages import Finding, GpuIdentity, NodeReport, Order, Reply, parts, reply_message
 from dalsegno.health.readers.gpus import ask_gpus, has_gpus
 from dalsegno.health.result import Result, Verdict
 from dalsegno.health.runner import Checkup
@@ -50,7 +50,7 @@ class _Errand:
     listening: bool = True
 
 
-class Errands:
+class OrderProcesses:
     """`say` sends an answer to the controller, `room` tells whether it can be sent now."""
 
     def __init__(
@@ -165,7 +165,7 @@ class ContinuousLooks:
             yield MEMORY  # should it hang, it is known to be at fault, and not the check before
             self._memory.tidy(time.monotonic())
 
-    def gpus(self) -> Iterable[Gpu] | None:
+    def gpus(self) -> Iterable[GpuIdentity] | None:
         """Now and then: they do not come and go. Of one that was lost nothing is forgotten."""
         if time.monotonic() - self._gpus_at < GPUS_EVERY_S:
             return None
@@ -247,7 +247,7 @@ class Duties:
         return Finding(name, result, time.time())
 
     def _tell(self, order: Order, send: Send, found: Iterable[Finding]) -> None:
-        send(Reply(order.number, report=Report(self.node, self.boot, tuple(map(clean, found)))))
+        send(Reply(order.number, report=NodeReport(self.node, self.boot, tuple(map(clean, found)))))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dalsegno.node_agent.collective import LOAD_S, Collective
 from dalsegno.node_agent.loads import receive_pattern, send_pattern
 from dalsegno.train.frames import BadFrame, Message, Reader, pack, send
 from dalsegno.train.proof import holds, nonce, prove
-from dalsegno.wire.bounds import Waiting
+from dalsegno.wire.bounds import WaitingConnections
 
 BYTES = 32 << 20  # each way
 TALK_S = 20.0
@@ -153,7 +153,11 @@ class _Door:
     """All callers are heard side by side; of too many, the address with the most of them loses its oldest."""
 
     def __init__(self, address: str, secret: bytes) -> None:
-        self._secret, self._selector, self._talks = secret, selectors.DefaultSelector(), Waiting[_Talk](MOST_CALLERS)
+        self._secret, self._selector, self._talks = (
+            secret,
+            selectors.DefaultSelector(),
+            WaitingConnections[_Talk](MOST_CALLERS),
+        )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._server = socket.create_server((address, 0), family=family)
         self._selector.register(self._server, selectors.EVENT_READ)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dalsegno.health.messages import BadReport, Finding, Gpu, Report, parse_report, report_message
+from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport, parse_report, report_message
 from dalsegno.health.result import unknown
 from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.apart import Forked, fork
@@ -35,7 +35,7 @@ class Looks(Protocol):
     def look(self, without: frozenset[str]) -> Iterator[str | Finding]:
         """Those whose time has come: first its name, then what it found."""
 
-    def gpus(self) -> Iterable[Gpu] | None:
+    def gpus(self) -> Iterable[GpuIdentity] | None:
         """The GPUs that are here; None if that is not known."""
 
 
@@ -43,14 +43,14 @@ Make = Callable[[Message], Looks]  # from the settings that the controller gave
 
 
 @dataclass(frozen=True)
-class Leave:
+class HungCheck:
     """A check that hung: left out until then (monotonic), and twice as long the next time."""
 
     until: float
     length_s: float
 
 
-class Watch:
+class CheckWatch:
     """Has the checks looked at all the time. `found` hears each finding; `heard`, after each look, the names of all
     checks and the GPUs."""
 
@@ -59,7 +59,7 @@ class Watch:
         make: Make,
         selector: selectors.BaseSelector,
         found: Callable[[Finding], None],
-        heard: Callable[[list[str], list[Gpu] | None], None],
+        heard: Callable[[list[str], list[GpuIdentity] | None], None],
         wall: Callable[[], float],
         check_s: float = CHECK_S,
     ) -> None:
@@ -70,7 +70,7 @@ class Watch:
         self._stuck: list[Forked] = []
         self._now_asked, self._since = "", 0.0  # the check under way
         self._busy = False
-        self._leaves: dict[str, Leave] = {}
+        self._leaves: dict[str, HungCheck] = {}
         self._due, self._rests_until = 0.0, 0.0
         self._gone: list[Callable[[], None]] = []  # who waits to hear that a process is
 
@@ -166,7 +166,7 @@ class Watch:
         if name := self._now_asked:
             before = self._leaves.get(name)
             length = min(2 * before.length_s, MOST_LEAVE_S) if before else FIRST_LEAVE_S
-            self._leaves[name] = Leave(now + length, length)
+            self._leaves[name] = HungCheck(now + length, length)
             text = f"the check {what} after {now - self._since:.0f} s; it is tried again in {length:.0f} s"
             self._found(Finding(name, unknown(text), self._wall()))
         self._end()
@@ -200,9 +200,9 @@ def _look(sock: socket.socket, looks: Looks, without: frozenset[str]) -> None:
     if GPUS not in without:
         sock.sendall(pack({"begin": GPUS}))
         gpus = looks.gpus()
-    known = None if gpus is None else report_message(Report("", "", (), tuple(map(clean_gpu, gpus))))
+    known = None if gpus is None else report_message(NodeReport("", "", (), tuple(map(clean_gpu, gpus))))
     sock.sendall(pack({"done": list(looks.names()), "gpus": known}))
 
 
 def _message(each: str | Finding) -> Message:
-    return {"begin": each} if isinstance(each, str) else {"found": report_message(Report("", "", (clean(each),)))}
+    return {"begin": each} if isinstance(each, str) else {"found": report_message(NodeReport("", "", (clean(each),)))}

@@ -32,7 +32,7 @@ from dalsegno.recovery.evidence import INCOMPLETE, put_together, save_evidence, 
 from dalsegno.recovery.facts import Validation
 from dalsegno.recovery.reason import SLURM_USERS, Owner, owner, write_reason
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
-from dalsegno.slurm.parse.jobs import Queue
+from dalsegno.slurm.parse.jobs import JobList
 from dalsegno.slurm.render import SPARE_REASON
 from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
 
@@ -40,12 +40,12 @@ from dalsegno.targets.base import CanReboot, CanReplace, CanReset, CanTell
 # agents and a target; fakes of all three are in `fakes`.
 
 
-class Slurm(Protocol):
+class SlurmActions(Protocol):
     """What `SlurmClient` does of it."""
 
     def nodes(self, names: str | Iterable[str] = ()) -> list[NodeInfo]: ...
 
-    def queue(self, *, ended: bool = False) -> Queue: ...
+    def queue(self, *, ended: bool = False) -> JobList: ...
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]: ...
 
@@ -62,7 +62,7 @@ class Slurm(Protocol):
     def scontrol(self, *words: str) -> str: ...
 
 
-class Agents(Protocol):
+class NodeAgents(Protocol):
     """The node agents, as their link knows them. None of these waits for long."""
 
     def remember(self, nodes: Iterable[str]) -> None:
@@ -105,7 +105,7 @@ def loan_name(node: str) -> str:
     return f"dalsegno-lent-{node}"
 
 
-def reserve(slurm: Slurm, node: str, uid: int) -> bool:
+def reserve(slurm: SlurmActions, node: str, uid: int) -> bool:
     """Keep a node for a user, also where a controller before us had begun to; False if Slurm refuses."""
     name = loan_name(node)
     with contextlib.suppress(CommandFailed):
@@ -118,13 +118,13 @@ def reserve(slurm: Slurm, node: str, uid: int) -> bool:
     return False
 
 
-def close_loan(slurm: Slurm, node: str) -> None:
+def close_loan(slurm: SlurmActions, node: str) -> None:
     """Let no further job start on a lent node; none of the reservation's own runs or waits is touched."""
     with contextlib.suppress(CommandFailed):  # Slurm had refused it, or has removed it
         slurm.update(ReservationName=loan_name(node), Users="root")
 
 
-def end_loan(slurm: Slurm, node: str) -> None:
+def end_loan(slurm: SlurmActions, node: str) -> None:
     """Remove the reservation; gone already is fine."""
     with contextlib.suppress(CommandFailed):
         slurm.scontrol("delete", f"ReservationName={loan_name(node)}")
@@ -138,8 +138,8 @@ def end_loan(slurm: Slurm, node: str) -> None:
 class Hands:
     """Whom actions are done with. `target` is any target; what it can do, its type tells."""
 
-    slurm: Slurm
-    agents: Agents
+    slurm: SlurmActions
+    agents: NodeAgents
     target: object
     evidence: Path  # a folder
     slurm_users: frozenset[str] = SLURM_USERS

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from dalsegno.health import Remedy
 from dalsegno.recovery.event import EventKind, EventStage
-from dalsegno.recovery.facts import Fault
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.facts import NodeFault
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import ANYTHING, Subject
 from dalsegno.slurm.parse.messages import SlurmRefusal, parse_refusal
 
@@ -46,7 +46,7 @@ class Action:
 class Drain(Action):
     """Let nothing new onto the node. `held` are the jobs that it has, `runs` the runs among them."""
 
-    fault: Fault
+    fault: NodeFault
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class Drain(Action):
 class SetDown(Action):
     """Have Slurm take the node out of its jobs at once. `jobs` are the plain ones among them."""
 
-    fault: Fault
+    fault: NodeFault
     jobs: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     runs: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Mend(Action):
     """Reset its GPUs, reboot it or replace it. `boot` is the one that ends with it, `gpus` are its GPUs' ids."""
 
     how: Remedy
-    fault: Fault
+    fault: NodeFault
     boot: str = ""
     gpus: tuple[str, ...] = ()
     why: str = ""  # why nothing lighter
@@ -225,20 +225,20 @@ class Expedite(Action):
 class Turn(Action):
     """The node is in another phase of its life from now on; nothing is done to it."""
 
-    to: Phase
+    to: NodePhase
     why: str
-    fault: Fault | None = None
+    fault: NodeFault | None = None
     excuses: tuple[str, ...] = ()  # faults that someone has decided to live with
     failed: bool = False  # what was tried last has not helped
     boot: str = ""  # a later one may have mended it
-    held_back: Held = Held.NO
+    held_back: HeldAction = HeldAction.NO
     relapses: int = 0  # how often it was suspected in a row
     about: Subject = ANYTHING
     touches: ClassVar[bool] = False
 
     @property
     def stage(self) -> EventStage:
-        return EventStage.SUSPECTED if self.to is Phase.SUSPECTED else EventStage.TOLD
+        return EventStage.SUSPECTED if self.to is NodePhase.SUSPECTED else EventStage.TOLD
 
     @property
     def words(self) -> str:
@@ -251,7 +251,7 @@ class Note(Action):
 
     text: str
     settles: tuple[int, ...] = ()  # jobs of which all is said now
-    held_back: Held = Held.NO  # what it tells of is not done
+    held_back: HeldAction = HeldAction.NO  # what it tells of is not done
     excuses: tuple[str, ...] | None = None  # faults that are left to someone else from now on; None: as before
     about: Subject = ANYTHING
     fault: bool = False  # it tells of one that is left as it is

@@ -20,7 +20,7 @@ from dalsegno.health.wire import (
     CONTROLLER,
     MOST_BYTES,
     STRANGER_BYTES,
-    Hello,
+    NodeHello,
     is_node_name,
     is_proved,
     read_hello,
@@ -28,22 +28,22 @@ from dalsegno.health.wire import (
     words_of,
 )
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.probes import Place, family_of
+from dalsegno.recovery.probes import NodeAddress, family_of
 from dalsegno.system.files import read_text
 from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.proof import TAG_BYTES
-from dalsegno.wire.server import Connection, Limits, Proved, SelectorWatcher, Server
+from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 STRANGERS = 256  # at a time
 STRANGER_S = 3.0  # for the proof: it is one packet each way
 
-Call = Connection[Hello]
+Call = Connection[NodeHello]
 
 
-class Inside(Protocol):
+class AgentHandler(Protocol):
     """Who deals with agents once they are known."""
 
-    def admit(self, call: Call, hello: Hello) -> str:
+    def admit(self, call: Call, hello: NodeHello) -> str:
         """Why this agent may not come in; "" if it may."""
 
     def came(self, call: Call) -> None: ...
@@ -58,12 +58,12 @@ class AgentDoor:
         self,
         selector: selectors.BaseSelector,
         secret_of: Callable[[str], bytes | None],
-        inside: Inside,
+        inside: AgentHandler,
         complaints: Complaints,
         stranger_s: float = STRANGER_S,
     ) -> None:
         self._secret_of, self._inside, self._complaints = secret_of, inside, complaints
-        limits = Limits(
+        limits = ServerLimits(
             strangers=STRANGERS,
             stranger_s=stranger_s,
             stranger_bytes=STRANGER_BYTES,
@@ -72,7 +72,7 @@ class AgentDoor:
             burst=400.0,  # an agent says ten messages in its busiest second
             per_s=100.0,
         )
-        self._server = Server(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
+        self._server = BoundedServer(SelectorWatcher(selector), self, AGENT, CONTROLLER, limits)
         self.close, self.wake = self._server.close, self._server.wake
         self.send, self.drop = self._server.send, self._server.drop
         self.came, self.gone = inside.came, inside.gone
@@ -91,14 +91,14 @@ class AgentDoor:
     def greeting(self) -> Message:
         return {}
 
-    def identify(self, hello: Message, ours: str) -> Proved[Hello]:
+    def identify(self, hello: Message, ours: str) -> Proved[NodeHello]:
         told = read_hello(hello)
         secret = self._secret_of(told.node)
         if secret is None or not is_proved(hello, told, secret, ours):
             raise BadFrame(f"no proof that it is {told.node}")
         return Proved(told, secret, words_of(told, ours))
 
-    def admit(self, call: Call, hello: Hello) -> str:
+    def admit(self, call: Call, hello: NodeHello) -> str:
         why = self._inside.admit(call, hello)
         return f"an agent of {hello.node}: {why}" if why else ""
 
@@ -121,7 +121,7 @@ class Roster:
     def __init__(self, secrets: Path, slurm_conf: Path) -> None:
         self._secrets = secrets
         self._slurm_conf, self._checks = _Watched(slurm_conf), _Watched(slurm_conf.with_name(FILE))
-        self._places, self._settings = dict[str, Place](), Message()
+        self._places, self._settings = dict[str, NodeAddress](), Message()
 
     def secret_of(self, node: str) -> bytes | None:
         """Read each time: a machine that was replaced has another."""
@@ -132,14 +132,14 @@ class Roster:
         except DalsegnoError:
             return None
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, NodeAddress]:
         """Of a node that slurm.conf names without an address, it is asked where its agent calls from."""
         self._read_again()
         try:
             names = os.listdir(self._secrets)
         except OSError:
             return {}
-        return {name: self._places.get(name, Place("")) for name in sorted(names) if is_node_name(name)}
+        return {name: self._places.get(name, NodeAddress("")) for name in sorted(names) if is_node_name(name)}
 
     def settings(self) -> Message:
         """What the cluster file says of checks, for the agents. A damaged file changes nothing."""
@@ -155,7 +155,7 @@ class Roster:
             told = slurmd_places(read_text(self._slurm_conf.path) or "")
             several = {host for host, count in Counter(host for host, _ in told.values()).items() if count > 1}
             self._places = {
-                name: Place(host if family_of(host) else "", port, host in several or host.startswith("127."))
+                name: NodeAddress(host if family_of(host) else "", port, host in several or host.startswith("127."))
                 for name, (host, port) in told.items()
             }
 

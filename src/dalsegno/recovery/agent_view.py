@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dalsegno.health.messages import Report
+from dalsegno.health.messages import NodeReport
 from dalsegno.health.result import Verdict
 from dalsegno.train.frames import Message
 
@@ -32,7 +32,7 @@ class AgentView:
     presence: Presence = Presence.NEVER
     since: float = 0.0  # when `presence` became what it is
     heard: float = 0.0  # the agent's last word; 0: none
-    report: Report | None = None
+    report: NodeReport | None = None
     boot: str = ""  # another after every boot of the host
     host_answers: bool | None = None
     slurmd_answers: bool | None = None

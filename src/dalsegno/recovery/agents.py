@@ -13,13 +13,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from dalsegno.health.messages import MOST_FINDINGS, BadReport, Order, Reply, Report, Told, order_message, read_word
-from dalsegno.health.wire import Hello
+from dalsegno.health.messages import (
+    MOST_FINDINGS,
+    BadReport,
+    NewFindings,
+    NodeReport,
+    Order,
+    Reply,
+    order_message,
+    read_word,
+)
+from dalsegno.health.wire import NodeHello
 from dalsegno.recovery.agent_server import STRANGER_S, AgentDoor, Call
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.presence import LOOK_S, Attendance
-from dalsegno.recovery.probes import Place, Probes, family_of
+from dalsegno.recovery.probes import NodeAddress, Probes, family_of
 from dalsegno.train.frames import Message
 
 # ---- Orders to an agent and their answers, which come in parts: kept together within limits, and never waited for.
@@ -56,13 +65,13 @@ _LOST = (OrderEnd.NOT_CONNECTED, OrderEnd.DISCONNECTED, OrderEnd.AGENT_RESTARTED
 
 
 @dataclass(frozen=True)
-class Answer:
+class OrderAnswer:
     """What came of an order. `detail` is the agent's own account of a failure."""
 
     node: str
     end: OrderEnd = OrderEnd.ANSWERED
     detail: str = ""
-    report: Report | None = None
+    report: NodeReport | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -72,15 +81,15 @@ class Answer:
 
 
 @dataclass
-class Pending:
+class PendingOrder:
     """An order under way."""
 
     node: str
     until: float  # monotonic
-    done: Callable[[Answer], None]
+    done: Callable[[OrderAnswer], None]
     listens: Callable[[int], None]  # told the port on which the agent waits for another
     port_until: float | None = None  # by when that must be; None: it is so, or need not be
-    report: Report | None = None
+    report: NodeReport | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     size: int = 0
     end: OrderEnd = OrderEnd.ANSWERED
@@ -113,21 +122,21 @@ class Pending:
             return
         self.files.setdefault(file, []).append(part)
 
-    def answer(self, end: OrderEnd = OrderEnd.ANSWERED) -> Answer:
+    def answer(self, end: OrderEnd = OrderEnd.ANSWERED) -> OrderAnswer:
         """Return what has come so far; `end` says why no more will come."""
         files = {name: "".join(parts) for name, parts in self.files.items()}
         if end is not OrderEnd.ANSWERED:
-            return Answer(self.node, end, "", self.report, files)
-        return Answer(self.node, self.end, self.detail, self.report, files)
+            return OrderAnswer(self.node, end, "", self.report, files)
+        return OrderAnswer(self.node, self.end, self.detail, self.report, files)
 
 
 class Orders:
     """Those of all agents, by number. A number is never used twice."""
 
     def __init__(self, first: int) -> None:
-        self._next, self._pending = first, dict[int, Pending]()
+        self._next, self._pending = first, dict[int, PendingOrder]()
 
-    def add(self, pending: Pending) -> int:
+    def add(self, pending: PendingOrder) -> int:
         self._next += 1
         self._pending[self._next] = pending
         return self._next
@@ -176,7 +185,7 @@ Say = Callable[[str], None]
 class _Known:
     """What is known of one node beside its signs of life. Times are seconds since 1970."""
 
-    place: Place
+    place: NodeAddress
     presence: Presence = Presence.NEVER
     since: float = field(default_factory=time.time)
     heard: float = 0.0
@@ -185,11 +194,11 @@ class _Known:
     seen: str = ""  # the address from which its agent called
     boot: str = ""
     old_boots: deque[str] = field(default_factory=lambda: deque(maxlen=OLD_BOOTS))
-    report: Report | None = None
+    report: NodeReport | None = None
     settings: Message = field(default_factory=dict)
 
 
-class Agents:
+class AgentTable:
     """`changed` hears of every node whose presence or report is another than before."""
 
     def __init__(
@@ -220,7 +229,7 @@ class Agents:
                 self._door.drop(known.call)
         self._door.close()
 
-    def expect(self, places: Mapping[str, Place], settings: Mapping[str, Message] | None = None) -> None:
+    def expect(self, places: Mapping[str, NodeAddress], settings: Mapping[str, Message] | None = None) -> None:
         """The nodes that there are, and what their agents are to know of their checks. All others are strangers."""
         for node in [node for node in self._known if node not in places]:
             self._forget(node)
@@ -267,7 +276,7 @@ class Agents:
         self,
         node: str,
         do: str,
-        done: Callable[[Answer], None],
+        done: Callable[[OrderAnswer], None],
         *,
         timeout_s: float,
         listens: Callable[[int], None] = lambda port: None,
@@ -279,13 +288,13 @@ class Agents:
         `listens_s`: how much of its time may pass before it must have said where it listens."""
         known = self._known.get(node)
         if known is None or known.call is None:
-            done(Answer(node, OrderEnd.NOT_CONNECTED))
+            done(OrderAnswer(node, OrderEnd.NOT_CONNECTED))
         elif self._orders.under_way(node) >= MOST_ORDERS:
-            done(Answer(node, OrderEnd.OVERLOADED))
+            done(OrderAnswer(node, OrderEnd.OVERLOADED))
         else:
             now = time.monotonic()
             port_until = None if listens_s is None else now + listens_s
-            number = self._orders.add(Pending(node, now + timeout_s, done, listens, port_until))
+            number = self._orders.add(PendingOrder(node, now + timeout_s, done, listens, port_until))
             self._door.send(known.call, order_message(Order(number, do, arguments or {})))
 
     def wake(self) -> float | None:
@@ -345,7 +354,7 @@ class Agents:
 
     # For the door
 
-    def admit(self, call: Call, hello: Hello) -> str:
+    def admit(self, call: Call, hello: NodeHello) -> str:
         known = self._known.get(hello.node)
         if known is None:
             return "there is no such node"
@@ -374,7 +383,7 @@ class Agents:
         node = call.who.node
         known, word = self._known[node], read_word(message)
         self._beat(node, known)
-        if isinstance(word, Told):
+        if isinstance(word, NewFindings):
             self._take_report(node, known, word)
         elif isinstance(word, Reply) and not self._orders.take(node, word):
             self._complaints.about(f"an answer of {node} that is not waited for")
@@ -395,7 +404,7 @@ class Agents:
         self._attendance.beat(node, time.monotonic())
         self._note(node)
 
-    def _take_report(self, node: str, known: _Known, told: Told) -> None:
+    def _take_report(self, node: str, known: _Known, told: NewFindings) -> None:
         if (told.report.node, told.report.boot) != (node, known.boot):
             raise BadReport(f"a report of {told.report.node}, {told.report.boot}")
         merged = merge(known.report, told)
@@ -408,10 +417,10 @@ class Agents:
             self._door.send(known.call, {"settings": known.settings})
 
 
-def merge(before: Report | None, told: Told) -> Report:
+def merge(before: NodeReport | None, told: NewFindings) -> NodeReport:
     """All that is known now of a node: what it told before, and what it tells."""
     if before is None:
-        before = Report(told.report.node, told.report.boot)
+        before = NodeReport(told.report.node, told.report.boot)
     findings = {finding.check: finding for finding in (*before.findings, *told.report.findings)}
     if told.all is not None:
         findings = {check: finding for check, finding in findings.items() if check in told.all}

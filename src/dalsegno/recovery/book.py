@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.facts import Fault
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.facts import NodeFault
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import ANYTHING, Subject
 
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -27,7 +27,7 @@ class MarkKind(Enum):
 
 
 @dataclass(frozen=True)
-class Mark:
+class BudgetMark:
     """Something that counts against a budget."""
 
     kind: MarkKind
@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingAction:
     """An action that was begun; it may have been done or not. `boot` is the node's at that time."""
 
     id: str
@@ -53,21 +53,21 @@ class NodeBook:
     """One node. `since` is when we last turned it or acted on it: what Slurm said before counts no more."""
 
     node: str
-    phase: Phase = Phase.IN_SERVICE
+    phase: NodePhase = NodePhase.IN_SERVICE
     since: float = 0.0
     entered: float = 0.0  # this phase
     seen: bool = False  # it has been in service: now it can be missed
-    fault: Fault | None = None
+    fault: NodeFault | None = None
     boot: str = ""  # the one that was taken out, mended or validated last
     last_boot: str = ""  # the one it was last heard of with
     steps: tuple[Remedy, ...] = ()  # tried for this fault
     evidence: bool = False
     asked: str = ""  # the order to validate itself
     asks: int = 0  # how often, since it was last mended
-    pending: Pending | None = None
+    pending: PendingAction | None = None
     said: str = ""  # so that it is said once
     about: Subject = ANYTHING  # of what was said
-    held_back: Held = Held.NO  # why that is all
+    held_back: HeldAction = HeldAction.NO  # why that is all
     excuses: tuple[str, ...] = ()  # keys of faults that someone has decided to live with, until all of it is over
     relapses: int = 0  # suspicions in a row, without a long time in service in between
     failures: int = 0  # of actions, in a row
@@ -89,7 +89,7 @@ class NodeBook:
 @dataclass(frozen=True)
 class Book:
     nodes: Mapping[str, NodeBook] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[BudgetMark, ...] = ()
     lemons: frozenset[str] = frozenset()  # GPUs that we have sent away
     paused: bool = False
     blind: bool = False  # we see no node: our own fault, as far as we can tell
@@ -98,7 +98,7 @@ class Book:
     def of(self, node: str) -> NodeBook:
         return self.nodes.get(node) or NodeBook(node)
 
-    def with_node(self, node: NodeBook, *marks: Mark) -> Book:
+    def with_node(self, node: NodeBook, *marks: BudgetMark) -> Book:
         return replace(self, nodes={**self.nodes, node.node: node}, marks=(*self.marks, *marks))
 
     def owed(self, run: str) -> int:

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 from dalsegno.recovery.book import DAY_S, HOUR_S, Book, MarkKind
 from dalsegno.recovery.facts import NodeFacts
-from dalsegno.recovery.phase import Held
+from dalsegno.recovery.phase import HeldAction
 from dalsegno.recovery.policy import AUTO, Policy
 
 
 @dataclass(frozen=True)
 class Refusal:
     why: str
-    held: Held
+    held: HeldAction
 
 
 def restraint(book: Book, policy: Policy) -> Refusal | None:
     """Why nothing at all is done just now, only said; None where things are done."""
     if book.paused:
-        return Refusal("paused", Held.PAUSED)
-    return None if policy.mode == AUTO else Refusal("only observing", Held.OBSERVING)
+        return Refusal("paused", HeldAction.PAUSED)
+    return None if policy.mode == AUTO else Refusal("only observing", HeldAction.OBSERVING)
 
 
 class Outs:
@@ -55,13 +55,13 @@ class Outs:
             if node.name not in self.policy.spares and self.out.get(partition, 0) >= self.most(partition):
                 are = "would be" if only_said and self.taken.get(partition) else "are"
                 said = f"{self.out[partition]} of {self.size[partition]} nodes of {partition} {are} out already"
-                return Refusal(said, Held.OBSERVING if observing else Held.OUT)
+                return Refusal(said, HeldAction.OBSERVING if observing else HeldAction.OUT)
             hour = taken_within_the_hour(self.book, partition, self.now) + self.taken.get(partition, 0)
             if hour >= self.policy.per_hour:
                 were = "would be" if only_said and self.taken.get(partition) else "were"
                 more = "`dalsegno automation resume` allows as many again"
                 said = f"{hour} nodes of {partition} {were} taken out within the hour; {more}"
-                return Refusal(said, Held.OBSERVING if observing else Held.HOUR)
+                return Refusal(said, HeldAction.OBSERVING if observing else HeldAction.HOUR)
         return None
 
     def take(self, node: NodeFacts) -> None:

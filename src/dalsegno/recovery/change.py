@@ -23,9 +23,9 @@ from dalsegno.recovery.actions import (
     Turn,
     Validate,
 )
-from dalsegno.recovery.book import Book, Mark, MarkKind, NodeBook, Pending
+from dalsegno.recovery.book import Book, BudgetMark, MarkKind, NodeBook, PendingAction
 from dalsegno.recovery.facts import Facts
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import ANYTHING
 
@@ -38,12 +38,12 @@ def begun(book: Book, action: Action, id: str, now: float, partitions: tuple[str
     old = book.of(action.node)
     boot = action.boot if isinstance(action, Mend) else ""
     how = action.how.value if isinstance(action, Mend) else ""
-    new = replace(old, pending=Pending(id, now, boot, how), since=now)
-    marks: list[Mark] = []
+    new = replace(old, pending=PendingAction(id, now, boot, how), since=now)
+    marks: list[BudgetMark] = []
     if isinstance(action, (Drain, SetDown)) and not old.out:
-        marks.append(Mark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))
+        marks.append(BudgetMark(MarkKind.TAKEN, action.node, now, action.fault.key, partitions, action.runs))
     if isinstance(action, Mend) and action.how is Remedy.REBOOT:
-        marks.append(Mark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
+        marks.append(BudgetMark(MarkKind.REBOOTED, action.node, now, action.fault.key, partitions))
     if isinstance(action, Mend) and action.how is Remedy.REPLACE:
         book = replace(book, lemons=book.lemons | set(action.gpus))
     return book.with_node(new, *marks)
@@ -57,42 +57,44 @@ def ended(
     if error:
         return _failed(book, old, action, now, policy, partitions)
     return book.with_node(
-        _done(replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=Held.NO), action, id, now),
+        _done(
+            replace(old, failures=0, retry_at=0.0, said="", about=ANYTHING, held_back=HeldAction.NO), action, id, now
+        ),
         *_won(old, action, now, partitions),
     )
 
 
-def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[Mark]:
+def _won(old: NodeBook, action: Action, now: float, partitions: tuple[str, ...]) -> list[BudgetMark]:
     if isinstance(action, Release) and action.run:
-        return [Mark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
+        return [BudgetMark(MarkKind.LENT, old.node, now, "", partitions, (action.run,))]
     if isinstance(action, Recall) and action.run:
-        return [Mark(MarkKind.RECALLED, old.node, now, "", partitions, (action.run,))]
+        return [BudgetMark(MarkKind.RECALLED, old.node, now, "", partitions, (action.run,))]
     replaced = isinstance(action, (Return, Hold)) and Remedy.REPLACE in old.steps
-    return [Mark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
+    return [BudgetMark(MarkKind.REPLACED_WELL, old.node, now, "", partitions)] if replaced else []
 
 
 def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     if isinstance(action, Drain):
-        return _taken(node, Phase.DRAINED, action, now)
+        return _taken(node, NodePhase.DRAINED, action, now)
     if isinstance(action, SetDown):
-        return replace(_taken(node, Phase.DOWN, action, now), victims=tuple(sorted({*node.victims, *action.jobs})))
+        return replace(_taken(node, NodePhase.DOWN, action, now), victims=tuple(sorted({*node.victims, *action.jobs})))
     if isinstance(action, TakeEvidence):
         return replace(node, evidence=True)
     if isinstance(action, Mend):
         steps = (*node.steps, action.how)
-        return replace(node, phase=Phase.REPAIRING, entered=now, steps=steps, asks=0, boot=action.boot)
+        return replace(node, phase=NodePhase.REPAIRING, entered=now, steps=steps, asks=0, boot=action.boot)
     if isinstance(action, Validate):
-        return replace(node, phase=Phase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
+        return replace(node, phase=NodePhase.VALIDATING, entered=now, asked=id, asks=node.asks + 1, boot=action.boot)
     if isinstance(action, Return):
-        return replace(fresh(node, Phase.IN_SERVICE, now), validated_at=now if action.tried else node.validated_at)
+        return replace(fresh(node, NodePhase.IN_SERVICE, now), validated_at=now if action.tried else node.validated_at)
     if isinstance(action, Hold):
-        return replace(fresh(node, Phase.SPARE, now), validated_at=now)
+        return replace(fresh(node, NodePhase.SPARE, now), validated_at=now)
     if isinstance(action, Release):
-        return replace(fresh(node, Phase.LENT, now), lent_to=action.job)
+        return replace(fresh(node, NodePhase.LENT, now), lent_to=action.job)
     if isinstance(action, CloseLoan):
         return replace(node, closed=True)
     if isinstance(action, Recall):
-        return fresh(node, Phase.SPARE, now)
+        return fresh(node, NodePhase.SPARE, now)
     if isinstance(action, Expedite):
         return replace(node, told_at=now)
     if isinstance(action, Requeue):
@@ -100,7 +102,7 @@ def _done(node: NodeBook, action: Action, id: str, now: float) -> NodeBook:
     return node
 
 
-def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) -> NodeBook:
+def _taken(node: NodeBook, phase: NodePhase, action: Drain | SetDown, now: float) -> NodeBook:
     again = node.out  # it was out already, and has got worse
     return replace(
         node,
@@ -117,7 +119,7 @@ def _taken(node: NodeBook, phase: Phase, action: Drain | SetDown, now: float) ->
     )
 
 
-def fresh(node: NodeBook, phase: Phase, now: float) -> NodeBook:
+def fresh(node: NodeBook, phase: NodePhase, now: float) -> NodeBook:
     """Nothing is held against it any more; its jobs are still looked after."""
     return NodeBook(
         node.node, phase, since=now, entered=now, seen=True, victims=node.victims, told_at=node.told_at,
@@ -137,7 +139,7 @@ def _failed(
         return book.with_node(node)
     if action.how is Remedy.REPLACE:
         node = replace(node, steps=(*node.steps, action.how), retry_at=now + policy.capacity_s)
-        return book.with_node(node, Mark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions))
+        return book.with_node(node, BudgetMark(MarkKind.REPLACED_BADLY, node.node, now, action.fault.key, partitions))
     if node.failures >= WORN:
         node = replace(node, steps=(*node.steps, action.how), failures=0, retry_at=0.0)
     return book.with_node(node)
@@ -153,8 +155,8 @@ def turned(book: Book, action: Turn | Note, now: float, partitions: tuple[str, .
         return book.with_node(replace(old, victims=left) if action.settles else told)
     marks = []
     if action.failed and old.steps[-1:] == (Remedy.REPLACE,):
-        marks.append(Mark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
-    if action.to in (Phase.IN_SERVICE, Phase.SPARE):
+        marks.append(BudgetMark(MarkKind.REPLACED_BADLY, old.node, now, old.fault.key if old.fault else "", partitions))
+    if action.to in (NodePhase.IN_SERVICE, NodePhase.SPARE):
         well = replace(fresh(old, action.to, now), excuses=action.excuses, relapses=action.relapses)
         return book.with_node(well, *marks)
     new = replace(old, phase=action.to, since=now, entered=now, fault=action.fault or old.fault)

@@ -19,11 +19,11 @@ from dalsegno.printable import logged
 from dalsegno.programs import launcher as own_launcher
 from dalsegno.recovery.agent_view import views_message
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.coordinators import Keeper, Record, Records, Say, check_folder, check_may_ask
+from dalsegno.recovery.coordinators import CoordinatorKeeper, Records, RunRecord, Say, check_folder, check_may_ask
 from dalsegno.recovery.node_link import NodeLink
-from dalsegno.recovery.policy import Policy, Site
-from dalsegno.recovery.user_socket import Answers, Door
-from dalsegno.recovery.watch import JOURNAL, Watch
+from dalsegno.recovery.policy import ControllerSite, Policy
+from dalsegno.recovery.user_socket import Answers, UserSocket
+from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
 from dalsegno.train.frames import Message
@@ -32,7 +32,7 @@ from dalsegno.train.frames import Message
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"
 
 
-def serve(folder: Path, site: Site, agents_at: str) -> int:
+def serve(folder: Path, site: ControllerSite, agents_at: str) -> int:
     """Until it is killed; hears node agents at HOST:PORT, if told to."""
     try:
         make_folder(folder / "controller", 0o700)
@@ -59,23 +59,23 @@ class Controller:
 
     def __init__(self, folder: Path, launcher: Sequence[str], env: Mapping[str, str], say: Say) -> None:
         self.selector = selectors.DefaultSelector()
-        self.keeper = Keeper(Records(folder / RUNS), launcher, env, self.selector, say)
+        self.keeper = CoordinatorKeeper(Records(folder / RUNS), launcher, env, self.selector, say)
         self.keeper.begin()
         self.folder, self.say, self.complaints = folder, say, Complaints(say)
         self.nodes = NodeLink(self.selector, folder / SECRETS, slurm_conf(env), say, lambda node: self.ring())
-        self.watch: Watch | None = None
+        self.watch: NodeWatch | None = None
         self.answers = Answers(
             folder / JOURNAL,
             self.ring,
             lambda: self.watch.policy if self.watch else Policy(),
             lambda node: self.watch.partitions.get(node, ()) if self.watch else (),
         )
-        self.door = Door(folder / SOCKET, self.selector, self.answer, say)
+        self.door = UserSocket(folder / SOCKET, self.selector, self.answer, say)
         say(f"controller {os.getpid()} keeps {len(self.keeper.known)} runs")
 
-    def look_after(self, site: Site) -> None:
+    def look_after(self, site: ControllerSite) -> None:
         """Look after the nodes from now on, in a thread beside the loop."""
-        self.watch = Watch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
+        self.watch = NodeWatch(self.folder, site, self.nodes, self.say, lambda: dict(self.keeper.known))
         self.watch.start()
 
     def ring(self) -> None:
@@ -121,6 +121,6 @@ class Controller:
             return {"error": error.what, "hint": error.hint}
 
 
-def _tell(record: Record) -> Message:
+def _tell(record: RunRecord) -> Message:
     told: Message = {"run": record.run, "folder": record.folder, "uid": record.uid, "pid": record.pid}
     return {**told, "given_up": True} if record.given_up else told

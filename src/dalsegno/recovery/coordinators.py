@@ -33,7 +33,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run that was asked for. `pid` and `start` (ticks) are its coordinator's; 0 while none is known."""
 
     folder: str
@@ -62,7 +62,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self) -> tuple[dict[str, Record], list[str]]:
+    def read(self) -> tuple[dict[str, RunRecord], list[str]]:
         """All of them, and what is wrong with those that cannot be understood."""
         make_folder(self.folder, 0o700)
         found, wrong = {}, []
@@ -74,23 +74,23 @@ class Records:
                 wrong.append(f"{path.name} is passed over: {error}")
         return found, wrong
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         write_atomic(self._path(record), json.dumps(asdict(record)), 0o600)
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: RunRecord) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._path(record).unlink()
 
-    def _path(self, record: Record) -> Path:
+    def _path(self, record: RunRecord) -> Path:
         return self.folder / f"{record.run}.json"
 
 
-def _record(value: object) -> Record:
+def _record(value: object) -> RunRecord:
     """Strict about what is there, easy about what is not: a later version may have added to it."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    known = {field.name: field.type for field in fields(Record)}
-    record = Record(**{name: value[name] for name in known if name in value})
+    known = {field.name: field.type for field in fields(RunRecord)}
+    record = RunRecord(**{name: value[name] for name in known if name in value})
     kinds = {"str": str, "int": int, "bool": bool}
     for name, kind in known.items():
         if type(getattr(record, name)) is not kinds[str(kind)]:
@@ -114,48 +114,48 @@ class Do(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class RestartStep:
     """What to do, when, and the record as it is from now on."""
 
     do: Do
-    record: Record
+    record: RunRecord
     after_s: float = 0.0
 
 
-def after_end(record: Record, code: int | None, lived_s: float) -> Step:
+def after_end(record: RunRecord, code: int | None, lived_s: float) -> RestartStep:
     """A coordinator has ended. `code` is None where no one can tell: one that an earlier controller had started.
 
     Such a one is started again: a coordinator whose run is over sees that and says so.
     """
     gone = replace(record, pid=0, start=0)
     if code == OVER:
-        return Step(Do.FORGET, gone)
+        return RestartStep(Do.FORGET, gone)
     if lived_s >= SHORT_LIFE_S:
-        return Step(Do.START, replace(gone, short_lives=0))
+        return RestartStep(Do.START, replace(gone, short_lives=0))
     gone = replace(gone, short_lives=record.short_lives + 1)
     if gone.short_lives >= MOST_SHORT_LIVES:
-        return Step(Do.GIVE_UP, replace(gone, given_up=True))
-    return Step(Do.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
+        return RestartStep(Do.GIVE_UP, replace(gone, given_up=True))
+    return RestartStep(Do.START, gone, PAUSES_S[min(gone.short_lives, len(PAUSES_S)) - 1])
 
 
-def at_start(record: Record, lives: bool) -> Step:
+def at_start(record: RunRecord, lives: bool) -> RestartStep:
     """The controller has come (back) and finds this record."""
     if lives:
-        return Step(Do.WATCH, record)
+        return RestartStep(Do.WATCH, record)
     if record.given_up:
-        return Step(Do.LEAVE, record)
-    return Step(Do.START, replace(record, pid=0, start=0))
+        return RestartStep(Do.LEAVE, record)
+    return RestartStep(Do.START, replace(record, pid=0, start=0))
 
 
-def when_asked(wanted: Record, known: Record | None) -> Step | None:
+def when_asked(wanted: RunRecord, known: RunRecord | None) -> RestartStep | None:
     """Someone asks for a run. None: its id is taken by another. One that was given up is tried again."""
     if known is None:
-        return Step(Do.START, wanted)
+        return RestartStep(Do.START, wanted)
     if known.uid != wanted.uid:
         return None
     if known.given_up:
-        return Step(Do.START, wanted)
-    return Step(Do.LEAVE, known) if known.folder == wanted.folder else None
+        return RestartStep(Do.START, wanted)
+    return RestartStep(Do.LEAVE, known) if known.folder == wanted.folder else None
 
 
 # ---- Who asks, and what they may ask for: uid to identity and environment, and the folder that must be theirs.
@@ -244,7 +244,7 @@ MOST_GIVEN_UP = 64  # of one user that are remembered
 
 
 @dataclass
-class Watched:
+class WatchedCoordinator:
     """A living coordinator. `fd` becomes readable at its end; one that was taken over has no `child`."""
 
     fd: int
@@ -252,7 +252,7 @@ class Watched:
     child: Child | None = None
 
 
-class Keeper:
+class CoordinatorKeeper:
     """`launcher` are the words before a program's name; `env` is the controller's own environment."""
 
     def __init__(
@@ -264,8 +264,8 @@ class Keeper:
         say: Say,
     ) -> None:
         self.records, self.launcher, self.env, self.selector, self.say = records, launcher, env, selector, say
-        self.known: dict[str, Record] = {}
-        self.watched: dict[str, Watched] = {}
+        self.known: dict[str, RunRecord] = {}
+        self.watched: dict[str, WatchedCoordinator] = {}
         self.due: dict[str, float] = {}  # run -> when to start its coordinator (monotonic)
 
     def begin(self) -> None:
@@ -282,7 +282,7 @@ class Keeper:
 
     def ask(self, folder: str, uid: int) -> None:
         """Have a run kept; one that is kept already stays as it is."""
-        wanted = Record(folder, uid)
+        wanted = RunRecord(folder, uid)
         step = when_asked(wanted, self.known.get(wanted.run))
         if step is None:
             raise DalsegnoError(f"another run with the id `{wanted.run}` is kept here", hint="choose another id")
@@ -292,10 +292,10 @@ class Keeper:
         try:
             self._start(step.record)
         except DalsegnoError:
-            self._do(Step(Do.FORGET, step.record))
+            self._do(RestartStep(Do.FORGET, step.record))
             raise
 
-    def kept(self, uid: int) -> list[Record]:
+    def kept(self, uid: int) -> list[RunRecord]:
         """The runs of one user; root sees all."""
         return [record for record in self.known.values() if uid in (0, record.uid)]
 
@@ -306,7 +306,7 @@ class Keeper:
             self._start_again(self.known[run])
         return min(self.due.values(), default=None)
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: RestartStep) -> None:
         run = step.record.run
         self.known[run] = step.record
         if step.do is Do.START:
@@ -322,11 +322,11 @@ class Keeper:
         elif step.do is Do.FORGET:
             self._forget(step.record)
 
-    def _forget(self, record: Record) -> None:
+    def _forget(self, record: RunRecord) -> None:
         del self.known[record.run]
         self.records.remove(record)
 
-    def _start(self, record: Record) -> None:
+    def _start(self, record: RunRecord) -> None:
         """Written down before, so that a death in between is found out, and after, with the PID."""
         self.records.write(record)
         identity, env = look_up(record.uid, self.env)
@@ -336,16 +336,16 @@ class Keeper:
         self.known[record.run] = record
         self._save(record)
         self.say(f"{record.run}: coordinator {record.pid} of uid {record.uid} started")
-        self._watch(record.run, Watched(child.fd, time.monotonic(), child))
+        self._watch(record.run, WatchedCoordinator(child.fd, time.monotonic(), child))
 
-    def _start_again(self, record: Record) -> None:
+    def _start_again(self, record: RunRecord) -> None:
         try:
             self._start(record)
         except DalsegnoError as error:
             self.say(f"{record.run}: {error}")
             self._do(after_end(record, None, 0.0))
 
-    def _take_over(self, record: Record) -> None:
+    def _take_over(self, record: RunRecord) -> None:
         try:
             fd = os.pidfd_open(record.pid)
         except OSError:
@@ -356,9 +356,9 @@ class Keeper:
             self._do(after_end(record, None, SHORT_LIFE_S))
             return
         self.say(f"{record.run}: coordinator {record.pid} taken over")
-        self._watch(record.run, Watched(fd, time.monotonic()))
+        self._watch(record.run, WatchedCoordinator(fd, time.monotonic()))
 
-    def _watch(self, run: str, watched: Watched) -> None:
+    def _watch(self, run: str, watched: WatchedCoordinator) -> None:
         self.watched[run] = watched
         self.selector.register(watched.fd, selectors.EVENT_READ, lambda events: self._ended(run))
 
@@ -373,14 +373,14 @@ class Keeper:
         self.say(f"{run}: coordinator ended with code {'unknown' if code is None else code}; {step.do.value}")
         self._do(step)
 
-    def _save(self, record: Record) -> None:
+    def _save(self, record: RunRecord) -> None:
         """A full disk must not keep a coordinator from living: it is found again by its command line."""
         try:
             self.records.write(record)
         except DalsegnoError as error:
             self.say(f"{record.run}: {error}")
 
-    def _argv(self, record: Record) -> tuple[str, ...]:
+    def _argv(self, record: RunRecord) -> tuple[str, ...]:
         return (*self.launcher, PROGRAM, record.folder)
 
     def _orphans(self) -> dict[tuple[tuple[str, ...], int], Process]:

@@ -10,7 +10,7 @@ from dalsegno.recovery.actions import Action, Again, Drain, Expedite, Found, Not
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
 from dalsegno.recovery.budget import Outs, restraint
-from dalsegno.recovery.facts import Facts, Fault, NodeFacts, heaviest, is_plain
+from dalsegno.recovery.facts import Facts, NodeFacts, NodeFault, heaviest, is_plain
 from dalsegno.recovery.judge import (
     NONE,
     Quick,
@@ -22,7 +22,7 @@ from dalsegno.recovery.judge import (
     quick_failures,
     standing,
 )
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.reason import (
     ANYTHING,
@@ -73,7 +73,7 @@ def _after_loss(own: NodeBook, jobs: Iterable[JobInfo], now: float) -> Action | 
 def _before_its_end(node: NodeFacts, own: NodeBook, policy: Policy) -> Action | None:
     """A live node on which no job can go on: what may start anew does; the others are waited for."""
     doomed = own.fault and {own.fault.key, own.fault.check} & policy.doomed
-    if own.phase is not Phase.DRAINED or not doomed:
+    if own.phase is not NodePhase.DRAINED or not doomed:
         return None
     for job in node.jobs:
         known = job.id in own.victims or job.id in own.left
@@ -188,10 +188,14 @@ def _hold_back(action: Action, book: Book, policy: Policy) -> Action | None:
 
 
 def _say(
-    own: NodeBook, text: str, fault: Fault | None = None, held: Held = Held.NO, about: Subject = ANYTHING
+    own: NodeBook,
+    text: str,
+    fault: NodeFault | None = None,
+    held: HeldAction = HeldAction.NO,
+    about: Subject = ANYTHING,
 ) -> Action | None:
-    if own.phase is Phase.IN_SERVICE and fault:
-        return Turn(own.node, Phase.SUSPECTED, text, fault, held_back=held, about=about)
+    if own.phase is NodePhase.IN_SERVICE and fault:
+        return Turn(own.node, NodePhase.SUSPECTED, text, fault, held_back=held, about=about)
     return Note(own.node, text, held_back=held, about=about) if own.said != text else None
 
 
@@ -226,11 +230,11 @@ def _resume(this: Round, node: NodeFacts, own: NodeBook) -> Iterator[Action]:
 
 def _next(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     whose = owner(node.slurm, this.policy.slurm_users)
-    if own.phase in (Phase.SPARE, Phase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
+    if own.phase in (NodePhase.SPARE, NodePhase.LENT) or (node.name in this.policy.spares and whose is Owner.SPARE):
         kept, action = keep_spare(node, own, whose, this.facts, this.policy, this.now)
         if kept:
             return action
-    if own.phase in (Phase.IN_SERVICE, Phase.SUSPECTED, Phase.SPARE, Phase.LENT):
+    if own.phase in (NodePhase.IN_SERVICE, NodePhase.SUSPECTED, NodePhase.SPARE, NodePhase.LENT):
         return _watch(this, node, own, whose)
     return _yield_to_others(node, own, whose, this.policy) or repair(
         node, own, this.facts, this.book, this.policy, this.now
@@ -241,7 +245,7 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     """A node in service."""
     if whose is Owner.US:
         fault = read_reason(node.slurm.reason)
-        return Turn(node.name, Phase.DOWN if node.slurm.down else Phase.DRAINED, "found taken out by us", fault)
+        return Turn(node.name, NodePhase.DOWN if node.slurm.down else NodePhase.DRAINED, "found taken out by us", fault)
     quick = this.quick.get(node.name, NONE)
     faults = standing(node, own, this.policy, quick)
     if own.excuses and is_over(node, own, faults):
@@ -255,25 +259,25 @@ def _watch(this: Round, node: NodeFacts, own: NodeBook, whose: Owner) -> Action 
     if suspicion := find_suspicion(node, own, this.policy, quick):
         if is_told(suspicion.about, own):
             return None
-        if own.phase in (Phase.SPARE, Phase.LENT):  # which it still is
+        if own.phase in (NodePhase.SPARE, NodePhase.LENT):  # which it still is
             return _say(own, suspicion.text, about=suspicion.about)
         relapses = count_relapse(own, this.policy, this.now)
-        return Turn(node.name, Phase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
-    if own.phase is Phase.SUSPECTED and is_steady(node, own, this.policy, this.now):
+        return Turn(node.name, NodePhase.SUSPECTED, suspicion.text, relapses=relapses, about=suspicion.about)
+    if own.phase is NodePhase.SUSPECTED and is_steady(node, own, this.policy, this.now):
         why = "nothing is wrong with it any more"
         why = "what is wrong with it is left to whoever has returned it" if own.excuses else why
-        return Turn(node.name, Phase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
+        return Turn(node.name, NodePhase.IN_SERVICE, why, excuses=own.excuses, relapses=own.relapses)
     return None
 
 
 def _forget_excuses(own: NodeBook) -> Action:
     why = "what was wrong with it is over"
-    if own.phase is Phase.IN_SERVICE:
-        return Turn(own.node, Phase.IN_SERVICE, why)
+    if own.phase is NodePhase.IN_SERVICE:
+        return Turn(own.node, NodePhase.IN_SERVICE, why)
     return Note(own.node, why, excuses=())
 
 
-def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Action | None:
+def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[NodeFault]) -> Action | None:
     """Whoever has drained a node may return it in spite of what is wrong with it: then it is theirs.
 
     Not so where nobody returns it: one that is gone, or only reserved, booting or without power.
@@ -288,7 +292,7 @@ def _leave_to_them(node: NodeFacts, own: NodeBook, faults: list[Fault]) -> Actio
     return None if keys <= {*own.excuses} else Note(own.node, text, excuses=tuple(sorted({*own.excuses, *keys})))
 
 
-def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: Fault) -> Action | None:
+def _take_out(this: Round, node: NodeFacts, own: NodeBook, fault: NodeFault) -> Action | None:
     if refusal := this.outs.refusal(node):
         said = _say(own, f"{fault.words}; left as it is: {refusal.why}", fault, refusal.held)
         return replace(said, fault=True) if isinstance(said, Note) else said
@@ -304,7 +308,7 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
     rule = rule_of(node.slurm, this.policy.slurm_users)
     if rule is None:
         return None
-    key = Fault(CHECK, Remedy.NONE, "", rule.code).key
+    key = NodeFault(CHECK, Remedy.NONE, "", rule.code).key
     times = this.book.count(MarkKind.TAKEN, this.now - DAY_S, node=node.name, key=key)
     fault = fault_of_drain(node.slurm, rule, times)
     if fault is None:
@@ -320,8 +324,8 @@ def _take_over(this: Round, node: NodeFacts, own: NodeBook) -> Action | None:
 def _yield_to_others(node: NodeFacts, own: NodeBook, whose: Owner, policy: Policy) -> Action | None:
     """Who takes one of our nodes over, or puts it back into service, has the last word, on all that is wrong then."""
     if whose is Owner.SOMEONE:
-        return Turn(node.name, Phase.IN_SERVICE, f"someone else has taken it over: {node.slurm.reason}")
+        return Turn(node.name, NodePhase.IN_SERVICE, f"someone else has taken it over: {node.slurm.reason}")
     if whose is Owner.NOBODY and own.fault and node.slurm.in_service:
         keys = {own.fault.key, *(fault.key for fault in standing(node, own, policy))}
-        return Turn(node.name, Phase.IN_SERVICE, "someone has returned it to service", excuses=tuple(sorted(keys)))
+        return Turn(node.name, NodePhase.IN_SERVICE, "someone has returned it to service", excuses=tuple(sorted(keys)))
     return None

@@ -178,7 +178,7 @@ SLURMD = "slurmd"  # the check of that name
 
 
 @dataclass(frozen=True)
-class Fault:
+class NodeFault:
     """`remedy` is what helps, by what is known so far."""
 
     check: str
@@ -197,9 +197,9 @@ class Fault:
         return f"{self.key}: {self.text}"
 
 
-def fault_of(finding: Finding) -> Fault:
+def fault_of(finding: Finding) -> NodeFault:
     result = finding.result
-    return Fault(finding.check, result.remedy, result.text, result.code)
+    return NodeFault(finding.check, result.remedy, result.text, result.code)
 
 
 def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -207,9 +207,9 @@ def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(each for each in findings if each.result.verdict is Verdict.FAILED)
 
 
-def heaviest(faults: Iterable[Fault]) -> Fault | None:
+def heaviest(faults: Iterable[NodeFault]) -> NodeFault | None:
     """The first of those that need most."""
-    worst: Fault | None = None
+    worst: NodeFault | None = None
     for fault in faults:
         if worst is None or worst.remedy < fault.remedy:
             worst = fault

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dalsegno.errors import CommandFailed, DalsegnoError, NotThere
-from dalsegno.health import Finding, Gpu, Remedy, Report, failed, passed, unknown
+from dalsegno.health import Finding, GpuIdentity, NodeReport, Remedy, failed, passed, unknown
 from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Facts, Validation, gather, is_active
 from dalsegno.slurm.facts import JobInfo, JobState, NodeFlag, NodeInfo, NodeState
-from dalsegno.slurm.parse.jobs import Queue
+from dalsegno.slurm.parse.jobs import JobList
 
 _NO_REQUEUE = "no-requeue"
 SLURMD_TIMEOUT_S = 300.0
 
 
 @dataclass
-class Machine:
+class FakeMachine:
     """What stands under a node's name. `cured_by` is the lightest remedy that helps (None: nothing is wrong), `says`
     the one that its own checks name."""
 
@@ -35,7 +35,7 @@ class Machine:
 
 @dataclass
 class FakeNode:
-    machine: Machine
+    machine: FakeMachine
     partitions: tuple[str, ...] = ("train",)
     flags: frozenset[NodeFlag] = frozenset()
     down: bool = False
@@ -84,9 +84,9 @@ class FakeCluster:
             cluster.nodes[f"n{number}"] = FakeNode(cluster.machine(), (partition,))
         return cluster
 
-    def machine(self) -> Machine:
+    def machine(self) -> FakeMachine:
         self.boots += 1
-        return Machine(f"boot-{self.boots}", (f"GPU-{self.boots}-a", f"GPU-{self.boots}-b"))
+        return FakeMachine(f"boot-{self.boots}", (f"GPU-{self.boots}-a", f"GPU-{self.boots}-b"))
 
     def facts(self, underway: frozenset[str] = frozenset()) -> Facts:
         if not self.slurm_answers:
@@ -178,8 +178,8 @@ class FakeSlurm:
             partitions=node.partitions, booted_at=node.booted_at, gpus=len(node.machine.gpus),
         )  # fmt: skip
 
-    def queue(self, *, ended: bool = False) -> Queue:
-        return Queue(tuple(self.jobs(ended=ended)))
+    def queue(self, *, ended: bool = False) -> JobList:
+        return JobList(tuple(self.jobs(ended=ended)))
 
     def jobs(self, *, ended: bool = False) -> list[JobInfo]:
         self._answers()
@@ -289,16 +289,16 @@ class FakeAgents:
             return AgentView(name, known, node.lost_at or 0.0, host_answers=True, slurmd_answers=True, answered=now)
         node.heard = True
         told = machine.gpus if self.cluster.tell_gpus else ()
-        gpus = tuple(Gpu(index, uuid) for index, uuid in enumerate(told))
+        gpus = tuple(GpuIdentity(index, uuid) for index, uuid in enumerate(told))
         checks = (machine.check, *machine.also)
-        report = Report(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
+        report = NodeReport(name, machine.boot, tuple(self._finding(machine, check) for check in checks), gpus)
         if node.quiet:
             return AgentView(name, Presence.SILENT, node.lost_at or 0.0, now, report, machine.boot, True, True)
         node.lost_at = None
         node.heard_at = now if node.heard_at is None else node.heard_at
         return AgentView(name, Presence.CONNECTED, node.heard_at, now, report, machine.boot, True, True)
 
-    def _finding(self, machine: Machine, check: str) -> Finding:
+    def _finding(self, machine: FakeMachine, check: str) -> Finding:
         says = machine.says or machine.cured_by
         bad = machine.cured_by and says
         result = failed("GPU has fallen off the bus", bad, machine.code) if bad else passed("no Xid")

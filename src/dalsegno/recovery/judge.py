@@ -9,8 +9,8 @@ from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.health import Remedy, Verdict
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import Book, NodeBook
-from dalsegno.recovery.facts import BLACK_HOLE, GONE, Fault, NodeFacts, failures, fault_of, heaviest, is_plain
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.facts import BLACK_HOLE, GONE, NodeFacts, NodeFault, failures, fault_of, heaviest, is_plain
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Subject, Topic
 from dalsegno.slurm.facts import JobInfo, JobState
@@ -34,12 +34,12 @@ class Quick:
 NONE = Quick()
 
 
-def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> Fault | None:
+def find_fault(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> NodeFault | None:
     """The heaviest fault for which something may be done; None if there is none, or only what somebody excused."""
     return heaviest(fault for fault in standing(node, own, policy, quick) if fault.key not in own.excuses)
 
 
-def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[Fault]:
+def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE) -> list[NodeFault]:
     """All that is wrong for which something may be done, excused or not.
 
     A node whose agent was never heard of is left alone: nobody could tell when it is well again.
@@ -47,7 +47,7 @@ def standing(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick = NONE
     return [fault for fault in _faults(node, own, policy, quick) if not fault.remedy < Remedy.DRAIN]
 
 
-def is_over(node: NodeFacts, own: NodeBook, faults: Collection[Fault]) -> bool:
+def is_over(node: NodeFacts, own: NodeBook, faults: Collection[NodeFault]) -> bool:
     """Nothing is left of what somebody excused: by the node's own word, and not because its checks say nothing."""
     checks = {key.partition("[")[0] for key in own.excuses}
     findings = node.agent.report.findings if node.agent.report and node.connected else ()
@@ -55,18 +55,18 @@ def is_over(node: NodeFacts, own: NodeBook, faults: Collection[Fault]) -> bool:
     return bool(findings) and not unknown and not faults
 
 
-def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick) -> Iterator[Fault]:
+def _faults(node: NodeFacts, own: NodeBook, policy: Policy, quick: Quick) -> Iterator[NodeFault]:
     if node.gone and own.seen and own.last_boot:
-        yield Fault(GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_line(node)}", gone=True)
+        yield NodeFault(GONE, policy.gone_remedy, f"neither its agent nor slurmd answers{_line(node)}", gone=True)
         return
     if not node.connected:  # what was said by one who is silent now may be long mended
         return
     yield from found(node, policy)
     if quick.proven and quick.count >= policy.quick_failures:
-        yield Fault(BLACK_HOLE, Remedy.DRAIN, quick.words)
+        yield NodeFault(BLACK_HOLE, Remedy.DRAIN, quick.words)
 
 
-def found(node: NodeFacts, policy: Policy) -> list[Fault]:
+def found(node: NodeFacts, policy: Policy) -> list[NodeFault]:
     """What its own checks say, as far as they are heard."""
     findings = node.agent.report.findings if node.agent.report else ()
     faults = [fault_of(each) for each in failures(findings) if each.check not in policy.off]
@@ -101,7 +101,7 @@ def is_told(about: Subject, own: NodeBook) -> bool:
 
 def count_relapse(own: NodeBook, policy: Policy, now: float) -> int:
     """Which suspicion in a row this is, for a node of which something is odd now."""
-    if own.phase is not Phase.IN_SERVICE:
+    if own.phase is not NodePhase.IN_SERVICE:
         return own.relapses
     return own.relapses + 1 if own.relapses and now - own.entered < policy.relapse_s else 1
 

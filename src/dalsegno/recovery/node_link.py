@@ -25,7 +25,7 @@ from dalsegno.health.settings import ANSWER_S, PARTNER_S, PORT_S
 from dalsegno.node_agent.collective import DIED
 from dalsegno.recovery.agent_server import Roster
 from dalsegno.recovery.agent_view import AgentView
-from dalsegno.recovery.agents import Agents, Answer, OrderEnd, Say
+from dalsegno.recovery.agents import AgentTable, OrderAnswer, OrderEnd, Say
 from dalsegno.recovery.evidence import INCOMPLETE
 from dalsegno.recovery.facts import Validation
 
@@ -34,10 +34,10 @@ from dalsegno.recovery.facts import Validation
 
 PAIR = ("pair", "pair-collective")
 
-Done = Callable[[Answer, tuple[Finding, ...]], None]  # how the order ended; what was found
+Done = Callable[[OrderAnswer, tuple[Finding, ...]], None]  # how the order ended; what was found
 
 
-def prove(agents: Agents, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
+def prove(agents: AgentTable, node: str, partner: str, done: Done, port_s: float = PORT_S) -> None:
     """`done` hears once what the node found, however it ends; without a partner it is tried alone, and so it is with
     one that has not said within `port_s` where it listens."""
     _Proof(agents, node, partner, done).begin(port_s)
@@ -46,11 +46,11 @@ def prove(agents: Agents, node: str, partner: str, done: Done, port_s: float = P
 class _Proof:
     """The partner listens first, so that both load what they need while the node is still tried alone."""
 
-    def __init__(self, agents: Agents, node: str, partner: str, done: Done) -> None:
+    def __init__(self, agents: AgentTable, node: str, partner: str, done: Done) -> None:
         self._agents, self._node, self._partner, self._done = agents, node, partner, done
         self._secret, self._ordered = secrets.token_hex(16), False
-        self._answer: Answer | None = None
-        self._partners: Answer | None = None
+        self._answer: OrderAnswer | None = None
+        self._partners: OrderAnswer | None = None
 
     def begin(self, port_s: float) -> None:
         if not self._partner:
@@ -69,12 +69,12 @@ class _Proof:
             self._ordered = True
             self._agents.order(self._node, "validate", self._ended, timeout_s=ANSWER_S, arguments=arguments)
 
-    def _partner_ended(self, answer: Answer) -> None:
+    def _partner_ended(self, answer: OrderAnswer) -> None:
         self._partners = answer
         self._validate({})  # it never listened
         self._settle()
 
-    def _ended(self, answer: Answer) -> None:
+    def _ended(self, answer: OrderAnswer) -> None:
         self._answer = answer
         self._settle()
 
@@ -86,7 +86,7 @@ class _Proof:
         self._done(answer, fair(_findings(answer), self._partner, self._partners))
 
 
-def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -> tuple[Finding, ...]:
+def fair(findings: tuple[Finding, ...], partner: str, partners: OrderAnswer | None) -> tuple[Finding, ...]:
     """What fails with a partner that was lost, could not even begin, or is slow, says nothing of the node."""
     if partners is None or not (why := _lost(partners)):
         return findings
@@ -96,7 +96,7 @@ def fair(findings: tuple[Finding, ...], partner: str, partners: Answer | None) -
     return tuple(replace(each, result=of_partner) if each in _failed_together(findings) else each for each in findings)
 
 
-def _lost(partners: Answer) -> str:
+def _lost(partners: OrderAnswer) -> str:
     died = [each.result.text for each in _findings(partners) if each.result.code in (DIED, SLOW)]
     return partners.error or "".join(died[:1])
 
@@ -105,7 +105,7 @@ def _failed_together(findings: tuple[Finding, ...]) -> list[Finding]:
     return [each for each in findings if each.check in PAIR and each.result.verdict is Verdict.FAILED]
 
 
-def _findings(answer: Answer) -> tuple[Finding, ...]:
+def _findings(answer: OrderAnswer) -> tuple[Finding, ...]:
     return answer.report.findings if answer.report else ()
 
 
@@ -132,7 +132,7 @@ class NodeLink:
     ) -> None:
         self._roster_s = roster_s
         self._roster = Roster(secrets, slurm_conf)
-        self._agents = Agents(selector, self._roster.secret_of, say, changed)
+        self._agents = AgentTable(selector, self._roster.secret_of, say, changed)
         self._say = say
         self._to_open: tuple[str, int] | None = None
         self._validations: dict[str, Validation] = {}
@@ -215,15 +215,15 @@ class NodeLink:
         why = answer.error or ("" if answer.files else "it told nothing")
         return {**answer.files, INCOMPLETE: f"its agent: {why}"} if why else answer.files
 
-    def _ask(self, node: str, do: str, timeout_s: float, **arguments: str) -> Answer:
+    def _ask(self, node: str, do: str, timeout_s: float, **arguments: str) -> OrderAnswer:
         if threading.get_ident() == self._loop:
             raise RuntimeError("the loop cannot wait for an answer that only it can hear")
-        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[OrderAnswer] = queue.SimpleQueue()
         self._in_loop(lambda: self._agents.order(node, do, answers.put, timeout_s=timeout_s, arguments=arguments))
         try:
             return answers.get(timeout=timeout_s + 5)
         except queue.Empty:
-            return Answer(node, OrderEnd.CONTROLLER_BUSY)
+            return OrderAnswer(node, OrderEnd.CONTROLLER_BUSY)
 
     # Validation
 
@@ -234,7 +234,7 @@ class NodeLink:
         self._validating[node] = ask
         prove(self._agents, node, partner, lambda answer, findings: self._validated(node, ask, answer, findings))
 
-    def _validated(self, node: str, ask: str, answer: Answer, findings: tuple[Finding, ...]) -> None:
+    def _validated(self, node: str, ask: str, answer: OrderAnswer, findings: tuple[Finding, ...]) -> None:
         if answer.end.undecided:
             self._forget(node, ask)
             return

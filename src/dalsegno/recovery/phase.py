@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Phase(Enum):
+class NodePhase(Enum):
     """Where a node is between service and service."""
 
     IN_SERVICE = "in service"
@@ -20,12 +20,12 @@ class Phase(Enum):
     UNKNOWN = "unknown"  # what a controller of another version says
 
     @classmethod
-    def _missing_(cls, value: object) -> Phase | None:
+    def _missing_(cls, value: object) -> NodePhase | None:
         """Read journals and controllers from before `mending` became `repairing`."""
         return cls.REPAIRING if value == "mending" else None
 
     @classmethod
-    def told(cls, value: object) -> Phase:
+    def told(cls, value: object) -> NodePhase:
         """Return the phase that a controller names; a word that is not known here is UNKNOWN."""
         try:
             return cls(value)
@@ -35,13 +35,19 @@ class Phase(Enum):
     @property
     def out(self) -> bool:
         """Out of service by our hand, for a fault."""
-        return self in (Phase.DRAINED, Phase.DOWN, Phase.REPAIRING, Phase.VALIDATING, Phase.GIVEN_UP)
+        return self in (
+            NodePhase.DRAINED,
+            NodePhase.DOWN,
+            NodePhase.REPAIRING,
+            NodePhase.VALIDATING,
+            NodePhase.GIVEN_UP,
+        )
 
 
 # ---- Why something that ought to be done for a node is not.
 
 
-class Held(Enum):
+class HeldAction(Enum):
     """`lasting`: until a person says or changes something, or an hour has passed."""
 
     NO = ""
@@ -51,15 +57,15 @@ class Held(Enum):
     HOUR = "too many within the hour"
 
     @classmethod
-    def of(cls, word: object) -> Held:
+    def of(cls, word: object) -> HeldAction:
         """As a controller says it; of one that speaks otherwise nothing is known."""
-        return next((each for each in cls if each.value == word), Held.NO)
+        return next((each for each in cls if each.value == word), HeldAction.NO)
 
     @property
     def lasting(self) -> bool:
-        return self in (Held.PAUSED, Held.OBSERVING, Held.HOUR)
+        return self in (HeldAction.PAUSED, HeldAction.OBSERVING, HeldAction.HOUR)
 
     @property
     def ends_with_resume(self) -> bool:
         """`dalsegno automation resume` lets it be done."""
-        return self in (Held.PAUSED, Held.HOUR)
+        return self in (HeldAction.PAUSED, HeldAction.HOUR)

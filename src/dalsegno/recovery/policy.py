@@ -8,8 +8,8 @@ from typing import Protocol
 
 from dalsegno.health import Remedy
 from dalsegno.health.settings import PHASE_S
-from dalsegno.recovery.act import Slurm
-from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.act import SlurmActions
+from dalsegno.recovery.facts import NodeFault
 from dalsegno.recovery.reason import SLURM_USERS
 from dalsegno.spec.facts import Health
 
@@ -69,7 +69,7 @@ class Policy:
             off=frozenset(name for name, check in health.checks.items() if not check.enabled), **times,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def remedy(self, fault: Fault) -> Remedy:
+    def remedy(self, fault: NodeFault) -> Remedy:
         """What may be done for it."""
         cap = self.caps.get(fault.check, Remedy.REPLACE)
         return cap if cap < fault.remedy else fault.remedy
@@ -78,11 +78,11 @@ class Policy:
 # ---- What the controller is told of its cluster by whoever starts it.
 
 
-class Site(Protocol):
+class ControllerSite(Protocol):
     """One cluster. Its policy may change while the controller runs: it is asked for again."""
 
     @property
-    def slurm(self) -> Slurm: ...
+    def slurm(self) -> SlurmActions: ...
 
     @property
     def target(self) -> object:

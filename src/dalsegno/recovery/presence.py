@@ -27,7 +27,7 @@ KNOWN_S = 5.0  # the same where a former controller has heard of it, as long as 
 
 
 @dataclass(frozen=True)
-class Sign:
+class NodeSign:
     """What is known of one node."""
 
     presence: Presence
@@ -42,7 +42,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Look:
+class PresenceLook:
     """Nodes to probe now. Late: what was being asked before counts for nothing."""
 
     probe: tuple[str, ...] = ()
@@ -53,13 +53,13 @@ class Attendance:
     """The signs of life of all nodes."""
 
     def __init__(self) -> None:
-        self.signs: dict[str, Sign] = {}
+        self.signs: dict[str, NodeSign] = {}
         self._looked: float | None = None
 
     def expect(self, node: str, now: float) -> None:
         """A node that ought to be there; one that is known stays as it is."""
         if node not in self.signs:
-            self.signs[node] = Sign(Presence.NEVER, now, now, now + NEW_S)
+            self.signs[node] = NodeSign(Presence.NEVER, now, now, now + NEW_S)
 
     def remember(self, nodes: Iterable[str], now: float) -> None:
         """A former controller has had these in service: what was lost while nobody looked need not be waited for as
@@ -76,7 +76,7 @@ class Attendance:
         """Its agent has said something."""
         if sign := self.signs.get(node):
             since = sign.since if sign.presence is Presence.CONNECTED else now
-            self.signs[node] = Sign(
+            self.signs[node] = NodeSign(
                 Presence.CONNECTED, since, now, now + SILENT_S, sign.probing, host=True, slurmd=sign.slurmd
             )
 
@@ -99,7 +99,7 @@ class Attendance:
             sign = replace(turned, heard=now) if alive and turned.presence is Presence.NEVER else turned
         self.signs[node] = sign
 
-    def _grace_s(self, sign: Sign) -> float:
+    def _grace_s(self, sign: NodeSign) -> float:
         """Whoever hears nobody may be cut off, or have booted with all the others."""
         hears = sign.known and any(each.presence is Presence.CONNECTED for each in self.signs.values())
         return KNOWN_S if hears else NEW_S
@@ -109,7 +109,7 @@ class Attendance:
         if sign := self.signs.get(node):
             self.signs[node] = replace(sign, probe=now, slurmd=None)
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> PresenceLook:
         """Called again and again. After a pause of our own all are forgiven one period."""
         late = self._looked is not None and now - self._looked > LOOK_S + LATE_S
         self._looked = now
@@ -118,7 +118,7 @@ class Attendance:
         due = [node for node, sign in self.signs.items() if sign.probe <= now and not sign.probing]
         for node in due:
             self.signs[node] = _probed(self.signs[node], now)
-        return Look(tuple(due), late)
+        return PresenceLook(tuple(due), late)
 
     def _forgive(self, now: float) -> None:
         for node, sign in self.signs.items():
@@ -126,7 +126,7 @@ class Attendance:
             self.signs[node] = replace(sign, heard=heard, probe=now + SILENT_S, probing=False)
 
 
-def _probed(sign: Sign, now: float) -> Sign:
+def _probed(sign: NodeSign, now: float) -> NodeSign:
     young = sign.known and sign.presence is Presence.NEVER and now - sign.since < NEW_S
     pause = SLOWLY_S if sign.presence in (Presence.NEVER, Presence.GONE) and not young else AGAIN_S
     if sign.presence is Presence.CONNECTED and now - sign.heard >= SILENT_S:
@@ -134,7 +134,7 @@ def _probed(sign: Sign, now: float) -> Sign:
     return replace(sign, probing=True, probe=now + pause)
 
 
-def _verdict(sign: Sign, alive: bool, now: float, grace_s: float) -> Presence:
+def _verdict(sign: NodeSign, alive: bool, now: float, grace_s: float) -> Presence:
     if sign.presence is Presence.NEVER and (alive or now - (sign.heard if sign.known else sign.since) < grace_s):
         return Presence.NEVER
     if not alive:
@@ -143,7 +143,7 @@ def _verdict(sign: Sign, alive: bool, now: float, grace_s: float) -> Presence:
     return Presence.AGENT_DEAD if stuck else Presence.SILENT
 
 
-def _turned(sign: Sign, presence: Presence, now: float) -> Sign:
+def _turned(sign: NodeSign, presence: Presence, now: float) -> NodeSign:
     return sign if sign.presence is presence else replace(sign, presence=presence, since=now)
 
 

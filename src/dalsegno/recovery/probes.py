@@ -24,7 +24,7 @@ Done = Callable[[str, "bool | None", "bool | None"], None]  # node, whether its 
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeAddress:
     """Where a node is: an address, and no name. Port 0: its slurmd cannot be asked.
 
     Shared: several nodes have this address, as on loopback ports. That its host answers says nothing of the node then:
@@ -39,7 +39,7 @@ class Place:
 @dataclass(eq=False)
 class _Probe:
     node: str
-    place: Place
+    place: NodeAddress
     began: float
     tries: int = 1
     host: bool | None = None
@@ -57,7 +57,7 @@ class Probes:
         self._selector, self._done = selector, done
         self._under_way: dict[str, _Probe] = {}
 
-    def start(self, node: str, place: Place, now: float, *, slurmd: bool) -> None:
+    def start(self, node: str, place: NodeAddress, now: float, *, slurmd: bool) -> None:
         if node in self._under_way:
             return
         probe = _Probe(node, place, now, wants_slurmd=(slurmd or place.shared) and place.slurmd_port > 0)

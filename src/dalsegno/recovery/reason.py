@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dalsegno.health import Remedy
-from dalsegno.recovery.facts import Fault
+from dalsegno.recovery.facts import NodeFault
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.messages import SlurmReason, is_absence, parse_reason
 from dalsegno.slurm.render import SPARE_REASON
@@ -56,9 +56,9 @@ def rule_of(node: NodeInfo, slurm_users: Collection[str]) -> Rule | None:
     return RULES.get(parse_reason(node.reason)) if out and node.reason_user in slurm_users else None
 
 
-def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> Fault | None:
+def fault_of_drain(node: NodeInfo, rule: Rule, times: int) -> NodeFault | None:
     """What is wrong by Slurm's word, where it said so that many times today before; None if a person is needed."""
-    return Fault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
+    return NodeFault(CHECK, rule.remedies[times], node.reason, rule.code) if times < len(rule.remedies) else None
 
 
 # ---- The reasons we give Slurm: `dalsegno:<action>:<check>[<code>] <text>`. Whoever reads them knows whose they
@@ -81,17 +81,17 @@ class Owner(Enum):
     SOMEONE = "someone else"
 
 
-def write_reason(fault: Fault) -> str:
+def write_reason(fault: NodeFault) -> str:
     code = f"[{fault.code}]" if fault.code else ""
     return f"dalsegno:{fault.remedy.value}:{fault.check}{code} {fault.text}".strip()[:LONGEST]
 
 
-def read_reason(reason: str) -> Fault | None:
+def read_reason(reason: str) -> NodeFault | None:
     """The fault in a reason of ours; None in any other."""
     found = _OURS.fullmatch(reason)
     if not found:
         return None
-    return Fault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
+    return NodeFault(found[2], Remedy(found[1]), found[4] or "", found[3] or "")
 
 
 def slurm_users_of(told: Mapping[str, Any]) -> frozenset[str]:

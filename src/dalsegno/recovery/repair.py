@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from dalsegno.health import Remedy, Report, Verdict
+from dalsegno.health import NodeReport, Remedy, Verdict
 from dalsegno.recovery.actions import Action, Drain, Hold, Mend, Return, SetDown, TakeEvidence, Turn, Validate
 from dalsegno.recovery.agent_view import Presence
 from dalsegno.recovery.book import DAY_S, Book, MarkKind, NodeBook
@@ -17,15 +17,15 @@ from dalsegno.recovery.facts import (
     SLURMD,
     VALIDATION,
     Facts,
-    Fault,
     NodeFacts,
+    NodeFault,
     failures,
     fault_of,
     heaviest,
     is_plain,
 )
 from dalsegno.recovery.judge import find_fault, found
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.presence import NEW_S
 from dalsegno.runs.comment import nodes_left
@@ -35,7 +35,7 @@ from dalsegno.train.frames import Message
 
 
 @dataclass(frozen=True)
-class Step:
+class RepairStep:
     """What to try, and why nothing lighter that might have helped."""
 
     how: Remedy
@@ -43,8 +43,8 @@ class Step:
 
 
 def next_step(
-    node: NodeBook, fault: Fault, partitions: Collection[str], book: Book, policy: Policy, now: float
-) -> Step | str:
+    node: NodeBook, fault: NodeFault, partitions: Collection[str], book: Book, policy: Policy, now: float
+) -> RepairStep | str:
     """The next thing to try, or why nothing is left."""
     most = policy.caps.get(fault.check, Remedy.REPLACE)
     steps = [Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE]
@@ -57,16 +57,16 @@ def next_step(
             break
         why = _refusal(step, node, fault, partitions, book, policy, now)
         if not why:
-            return Step(step, "; ".join(refusals))
+            return RepairStep(step, "; ".join(refusals))
         refusals.append(why)
     if fault.remedy > Remedy.REBOOT and Remedy.REPLACE not in policy.can and Remedy.REBOOT in policy.can:
         why = _refusal(Remedy.REBOOT, node, fault, partitions, book, policy, now)  # better than nothing
-        return why or Step(Remedy.REBOOT, "; ".join(refusals))
+        return why or RepairStep(Remedy.REBOOT, "; ".join(refusals))
     return refusals[-1]
 
 
 def _refusal(
-    step: Remedy, node: NodeBook, fault: Fault, partitions: Collection[str], book: Book, policy: Policy, now: float
+    step: Remedy, node: NodeBook, fault: NodeFault, partitions: Collection[str], book: Book, policy: Policy, now: float
 ) -> str:
     if step not in policy.can:
         return f"this cluster's machines cannot be {PAST[step]} from here"
@@ -108,8 +108,8 @@ class Case:
         return self.node.name
 
     @property
-    def fault(self) -> Fault:
-        return self.own.fault or Fault(VALIDATION, Remedy.DRAIN, "not validated yet")
+    def fault(self) -> NodeFault:
+        return self.own.fault or NodeFault(VALIDATION, Remedy.DRAIN, "not validated yet")
 
     @property
     def in_phase_s(self) -> float:
@@ -118,13 +118,13 @@ class Case:
 
 def repair(node: NodeFacts, own: NodeBook, facts: Facts, book: Book, policy: Policy, now: float) -> Action | None:
     case = Case(node, own, facts, book, policy, now)
-    if own.phase is Phase.DRAINED:
+    if own.phase is NodePhase.DRAINED:
         return _drained(case)
-    if own.phase is Phase.DOWN:
+    if own.phase is NodePhase.DOWN:
         return _down(case)
-    if own.phase is Phase.REPAIRING:
+    if own.phase is NodePhase.REPAIRING:
         return _repairing(case)
-    if own.phase is Phase.VALIDATING:
+    if own.phase is NodePhase.VALIDATING:
         return _validating(case)
     return _given_up(case)
 
@@ -200,7 +200,7 @@ def _too_long(case: Case, limit_s: float, why: str) -> Action | None:
 
 
 def _give_up(case: Case, why: str) -> Turn:
-    return Turn(case.name, Phase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
+    return Turn(case.name, NodePhase.GIVEN_UP, why, boot=case.node.agent.boot or case.own.last_boot)
 
 
 def _down(case: Case) -> Action | None:
@@ -233,7 +233,7 @@ def _may_yet_speak(case: Case) -> bool:
     return waited_for and not case.node.off
 
 
-def _gpus(report: Report | None) -> tuple[str, ...]:
+def _gpus(report: NodeReport | None) -> tuple[str, ...]:
     return tuple(gpu.uuid for gpu in report.gpus if gpu.uuid) if report else ()
 
 
@@ -241,7 +241,7 @@ def _repairing(case: Case) -> Action | None:
     """Reset, it is still there; rebooted or replaced, it must come back with another boot."""
     back = case.node.connected and (case.own.steps[-1] is Remedy.RESET or case.node.agent.boot != case.own.boot)
     if not back and case.in_phase_s >= case.policy.boot_s:
-        return _not_helped(case, Fault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
+        return _not_helped(case, NodeFault(BOOT, Remedy.REBOOT, f"did not come back within {case.policy.boot_s:g} s"))
     if not back:
         return None
     return _refuse_lemons(case) or _validate(case)
@@ -253,14 +253,14 @@ def _refuse_lemons(case: Case) -> Action | None:
     if not lemons:
         return None
     text = f"GPU {min(lemons)} was sent away before, and has come back"
-    return _not_helped(case, Fault(PASSPORT, Remedy.REPLACE, text))
+    return _not_helped(case, NodeFault(PASSPORT, Remedy.REPLACE, text))
 
 
-def _not_helped(case: Case, fault: Fault) -> Action:
+def _not_helped(case: Case, fault: NodeFault) -> Action:
     """What was tried last has not helped. A new machine that is bad is not mended but replaced."""
     replaced = Remedy.REPLACE in case.own.steps
     remedy = Remedy.REPLACE if replaced else max(case.policy.remedy(fault), Remedy.DRAIN)
-    to = Phase.DOWN if case.node.gone else Phase.DRAINED
+    to = NodePhase.DOWN if case.node.gone else NodePhase.DRAINED
     return Turn(case.name, to, fault.words, replace(fault, remedy=remedy), failed=True)
 
 
@@ -276,7 +276,7 @@ def _partner(case: Case) -> str:
 
 def _may_be_partner(case: Case, other: NodeFacts) -> bool:
     shares = set(other.slurm.partitions) & set(case.node.slurm.partitions)
-    known = case.book.of(other.name).phase in (Phase.IN_SERVICE, Phase.SPARE)
+    known = case.book.of(other.name).phase in (NodePhase.IN_SERVICE, NodePhase.SPARE)
     idle = other.connected and not other.busy and not found(other, case.policy)
     return other.name != case.name and bool(shares) and known and idle
 
@@ -285,12 +285,12 @@ def _validating(case: Case) -> Action | None:
     answer = case.node.validation
     if answer is None or answer.ask != case.own.asked:
         if case.node.gone or case.in_phase_s >= case.policy.validate_s:
-            return _not_helped(case, Fault(VALIDATION, Remedy.REBOOT, "it did not finish its validation"))
+            return _not_helped(case, NodeFault(VALIDATION, Remedy.REBOOT, "it did not finish its validation"))
         lost = case.node.connected and case.node.validating != case.own.asked
         return _validate(case) if lost and case.own.asks < MOST_ASKS else None
     if not answer.passed:
         bad = heaviest(fault_of(each) for each in failures(answer.findings))
-        return _not_helped(case, bad or Fault(VALIDATION, Remedy.DRAIN, "no check could be run"))
+        return _not_helped(case, bad or NodeFault(VALIDATION, Remedy.DRAIN, "no check could be run"))
     if refused := _refuse_lemons(case):  # its agent says which GPUs it has after it has come
         return refused
     if _has_not_said_its_gpus(case) and case.in_phase_s < case.policy.validate_s:
@@ -336,7 +336,7 @@ class Forecast:
 
     how: Remedy | None
     why: str = ""  # nothing lighter, or nothing at all
-    held: Held = Held.NO
+    held: HeldAction = HeldAction.NO
 
     def message(self) -> Message:
         return {"how": self.how.value if self.how else "", "why": self.why, "held_back": self.held.value}
@@ -347,13 +347,13 @@ class Forecast:
         if not isinstance(told, dict) or "how" not in told:
             return None
         how = next((each for each in Remedy if each.value == told["how"]), None)
-        return cls(how, str(told.get("why", "")), Held.of(told.get("held_back")))
+        return cls(how, str(told.get("why", "")), HeldAction.of(told.get("held_back")))
 
 
 def forecast(own: NodeBook, partitions: Collection[str], book: Book, policy: Policy, now: float) -> Forecast | None:
     """None where nothing is to come: it is in service, under way, or given up. How many may be out, and how many an
     hour, was asked when it was taken out: whatever is out is mended, as far as reboots and replacements go."""
-    if own.fault is None or own.phase not in (Phase.DRAINED, Phase.DOWN):
+    if own.fault is None or own.phase not in (NodePhase.DRAINED, NodePhase.DOWN):
         return None
     if policy.mode == OFF:
         return Forecast(None, "the cluster file says that nodes are left alone")
@@ -365,4 +365,4 @@ def forecast(own: NodeBook, partitions: Collection[str], book: Book, policy: Pol
     if isinstance(step, str):
         return Forecast(None, step)
     held = restraint(book, policy)
-    return Forecast(step.how, step.why, held.held if held else Held.NO)
+    return Forecast(step.how, step.why, held.held if held else HeldAction.NO)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.health import Finding, Verdict
-from dalsegno.recovery.coordinators import Record
+from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.facts import is_active
 from dalsegno.runs.comment import left_comment, read_comment
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.status import RunPhase, Status, status_from_json
+from dalsegno.runs.status import RunPhase, RunStatus, status_from_json
 from dalsegno.slurm.facts import JobInfo
 
 MOST_BYTES = 1 << 20
 
 
-def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record]) -> JobInfo:
+def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, RunRecord]) -> JobInfo:
     """The job as its comment would tell of it; `wanted` are nodes that are to be mended."""
     record = runs.get(job.name)
     here = frozenset(wanted) & set(job.nodes)
@@ -41,7 +41,7 @@ def with_hint(job: JobInfo, wanted: Collection[str], runs: Mapping[str, Record])
     return replace(job, comment=left_comment(comment.role, left))
 
 
-def read_hint(path: Path, uid: int) -> Status | None:
+def read_hint(path: Path, uid: int) -> RunStatus | None:
     """A user's file, read as root: a plain one, the user's own, and not for long; None for anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -12,7 +12,7 @@ from dalsegno.recovery.actions import Action, CloseLoan, Hold, Recall, Release, 
 from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.facts import Facts, NodeFacts, is_active, joins
 from dalsegno.recovery.judge import find_fault
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import Owner
 from dalsegno.slurm.facts import JobInfo, JobState
@@ -24,7 +24,7 @@ LOAN_S = 600.0  # a job that has not started on its spare by then does not get i
 def lend(facts: Facts, book: Book, policy: Policy, now: float) -> dict[str, Action]:
     """Return the spares to release now, one for each job that waits for a node its run has lost."""
     free = [node for node in (facts.nodes or {}).values() if _is_ready(node, book.of(node.name), facts, policy, now)]
-    served = {own.lent_to for own in book.nodes.values() if own.phase is Phase.LENT}
+    served = {own.lent_to for own in book.nodes.values() if own.phase is NodePhase.LENT}
     lent: dict[str, Action] = {}
     given: Counter[str] = Counter()
     for job in facts.jobs:
@@ -49,7 +49,7 @@ def is_owed(job: JobInfo, facts: Facts, book: Book, given: int = 0) -> bool:
 
 
 def _is_ready(node: NodeFacts, own: NodeBook, facts: Facts, policy: Policy, now: float) -> bool:
-    kept = own.phase is Phase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
+    kept = own.phase is NodePhase.SPARE and not own.pending and own.since < facts.slurm_at and own.retry_at <= now
     return (
         kept and node.slurm.draining and node.connected and node.slurm.responding and not find_fault(node, own, policy)
     )
@@ -59,13 +59,13 @@ def keep_spare(
     node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, policy: Policy, now: float
 ) -> tuple[bool, Action | None]:
     """Whether this is a matter of spares at all, and what is to be done then."""
-    if own.phase is Phase.LENT:
+    if own.phase is NodePhase.LENT:
         return _lent(node, own, whose, facts, now)
     if whose is not Owner.SPARE or own.phase.out or find_fault(node, own, policy):
         return False, None
     if not own.validated_at or now - own.validated_at >= policy.burn_in_s:
         return True, Validate(node.name, boot=node.agent.boot) if node.connected and not node.busy else None
-    return True, Turn(node.name, Phase.SPARE, "is a spare") if own.phase is not Phase.SPARE else None
+    return True, Turn(node.name, NodePhase.SPARE, "is a spare") if own.phase is not NodePhase.SPARE else None
 
 
 def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float) -> tuple[bool, Action | None]:
@@ -86,5 +86,5 @@ def _lent(node: NodeFacts, own: NodeBook, whose: Owner, facts: Facts, now: float
     if job or node.busy or whose not in (Owner.NOBODY, Owner.SPARE):
         return False, None
     if whose is Owner.SPARE:  # slurmctld has read its files again, where it is one
-        return True, Turn(node.name, Phase.SPARE, "is a spare again")
+        return True, Turn(node.name, NodePhase.SPARE, "is a spare again")
     return True, Hold(node.name)

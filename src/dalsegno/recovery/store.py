@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Gpu, Verdict
+from dalsegno.health import GpuIdentity, Verdict
 from dalsegno.recovery.actions import KINDS, Action, Note, Sight, Turn
-from dalsegno.recovery.book import DAY_S, Book, Mark, MarkKind, NodeBook
+from dalsegno.recovery.book import DAY_S, Book, BudgetMark, MarkKind, NodeBook
 from dalsegno.recovery.change import begun, ended, sighted, turned
 from dalsegno.recovery.event import Event, EventKind, EventStage, jobs_in_old_text
 from dalsegno.recovery.policy import Policy
@@ -116,7 +116,7 @@ class Passport:
     sent_away_at: float | None = None
 
 
-class Store:
+class Journal:
     """The file, and the book as it was last read."""
 
     def __init__(self, path: Path) -> None:
@@ -243,7 +243,7 @@ class Store:
             with self._changing(book):
                 pass
 
-    def notice_gpus(self, node: str, gpus: Iterable[Gpu], now: float) -> None:
+    def notice_gpus(self, node: str, gpus: Iterable[GpuIdentity], now: float) -> None:
         """Who carries which GPUs now."""
         rows = [(gpu.uuid, node, gpu.index, gpu.serial, gpu.model, now) for gpu in gpus if gpu.uuid]
         with self._changing(self.book):
@@ -276,7 +276,7 @@ class Store:
     def pause(self, paused: bool, who: str, now: float) -> None:
         """Resumed, what had failed too often may be tried again."""
         self.look()
-        marks = () if paused else (Mark(MarkKind.RESUMED, "", now),)
+        marks = () if paused else (BudgetMark(MarkKind.RESUMED, "", now),)
         book = replace(self.book, paused=paused, marks=(*self.book.marks, *marks))
         with self._changing(book):
             self.db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", (str(int(paused)),))
@@ -336,7 +336,7 @@ class Store:
         settings = dict(self.db.execute("SELECT name, value FROM settings").fetchall())
         return Book(
             {node.node: node for node in nodes},
-            tuple(facts_from_json(Mark, json.loads(body)) for (body,) in marks),
+            tuple(facts_from_json(BudgetMark, json.loads(body)) for (body,) in marks),
             frozenset(uuid for (uuid,) in lemons),
             settings.get("paused") == "1",
             settings.get("blind") == "1",

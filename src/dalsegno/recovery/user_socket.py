@@ -22,14 +22,14 @@ from dalsegno.recovery.book import Book, NodeBook
 from dalsegno.recovery.budget import taken_within_the_hour
 from dalsegno.recovery.client import MOST_ANSWER
 from dalsegno.recovery.complaints import Complaints
-from dalsegno.recovery.phase import Phase
+from dalsegno.recovery.phase import NodePhase
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import write_reason
 from dalsegno.recovery.repair import forecast
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.system.network import listen_at, peer_uid
 from dalsegno.train.frames import BadFrame, Message, Reader, encode, frame, pack, parse
-from dalsegno.wire.bounds import Allowances, Waiting
+from dalsegno.wire.bounds import Allowances, WaitingConnections
 
 MOST_CALLERS = 128
 MOST_PER_USER = 48
@@ -65,14 +65,14 @@ class Caller:
         return not self.unsent and not self.finished and (self.request is not None or bool(self.broken))
 
 
-class Door:
+class UserSocket:
     """Takes calls and has `answer` answer them. `turn` is called in every turn of the loop."""
 
     def __init__(
         self, path: Path, selector: selectors.BaseSelector, answer: Answer, say: Callable[[str], None]
     ) -> None:
         self.selector, self.answer, self.complaints = selector, answer, Complaints(say)
-        self.callers: Waiting[Caller] = Waiting(MOST_CALLERS, MOST_PER_USER)
+        self.callers: WaitingConnections[Caller] = WaitingConnections(MOST_CALLERS, MOST_PER_USER)
         self._allowances = Allowances(BURST_S, SHARE)
         self._served_at: dict[int, float] = {}  # by uid, of those who wait
         self.listener = listen_at(path, 0o666)  # everyone may knock: who it is, the kernel tells
@@ -225,13 +225,13 @@ class Answers:
         policy: Callable[[], Policy] = Policy,
         partitions: Callable[[str], Collection[str]] = lambda node: (),
     ) -> None:
-        self._journal, self._changed, self._policy, self._opened = journal, changed, policy, list[Store]()
+        self._journal, self._changed, self._policy, self._opened = journal, changed, policy, list[Journal]()
         self._partitions = partitions
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Journal:
         if not self._opened:
-            self._opened.append(Store(self._journal))
+            self._opened.append(Journal(self._journal))
         return self._opened[0]
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class Answers:
             raise DalsegnoError(f"automation cannot `{word!s:.40}`", hint="pause, resume or status")
         book, policy, now = self.store.look(), self._policy(), time.time()
         out = [tell_node(own) for own in book.nodes.values() if own.out]
-        suspected = [tell_node(own) for own in book.nodes.values() if own.phase is Phase.SUSPECTED]
+        suspected = [tell_node(own) for own in book.nodes.values() if own.phase is NodePhase.SUSPECTED]
         return {
             "automation": "paused" if book.paused else "on",
             "mode": policy.mode,

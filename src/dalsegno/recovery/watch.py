@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.health import Finding, Gpu
-from dalsegno.recovery.act import Agents, Hands, do
+from dalsegno.health import Finding, GpuIdentity
+from dalsegno.recovery.act import Hands, NodeAgents, do
 from dalsegno.recovery.actions import Action, Again, Found, Note, Sight, Turn
 from dalsegno.recovery.book import Book
 from dalsegno.recovery.change import noticed
-from dalsegno.recovery.coordinators import Record
+from dalsegno.recovery.coordinators import RunRecord
 from dalsegno.recovery.decide import decide
 from dalsegno.recovery.facts import NOTHING, Facts, gather
-from dalsegno.recovery.phase import Phase
-from dalsegno.recovery.policy import OFF, Policy, Site
+from dalsegno.recovery.phase import NodePhase
+from dalsegno.recovery.policy import OFF, ControllerSite, Policy
 from dalsegno.recovery.presence import JUST_S, look_at_power
 from dalsegno.recovery.run_hints import CheckNews, with_hint
 from dalsegno.recovery.spares import is_owed
-from dalsegno.recovery.store import Store
+from dalsegno.recovery.store import Journal
 from dalsegno.runs.coordinator.node_loss import to_be_mended
 
 # ---- One round: decide, and do what was decided, each action written down before and after.
@@ -34,7 +34,7 @@ Work = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActionOutcome:
     id: str
     action: Action
     told: str
@@ -48,15 +48,15 @@ class Healer:
     The store is used by the thread that calls `round` and by no other.
     """
 
-    store: Store
+    store: Journal
     hands: Hands
     policy: Policy
     clock: Callable[[], float]
     beside: Callable[[Work], None]
     underway: dict[str, str] = field(default_factory=dict)  # id -> node
-    outcomes: queue.SimpleQueue[Outcome] = field(default_factory=queue.SimpleQueue)
+    outcomes: queue.SimpleQueue[ActionOutcome] = field(default_factory=queue.SimpleQueue)
     partitions: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    gpus: dict[str, tuple[Gpu, ...]] = field(default_factory=dict)
+    gpus: dict[str, tuple[GpuIdentity, ...]] = field(default_factory=dict)
     checks: CheckNews = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Healer:
             self._perform(action)
         return actions
 
-    def note_gpus(self, node: str, gpus: tuple[Gpu, ...]) -> None:
+    def note_gpus(self, node: str, gpus: tuple[GpuIdentity, ...]) -> None:
         if self.gpus.get(node) != gpus:
             self.gpus[node] = gpus
             self.store.notice_gpus(node, gpus, self.clock())
@@ -113,7 +113,9 @@ class Healer:
             return
         begun, at = known
         if isinstance(action, Found):
-            self._end(Outcome(action.id, begun, f"was done before the controller was started again: {begun.words}", ""))
+            self._end(
+                ActionOutcome(action.id, begun, f"was done before the controller was started again: {begun.words}", "")
+            )
         else:
             self._run(action.id, begun, at)
 
@@ -124,7 +126,7 @@ class Healer:
         self.underway[id] = action.node
         self.beside(lambda: self.outcomes.put(_outcome(id, action, at, self.hands)))
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: ActionOutcome) -> None:
         action = outcome.action
         partitions = self._partitions(action.node)
         self.store.end(outcome.id, action, outcome.told, outcome.error, self.clock(), self.policy, partitions)
@@ -133,13 +135,13 @@ class Healer:
         return self.partitions.get(node, ())
 
 
-def _outcome(id: str, action: Action, at: float, hands: Hands) -> Outcome:
+def _outcome(id: str, action: Action, at: float, hands: Hands) -> ActionOutcome:
     try:
-        return Outcome(id, action, do(action, id, at, hands), "")
+        return ActionOutcome(id, action, do(action, id, at, hands), "")
     except DalsegnoError as error:
-        return Outcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # what the command said
+        return ActionOutcome(id, action, "", error.what.strip().splitlines()[-1].strip())  # what the command said
     except Exception as error:  # a target's own bug must not stop the care for all other nodes
-        return Outcome(id, action, "", f"{type(error).__name__}: {error}")
+        return ActionOutcome(id, action, "", f"{type(error).__name__}: {error}")
 
 
 # ---- The loop that looks after nodes: look, decide, do; in a thread of its own, so that nobody waits for Slurm.
@@ -155,14 +157,14 @@ AT_ONCE = 20  # rounds without a pause while each brings something
 HANDS = 8  # slow things at a time
 
 Say = Callable[[str], None]
-Runs = Callable[[], Mapping[str, Record]]  # those that the controller keeps
+Runs = Callable[[], Mapping[str, RunRecord]]  # those that the controller keeps
 TIDY_S = 24 * 3600.0  # how often the journal is tidied, beside when a controller starts
 
 
-class Watch:
+class NodeWatch:
     """Looks after the nodes of one cluster until it is closed."""
 
-    def __init__(self, folder: Path, site: Site, agents: Agents, say: Say, runs: Runs = dict) -> None:
+    def __init__(self, folder: Path, site: ControllerSite, agents: NodeAgents, say: Say, runs: Runs = dict) -> None:
         self.folder, self.site, self.agents, self.say, self.runs = folder, site, agents, say, runs
         self._rung, self._closed = threading.Event(), False
         self._pool = ThreadPoolExecutor(HANDS, thread_name_prefix="mend")
@@ -187,7 +189,7 @@ class Watch:
 
     def _serve(self) -> None:
         try:
-            store = Store(self.folder / JOURNAL)
+            store = Journal(self.folder / JOURNAL)
             store.tidy()
         except DalsegnoError as error:
             self.say(f"nodes are not looked after: {error.what}. {error.hint}")
@@ -283,7 +285,7 @@ def pause_s(book: Book, facts: Facts) -> float:
     nodes = facts.nodes or {}
     large = len(nodes) > LARGE
     known = [book.of(name) for name in nodes]
-    busy = any(own.pending or own.victims or (own.phase.out and own.phase is not Phase.GIVEN_UP) for own in known)
+    busy = any(own.pending or own.victims or (own.phase.out and own.phase is not NodePhase.GIVEN_UP) for own in known)
     missed = any(
         node.gone and node.agent.quiet_s < JUST_S and not book.of(name).phase.out for name, node in nodes.items()
     )

@@ -34,7 +34,7 @@ class Line:
     text: str
 
 
-class Tail:
+class LogTail:
     """One file that others write to at its end."""
 
     def __init__(self, run: RunFolder, path: Path) -> None:
@@ -134,7 +134,7 @@ class RunLogs:
     def __init__(self, run: RunFolder, wanted: Wanted = everything) -> None:
         self._run = run
         self._wanted = wanted
-        self._tails: dict[tuple[int, int], Tail] = {}
+        self._tails: dict[tuple[int, int], LogTail] = {}
         self._left_behind = 0  # generations up to this one say nothing more
 
     @property
@@ -158,7 +158,7 @@ class RunLogs:
             if generation > self._left_behind:
                 for rank in self._numbers(self._run.generation(generation), _FILE):
                     if (generation, rank) not in self._tails and self._wanted(generation, rank):
-                        self._tails[generation, rank] = Tail(self._run, self._run.log(generation, rank))
+                        self._tails[generation, rank] = LogTail(self._run, self._run.log(generation, rank))
 
     def _numbers(self, folder: Path, pattern: re.Pattern[str]) -> list[int]:
         return sorted(int(found[1]) for name in names_in(self._run, folder) if (found := pattern.fullmatch(name)))

@@ -75,7 +75,7 @@ _OLD_MESSAGES = {
 
 
 @dataclass(frozen=True)
-class NodeStatus:
+class RunNodeStatus:
     """A node of the run. `group_rank` is None for a spare, and for one that is not ready."""
 
     name: str
@@ -84,7 +84,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """All that people are told of a run."""
 
     run: str
@@ -99,7 +99,7 @@ class Status:
     wanted_nodes: int = 1
     world_size: int = 0  # processes of the present generation
     nproc_per_node: int = 1
-    nodes: tuple[NodeStatus, ...] = ()
+    nodes: tuple[RunNodeStatus, ...] = ()
     jobs: tuple[int, ...] = ()  # Slurm jobs, the main one first
     message: str = ""  # one line: what it waits for, or why it ended
     started: float | None = None  # when the first generation ran
@@ -115,7 +115,7 @@ class Status:
         return self.phase is RunPhase.ENDED
 
 
-def read_status(path: Path) -> Status | None:
+def read_status(path: Path) -> RunStatus | None:
     """Return the status of a run; None while there is none."""
     data = read_value(path)
     status = status_from_json(data) if isinstance(data, Mapping) else None
@@ -125,14 +125,14 @@ def read_status(path: Path) -> Status | None:
     return status
 
 
-def status_from_json(data: Mapping[str, object]) -> Status:
+def status_from_json(data: Mapping[str, object]) -> RunStatus:
     """Parse a status, also one that was written before messages named their cause."""
-    status = facts_from_json(Status, data)
+    status = facts_from_json(RunStatus, data)
     if "cause" in data:
         return status
     causes = [cause for text, cause in _OLD_MESSAGES.items() if status.message.startswith(text)]
     return replace(status, cause=causes[0]) if causes else status
 
 
-def write_status(path: Path, status: Status) -> None:
+def write_status(path: Path, status: RunStatus) -> None:
     write_atomic(path, json.dumps(facts_to_json(status), indent=1), mode=0o644, durable=status.over)

@@ -26,7 +26,7 @@ from dalsegno.slurm.parse.jobs import (
     HISTORY_ARGV,
     JOBS_ARGV,
     TEXTS_ARGV,
-    Queue,
+    JobList,
     excluded_env,
     jobs_env,
     parse_excluded,
@@ -45,7 +45,7 @@ from dalsegno.slurm.parse.nodes import (
     parse_nodes,
     parse_partitions,
 )
-from dalsegno.slurm.parse.text import TIME_ENV, Marks
+from dalsegno.slurm.parse.text import TIME_ENV, Separators
 from dalsegno.slurm.versions import Version
 from dalsegno.system.processes import Completed, Runner
 
@@ -161,9 +161,9 @@ class SlurmClient:
             raise NotThere(f"there is no node {name}", hint="`sinfo -N` lists them")
         return parse_nodes(done.checked(hint=_hint(done)).stdout)[0]
 
-    def queue(self, *, ended: bool = False) -> Queue:
+    def queue(self, *, ended: bool = False) -> JobList:
         """The queue; with `ended`, also what ended in the last minutes and Slurm still remembers."""
-        marks = Marks.fresh()
+        marks = Separators.fresh()
         done = self._squeue(jobs_env(marks), *(("--states=all",) if ended else ()))
         return parse_jobs(done.checked(hint=_hint(done)).stdout, marks)
 
@@ -173,7 +173,7 @@ class SlurmClient:
 
     def job(self, job: int | str) -> JobInfo:
         """One job, waiting, running, or ended some minutes ago."""
-        marks = Marks.fresh()
+        marks = Separators.fresh()
         done = self._squeue(jobs_env(marks, paths=True), "--states=all", f"--jobs={job_id(job)}")
         if done.exit_code and "Invalid job id" in done.stderr:
             raise NotThere(f"Slurm knows no job {job}", hint=f"`sacct -j {job}` finds one that ended long ago")
@@ -184,7 +184,7 @@ class SlurmClient:
 
     def excluded_nodes(self, job: int) -> tuple[str, ...]:
         """The nodes that a job may not have; none for one that Slurm does not know any more."""
-        marks = Marks.fresh()
+        marks = Separators.fresh()
         done = self._squeue(excluded_env(marks), "--states=all", f"--jobs={job_id(job)}")
         return () if done.exit_code else parse_excluded(done.stdout, marks)
 

@@ -52,7 +52,7 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class Host:
+class DaemonHost:
     """A machine that runs a daemon: its host name, and the address it is reached at where the name alone won't do."""
 
     name: str
@@ -60,7 +60,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Storage:
+class DatabaseStorage:
     """The database behind slurmdbd. With a socket, start slurmdbd with MYSQL_UNIX_PORT set to it."""
 
     user: str
@@ -75,8 +75,8 @@ class Storage:
 class Dbd:
     """Where slurmdbd listens, and its database."""
 
-    host: Host
-    storage: Storage
+    host: DaemonHost
+    storage: DatabaseStorage
     port: int = 6819
 
 
@@ -136,7 +136,7 @@ class Layout:
     """One cluster's places. `controllers` are slurmctld's hosts, the primary first."""
 
     paths: Paths
-    controllers: tuple[Host, ...]
+    controllers: tuple[DaemonHost, ...]
     places: Mapping[str, NodePlace] = field(default_factory=dict)
     dbd: Dbd | None = None  # None: no accounting
     spec: str = "cluster.yaml"

@@ -30,7 +30,7 @@ class YamlKind(Enum):
 
 
 @dataclass
-class Node:
+class YamlNode:
     """A place in the file: a scalar, a list (`items`) or a mapping (`items` are key, value, key, value …)."""
 
     kind: YamlKind
@@ -38,11 +38,11 @@ class Node:
     text: str = ""
     plain: bool = True  # written without quotes
     tag: str = ""
-    items: list[Node] = field(default_factory=list)
+    items: list[YamlNode] = field(default_factory=list)
     size: int = 1  # values inside, aliases unfolded
     height: int = 1
 
-    def add(self, child: Node) -> None:
+    def add(self, child: YamlNode) -> None:
         self.items.append(child)
         self.size += child.size
         self.height = max(self.height, child.height + 1)
@@ -53,15 +53,15 @@ class _Builder:
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
-        self.open: list[Node] = []
-        self.anchors: dict[str, Node] = {}
-        self.root: Node | None = None
+        self.open: list[YamlNode] = []
+        self.anchors: dict[str, YamlNode] = {}
+        self.root: YamlNode | None = None
 
     def take(self, event: yaml.Event) -> None:
         line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None or event.style == ""
-            self._place(Node(YamlKind.SCALAR, line, event.value, plain, event.tag or ""), event.anchor)
+            self._place(YamlNode(YamlKind.SCALAR, line, event.value, plain, event.tag or ""), event.anchor)
         elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
             self._open(event, line)
         elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
@@ -75,12 +75,12 @@ class _Builder:
         if len(self.open) >= MAX_DEPTH:
             raise self._refuse(f"the file is nested more than {MAX_DEPTH} levels deep", line)
         kind = YamlKind.LIST if isinstance(event, yaml.SequenceStartEvent) else YamlKind.MAPPING
-        node = Node(kind, line, tag=event.tag or "")
+        node = YamlNode(kind, line, tag=event.tag or "")
         if event.anchor:
             self.anchors[event.anchor] = node
         self.open.append(node)
 
-    def _anchored(self, name: str | None, line: int) -> Node:
+    def _anchored(self, name: str | None, line: int) -> YamlNode:
         node = self.anchors.get(name or "")
         if node is None:
             raise self._refuse(f"alias `*{name}` has no anchor `&{name}` before it", line)
@@ -88,12 +88,12 @@ class _Builder:
             raise self._refuse(f"alias `*{name}` stands inside the very thing it names", line)
         return node
 
-    def _place(self, node: Node, anchor: str | None) -> None:
+    def _place(self, node: YamlNode, anchor: str | None) -> None:
         if anchor:
             self.anchors[anchor] = node
         self._attach(node, node.line)
 
-    def _attach(self, node: Node, line: int) -> None:
+    def _attach(self, node: YamlNode, line: int) -> None:
         if not self.open:
             self.root = node
             return
@@ -108,7 +108,7 @@ class _Builder:
         return SpecError([Problem(what, f"{self.filename}:{line}", hint)])
 
 
-def read_tree(text: str, filename: str) -> Node | None:
+def read_tree(text: str, filename: str) -> YamlNode | None:
     """The tree of the one document in `text`, None for an empty one. Raises SpecError on anything that is not YAML."""
     builder = _Builder(filename)
     for event in _events(text, filename):
@@ -199,21 +199,21 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self.document = document
 
-    def value(self, node: Node, path: KeyPath) -> Any:
+    def value(self, node: YamlNode, path: KeyPath) -> Any:
         if node.kind is YamlKind.MAPPING:
             return self._mapping(node, path)
         if node.kind is YamlKind.LIST:
             return [self._item(item, (*path, at)) for at, item in enumerate(node.items)]
         return self._scalar(node)
 
-    def _item(self, node: Node, path: KeyPath) -> Any:
+    def _item(self, node: YamlNode, path: KeyPath) -> Any:
         self.document.lines[path] = node.line
         return self.value(node, path)
 
-    def _mapping(self, node: Node, path: KeyPath) -> Table:
+    def _mapping(self, node: YamlNode, path: KeyPath) -> Table:
         table = Table()
         table.path = path
-        merges: list[Node] = []
+        merges: list[YamlNode] = []
         for key, value in zip(node.items[::2], node.items[1::2], strict=True):
             if key.text == "<<" and key.plain:
                 merges.append(value)
@@ -223,13 +223,13 @@ class _Reader:
             self._merge(table, merge, path)
         return table
 
-    def _is_name(self, key: Node, path: KeyPath) -> bool:
+    def _is_name(self, key: YamlNode, path: KeyPath) -> bool:
         if key.kind is YamlKind.SCALAR and (key.text.strip() or not key.plain):
             return True
         self._note("a key must be a name, not a list, a mapping or nothing", key.line)
         return False
 
-    def _put(self, table: Table, key: Node, value: Node, path: KeyPath) -> None:
+    def _put(self, table: Table, key: YamlNode, value: YamlNode, path: KeyPath) -> None:
         here = (*path, key.text)
         if key.text in table:
             self._note(f"`{key.text}` is given twice, first on line {self.document.lines[here]}", key.line, "keep one")
@@ -237,7 +237,7 @@ class _Reader:
         self.document.lines[here] = key.line
         table[key.text] = self.value(value, here)
 
-    def _merge(self, table: Table, node: Node, path: KeyPath) -> None:
+    def _merge(self, table: Table, node: YamlNode, path: KeyPath) -> None:
         """`<<: *defaults`: what is not given here is taken from there."""
         for source in node.items if node.kind is YamlKind.LIST else [node]:
             if source.kind is not YamlKind.MAPPING:
@@ -249,14 +249,14 @@ class _Reader:
                 elif key.text not in table and self._is_name(key, path):
                     self._put(table, key, value, path)
 
-    def _scalar(self, node: Node) -> str | int | float | bool | None:
+    def _scalar(self, node: YamlNode) -> str | int | float | bool | None:
         if node.tag not in _KNOWN_TAGS | _TEXT_TAGS:
             self._note(f"the tag `{node.tag}` means nothing here", node.line, "remove it")
         if not node.plain or node.tag in _TEXT_TAGS:
             return node.text
         return self._plain(node)
 
-    def _plain(self, node: Node) -> str | int | float | bool | None:
+    def _plain(self, node: YamlNode) -> str | int | float | bool | None:
         text = node.text
         lower = text.lower()
         if lower in _NULL:
@@ -269,7 +269,7 @@ class _Reader:
             return float(text.replace("_", ""))
         return text
 
-    def _int(self, node: Node) -> int:
+    def _int(self, node: YamlNode) -> int:
         digits = node.text.replace("_", "")
         if len(digits) <= _MAX_DIGITS:
             return int(digits)

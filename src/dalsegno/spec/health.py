@@ -43,7 +43,7 @@ ModuleName = Annotated[str, matching(_MODULE, "write it as for `module load`: `c
 Url = Annotated[str, matching(_URL, "write an address that starts with https://")]
 
 
-class Check(Section):
+class CheckSpec(Section):
     """One health check: on or off, how often, and its thresholds."""
 
     enabled: bool = Field(default=True, description="Run this check.")
@@ -62,7 +62,7 @@ class Reboots(Section):
     apart: Seconds = Field(default=7200, description="Least time between two.")
 
 
-class Health(Section):
+class HealthSpec(Section):
     """What is watched, and what may be done about it."""
 
     mode: Annotated[str, PlainValidator(word("auto", "observe", "off", no="off")), one_of("auto", "observe", "off")] = (
@@ -71,8 +71,8 @@ class Health(Section):
     max_out: Share = Field(default=0.25, description="Largest share of a partition that we may take out at a time.")
     per_hour: int = Field(default=4, ge=0, le=10000, description="Most nodes of a partition taken out in an hour.")
     reboots: Reboots = Field(default_factory=Reboots, description="Budget of reboots.")
-    checks: dict[CheckName, Annotated[Check, BeforeValidator(_switch, json_schema_input_type=bool | Check)]] = Field(
-        default={}, description="Checks by name: `zombies: off`, or a mapping."
+    checks: dict[CheckName, Annotated[CheckSpec, BeforeValidator(_switch, json_schema_input_type=bool | CheckSpec)]] = (
+        Field(default={}, description="Checks by name: `zombies: off`, or a mapping.")
     )
 
 
@@ -91,7 +91,7 @@ class Monitoring(Section):
     alerts_to: list[Url] = Field(default=[], description="Webhooks that hear of alerts.")
 
 
-class Containers(Section):
+class ContainersSpec(Section):
     """Container jobs: `srun --container-image=…`."""
 
     enabled: bool | None = Field(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dalsegno.errors import NotThere
 from dalsegno.hardware import Gpu, Instance, find_gpu, find_instance, gpu_of
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import Machine, Partition
+from dalsegno.spec.partition import MachineSpec, PartitionSpec
 
 # ---- Circles in who is below whom.
 
@@ -44,21 +44,21 @@ def _walk(start: str, below: dict[str, list[str]], trail: list[str], done: set[s
 # ---- Which nodes there are and which partition holds which: names only, sizes come later.
 
 
-def own_nodes(partition: Partition) -> list[str]:
+def own_nodes(partition: PartitionSpec) -> list[str]:
     """Nodes a partition brings with it, spares not counted."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.nodes or 0, first=1)
 
 
-def own_spares(partition: Partition) -> list[str]:
+def own_spares(partition: PartitionSpec) -> list[str]:
     """Its spares, named after the others."""
     if partition.nodes_from:
         return []
     return _names(partition, partition.spares, first=len(own_nodes(partition)) + 1)
 
 
-def _names(partition: Partition, wanted: int | Sequence[str], first: int) -> list[str]:
+def _names(partition: PartitionSpec, wanted: int | Sequence[str], first: int) -> list[str]:
     if not isinstance(wanted, int):
         return list(wanted)
     # Node names are host names: no capitals, no underscore.
@@ -86,7 +86,7 @@ def members(spec: ClusterSpec) -> dict[str, list[str]]:
     return held
 
 
-def _gather(partition: Partition, held: dict[str, list[str]], spares: set[str]) -> list[str]:
+def _gather(partition: PartitionSpec, held: dict[str, list[str]], spares: set[str]) -> list[str]:
     if not partition.nodes_from:
         return own_nodes(partition) + own_spares(partition)
     shared = dict.fromkeys(name for source in partition.nodes_from for name in held.get(source, []))
@@ -126,7 +126,7 @@ class Size:
     instance: str = ""
 
 
-def catalog_instance(machine: Machine) -> Instance | None:
+def catalog_instance(machine: MachineSpec) -> Instance | None:
     """The machine's instance type, None where none is named or the catalog does not know it."""
     try:
         return find_instance(machine.instance) if machine.instance else None
@@ -142,7 +142,7 @@ def catalog_gpu(gpu_type: str) -> Gpu | None:
         return None
 
 
-def size_of(partition: Partition, target: str) -> Size:
+def size_of(partition: PartitionSpec, target: str) -> Size:
     """What each node of the partition has."""
     instance = catalog_instance(partition)
     gpu = gpu_of(instance) if instance else catalog_gpu(partition.gpu_type)
@@ -159,11 +159,11 @@ def size_of(partition: Partition, target: str) -> Size:
     )
 
 
-def _cpus(machine: Machine, instance: Instance | None, target: str) -> int:
+def _cpus(machine: MachineSpec, instance: Instance | None, target: str) -> int:
     default = _LOCAL_CPUS if target == "local" else 0
     return machine.cpus or (instance and instance.cpus) or default
 
 
-def _memory_mib(machine: Machine, instance: Instance | None, target: str) -> int:
+def _memory_mib(machine: MachineSpec, instance: Instance | None, target: str) -> int:
     default = _LOCAL_MEMORY_MIB if target == "local" else 0
     return machine.memory or (instance and int((instance.memory_gib or 0) * 1024)) or default

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from dalsegno.errors import Problem, SpecError
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks import run_checks
-from dalsegno.spec.checks.report import Report
+from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.document import Document, KeyPath, Table, read_document
 from dalsegno.spec.model import ClusterSpec
 from dalsegno.spec.section import Section, hint_unknown, meant_key, one_line, show
@@ -273,7 +273,7 @@ def parse_spec(text: str, filename: str = "cluster.yaml") -> ClusterSpec:
     written = copy.deepcopy(document.data)
     salvaged = salvage(document)
     if salvaged.spec is not None:
-        run_checks(salvaged.spec, Report(document, salvaged.cut, written))
+        run_checks(salvaged.spec, Problems(document, salvaged.cut, written))
     if document.problems or salvaged.spec is None:
         raise SpecError(_in_order(document.problems))
     return salvaged.spec

@@ -37,7 +37,7 @@ def _oversubscribe(value: object) -> str:
 OverSubscribe = Annotated[str, PlainValidator(_oversubscribe), WithJsonSchema({"type": ["string", "boolean"]})]
 
 
-class Machine(Section):
+class MachineSpec(Section):
     """How large a machine is: an instance type of the catalog, or plain sizes."""
 
     instance: InstanceName = Field(default="", description="Instance type, such as p5.48xlarge or BM.GPU.H100.8.")
@@ -45,20 +45,20 @@ class Machine(Section):
     memory: SizeMiB | None = Field(default=None, description="Memory of the machine, with its unit: 64G.")
 
 
-class Head(Machine):
+class Head(MachineSpec):
     """The machine that runs slurmctld and our controller."""
 
     name: PartitionName = Field(default="head", description="Host name of the head node.")
 
 
-class Login(Machine):
+class Login(MachineSpec):
     """The machines people log in to."""
 
     count: int = Field(default=0, ge=0, le=64, description="How many login nodes; none: people use the head node.")
     names: HostNames = Field(default=[], description="Their host names, where they exist already: login[1-2].")
 
 
-class Partition(Machine):
+class PartitionSpec(MachineSpec):
     """A Slurm partition and the machines in it."""
 
     name: PartitionName = Field(description="Name of the partition; its nodes are called <name>-1, <name>-2 …")

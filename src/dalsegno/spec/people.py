@@ -35,7 +35,7 @@ SshKey = Annotated[str, AfterValidator(_ssh_key)]
 Shares = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class Account(Section):
+class AccountSpec(Section):
     """A Slurm account: a team or project whose use is counted together."""
 
     name: AccountName = Field(description="Name of the account, in lower case as Slurm keeps it.")
@@ -46,7 +46,7 @@ class Account(Section):
     description: Label = Field(default="", description="For people.")
 
 
-class User(Section):
+class UserSpec(Section):
     """Someone who uses the cluster."""
 
     name: Annotated[UserName, AfterValidator(_not_system)] = Field(description="Unix name.")
@@ -73,7 +73,7 @@ Options = Annotated[str, matching(r"[A-Za-z0-9_=,.:/-]{0,254}", "write them as f
 StorageType = Literal["folder", "nfs", "lustre", "openzfs", "efs", "ebs", "fss"]
 
 
-class Storage(Section):
+class StorageSpec(Section):
     """A file system that all nodes see."""
 
     name: PlainName = Field(description="Name of the file system.")

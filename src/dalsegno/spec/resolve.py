@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from dalsegno.spec import facts
 from dalsegno.spec.checks.policy import DEFAULT_ACCOUNT
-from dalsegno.spec.health import Check
+from dalsegno.spec.health import CheckSpec
 from dalsegno.spec.layout import login_nodes, members, own_nodes, own_spares, size_of
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import Partition
-from dalsegno.spec.people import Storage, User
-from dalsegno.spec.slurm import Preemption, Priority, Qos, Reservation, Slurm, Topology
+from dalsegno.spec.partition import PartitionSpec
+from dalsegno.spec.people import StorageSpec, UserSpec
+from dalsegno.spec.slurm import Preemption, PrioritySpec, QosSpec, ReservationSpec, SlurmSpec, Topology
 
 # ---- The `slurm:` block to facts: priority, preemption, QOS, and the network's tree.
 
@@ -37,14 +37,14 @@ def resolve_slurm(spec: ClusterSpec) -> facts.Slurm:
     )
 
 
-def _preemption(slurm: Slurm) -> Preemption | None:
+def _preemption(slurm: SlurmSpec) -> Preemption | None:
     """A QOS that preempts another would do nothing with preemption off, so it switches it on."""
     if slurm.preemption is None and any(qos.preempts for qos in slurm.qos):
         return Preemption()
     return slurm.preemption
 
 
-def _priority(priority: Priority, accounting: bool) -> facts.Priority:
+def _priority(priority: PrioritySpec, accounting: bool) -> facts.Priority:
     found = facts.Priority(
         age=priority.age,
         fair_share=priority.fair_share,
@@ -62,7 +62,7 @@ def _priority(priority: Priority, accounting: bool) -> facts.Priority:
     return found if accounting else replace(found, fair_share=0, qos=0)
 
 
-def _qos(qos: Qos) -> facts.Qos:
+def _qos(qos: QosSpec) -> facts.Qos:
     return facts.Qos(
         name=qos.name,
         priority=qos.priority,
@@ -76,7 +76,7 @@ def _qos(qos: Qos) -> facts.Qos:
     )
 
 
-def _topology(topology: Topology | None, partitions: Sequence[Partition]) -> tuple[facts.Switch, ...]:
+def _topology(topology: Topology | None, partitions: Sequence[PartitionSpec]) -> tuple[facts.Switch, ...]:
     if topology is None:
         return ()
     if topology.nodes_per_switch:
@@ -84,7 +84,7 @@ def _topology(topology: Topology | None, partitions: Sequence[Partition]) -> tup
     return tuple(facts.Switch(each.name, tuple(each.nodes), tuple(each.switches)) for each in topology.switches)
 
 
-def _built(partitions: Sequence[Partition], per_switch: int) -> tuple[facts.Switch, ...]:
+def _built(partitions: Sequence[PartitionSpec], per_switch: int) -> tuple[facts.Switch, ...]:
     """Leaf after leaf in the order of the nodes, those of two partitions apart; a spine above."""
     leaves: list[facts.Switch] = []
     for partition in partitions:
@@ -124,7 +124,7 @@ def _containers(spec: ClusterSpec) -> facts.Containers:
     return facts.Containers(enabled, str(own.folder or ""), tuple(dict.fromkeys(own.images)))
 
 
-def _nodes(partition: Partition, target: str) -> list[facts.Node]:
+def _nodes(partition: PartitionSpec, target: str) -> list[facts.Node]:
     if partition.nodes_from:
         return []
     size = size_of(partition, target)
@@ -155,7 +155,7 @@ def _partitions(spec: ClusterSpec) -> tuple[facts.Partition, ...]:
     return tuple(_partition(each, held[each.name], each.name == default) for each in spec.partitions)
 
 
-def _partition(partition: Partition, nodes: list[str], default: bool) -> facts.Partition:
+def _partition(partition: PartitionSpec, nodes: list[str], default: bool) -> facts.Partition:
     tier, factor = partition.priority_tier, partition.priority_job_factor
     return facts.Partition(
         name=partition.name,
@@ -199,7 +199,7 @@ def _users(spec: ClusterSpec) -> tuple[facts.User, ...]:
     return tuple(_user(user, spec.slurm.accounting) for user in spec.users)
 
 
-def _user(user: User, accounting: bool) -> facts.User:
+def _user(user: UserSpec, accounting: bool) -> facts.User:
     accounts = tuple(user.accounts) or ((DEFAULT_ACCOUNT,) if accounting else ())
     return facts.User(
         name=user.name,
@@ -215,7 +215,7 @@ def _user(user: User, accounting: bool) -> facts.User:
     )
 
 
-def _reservation(reservation: Reservation) -> facts.Reservation:
+def _reservation(reservation: ReservationSpec) -> facts.Reservation:
     return facts.Reservation(
         name=reservation.name,
         nodes=tuple(reservation.nodes),
@@ -229,7 +229,7 @@ def _reservation(reservation: Reservation) -> facts.Reservation:
     )
 
 
-def _storage(storage: Storage) -> facts.Storage:
+def _storage(storage: StorageSpec) -> facts.Storage:
     return facts.Storage(
         name=storage.name,
         mount=storage.mount,
@@ -260,5 +260,5 @@ def _health(spec: ClusterSpec) -> facts.Health:
     )
 
 
-def _check(check: Check) -> facts.CheckSetting:
+def _check(check: CheckSpec) -> facts.CheckSetting:
     return facts.CheckSetting(check.enabled, check.every, check.action or "", dict(check.thresholds))

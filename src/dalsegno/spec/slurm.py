@@ -161,7 +161,7 @@ OWNED_IN_PARTITION: dict[str, str] = {
     "DefaultTime": "default_time",
     "MaxNodes": "max_nodes",
     "MinNodes": "min_nodes",
-    "Priority": "priority",
+    "PrioritySpec": "priority",
     "PriorityTier": "priority_tier",
     "PriorityJobFactor": "priority_job_factor",
     "OverSubscribe": "oversubscribe",
@@ -206,7 +206,7 @@ Start = Annotated[
 Weight = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class Qos(Section):
+class QosSpec(Section):
     """A quality of service: who goes first, who may push whom aside, and how much one may use."""
 
     name: AccountName = Field(description="Name of the QOS, in lower case as Slurm keeps it.")
@@ -222,7 +222,7 @@ class Qos(Section):
     usage_factor: float | None = Field(default=None, ge=0, le=1000, description="How dear its use is for fair share.")
 
 
-class Priority(Section):
+class PrioritySpec(Section):
     """Multifactor priority: Slurm's PriorityWeight settings and how past use fades."""
 
     age: Weight = Field(default=1000, description="Weight of waiting time.")
@@ -248,7 +248,7 @@ class Preemption(Section):
     exempt_time: Seconds | None = Field(default=None, description="A job is safe for this long after its start.")
 
 
-class Switch(Section):
+class SwitchSpec(Section):
     """A switch of the network: a leaf names nodes, any other names switches."""
 
     name: PlainName = Field(description="Name of the switch.")
@@ -260,10 +260,10 @@ class Topology(Section):
     """Which nodes are near each other, so that a job gets neighbours."""
 
     nodes_per_switch: int | None = Field(default=None, ge=1, le=4096, description="Build it: so many nodes on a leaf.")
-    switches: list[Switch] = Field(default=[], max_length=10000, description="Or name every switch.")
+    switches: list[SwitchSpec] = Field(default=[], max_length=10000, description="Or name every switch.")
 
 
-class Slurm(Section):
+class SlurmSpec(Section):
     """Cluster-wide Slurm settings."""
 
     accounting: bool = Field(default=True, description="Keep job records, accounts, QOS and fair share in a database.")
@@ -271,14 +271,14 @@ class Slurm(Section):
     rest: bool = Field(default=False, description="Run slurmrestd.")
     backup_controller: bool = Field(default=False, description="Run a second slurmctld that takes over.")
     slurmd_timeout: Seconds = Field(default=300, description="A node silent for so long is down (SlurmdTimeout).")
-    qos: list[Qos] = Field(default=[], max_length=1000, description="Qualities of service.")
-    priority: Priority = Field(default_factory=Priority, description="Multifactor priority.")
+    qos: list[QosSpec] = Field(default=[], max_length=1000, description="Qualities of service.")
+    priority: PrioritySpec = Field(default_factory=PrioritySpec, description="Multifactor priority.")
     preemption: Preemption | None = Field(default=None, description="Preemption; a QOS with `preempts` switches it on.")
     topology: Topology | None = Field(default=None, description="The network's switches.")
     extra: RawSettings = Field(default={}, description="Further settings, written last, as in slurm.conf.")
 
 
-class Reservation(Section):
+class ReservationSpec(Section):
     """Nodes set aside for a time."""
 
     name: PlainName = Field(description="Name of the reservation.")

@@ -44,7 +44,7 @@ Jump = Annotated[str, matching(_JUMP, "write `user@bastion.example.com`")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class Local(Section):
+class LocalSpec(Section):
     """Real Slurm on this machine."""
 
     hosts: Literal["auto", "virtual", "loopback"] = Field(
@@ -59,7 +59,7 @@ class Local(Section):
     )
 
 
-class Host(Section):
+class SshHostSpec(Section):
     """How one machine is reached, where it differs from the rest."""
 
     address: Address = Field(default="", description="Host name or address; else the node's name.")
@@ -72,9 +72,9 @@ class Host(Section):
 class Ssh(Section):
     """Machines that are there already and are reached over SSH."""
 
-    hosts: dict[HostKey, Annotated[Host, BeforeValidator(_address_only, json_schema_input_type=str | Host)]] = Field(
-        default={}, description="Node name to address: {head: 10.0.0.1, 'train-[1-4]': '10.0.0.[11-14]'}."
-    )
+    hosts: dict[
+        HostKey, Annotated[SshHostSpec, BeforeValidator(_address_only, json_schema_input_type=str | SshHostSpec)]
+    ] = Field(default={}, description="Node name to address: {head: 10.0.0.1, 'train-[1-4]': '10.0.0.[11-14]'}.")
     user: UserName = Field(default="root", description="User to log in as; needs sudo if it is not root.")
     port: Port = Field(default=22, description="Port of sshd.")
     key: File | None = Field(default=None, description="Private key file; else ssh's own choice.")
@@ -127,7 +127,7 @@ class Database(Section):
     password_secret: SecretArn = Field(description="Secrets Manager ARN of its password.")
 
 
-class Queue(Section):
+class QueueSpec(Section):
     """What differs for one partition."""
 
     capacity_type: CapacityType | None = Field(default=None, description="ONDEMAND, SPOT or CAPACITY_BLOCK.")
@@ -159,11 +159,11 @@ class ParallelCluster(Section):
     bucket: Bucket | None = Field(default=None, description="S3 bucket for the bootstrap scripts; else one is made.")
     database: Database | None = Field(default=None, description="MySQL server for accounting.")
     policies: list[PolicyArn] = Field(default=[], description="Further IAM policies of the nodes.")
-    queues: dict[PartitionName, Queue] = Field(default={}, description="What differs, by partition.")
+    queues: dict[PartitionName, QueueSpec] = Field(default={}, description="What differs, by partition.")
     tags: Tags = Field(default={}, description="Tags on everything made.")
 
 
-class Group(Section):
+class InstanceGroupSpec(Section):
     """What differs for one partition's instance group."""
 
     training_plan: TrainingPlanArn | None = Field(default=None, description="Training plan that holds its capacity.")
@@ -190,7 +190,7 @@ class HyperPod(Section):
     security_groups: list[SecurityGroupId] = Field(default=[], description="Security groups in those subnets.")
     volume: SizeMiB | None = Field(default=None, description="Extra EBS volume of each instance.")
     volume_mount: AbsolutePath = Field(default="/opt/sagemaker", description="Where that volume is mounted.")
-    groups: dict[PartitionName, Group] = Field(default={}, description="What differs, by partition.")
+    groups: dict[PartitionName, InstanceGroupSpec] = Field(default={}, description="What differs, by partition.")
     controller_group: PlainName = Field(default="controller", description="Name of the head node's instance group.")
     login_group: PlainName = Field(default="login", description="Name of the login nodes' instance group.")
     tags: Tags = Field(default={}, description="Tags on everything made.")
@@ -271,7 +271,7 @@ def _spell_out(address: str) -> list[str]:
     return [f"{name}{tail}" for name in expand(head + bracket)]
 
 
-def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, Host]:
+def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, SshHostSpec]:
     """How each machine is reached: what `hosts` says of it, else what is said of all, else by its name. A port that is
     not written is left to ssh, whose own settings may have another."""
     common = {key: getattr(ssh, key) for key in ("user", "port", "key", "jump")}
@@ -285,5 +285,5 @@ def hosts_of(ssh: Ssh, machines: Iterable[str]) -> dict[str, Host]:
     return {
         name: host.model_copy(update={key: value for key, value in common.items() if getattr(host, key) is None})
         for name in machines
-        for host in [named.get(name) or Host(address=name)]
+        for host in [named.get(name) or SshHostSpec(address=name)]
     }

@@ -22,7 +22,7 @@ SEARCH = (*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/local/sbi
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFacts:
     """What the local target builds on."""
 
     system: str  # "Linux"
@@ -56,11 +56,11 @@ def user_name() -> str:
         return str(os.geteuid())
 
 
-def look(runner: Runner) -> Machine:
+def look(runner: Runner) -> MachineFacts:
     """Ask the machine. Costs a few milliseconds: two short commands."""
     is_root = os.geteuid() == 0
     slurmctld = program("slurmctld")
-    return Machine(
+    return MachineFacts(
         system=platform.system(),
         hostname=socket.gethostname().split(".")[0],
         user=user_name(),

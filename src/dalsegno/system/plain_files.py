@@ -23,7 +23,7 @@ _MOST_NAMES = 1 << 16  # of one folder
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class NotPlain(DalsegnoError):
+class NotPlainFile(DalsegnoError):
     """A file that is not what its owner would have there."""
 
 
@@ -53,7 +53,7 @@ def read_beneath(root: Path, inside: str, most_bytes: int) -> bytes | None:
     with open(handle, "rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise NotPlain(f"{root / inside} is longer than {most_bytes >> 20} MiB, and is not read", hint="")
+        raise NotPlainFile(f"{root / inside} is longer than {most_bytes >> 20} MiB, and is not read", hint="")
     return data
 
 
@@ -100,9 +100,9 @@ def _open(name: str | Path, flags: int, folder: int | None, path: Path) -> int:
         raise _refused(path) from error
 
 
-def _refused(path: Path) -> NotPlain:
+def _refused(path: Path) -> NotPlainFile:
     what = f"{path} is no regular file or folder of the owner of its folder, and is not read"
-    return NotPlain(what, hint="ask its owner: a link, a pipe, or another user's file stands there")
+    return NotPlainFile(what, hint="ask its owner: a link, a pipe, or another user's file stands there")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ _INTERRUPT_S = 5.0  # a program may take one interrupt for a question, and live 
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How the program ended (negative: by that signal), what it noted, and whether somebody had asked it to end.
 
     `hung_up`: only by a hangup, and not the terminal's own.
@@ -47,7 +47,7 @@ class StandIn:
 
     def run(
         self, program: str, argv: Sequence[str], env: Mapping[str, str], notes: str, over: Callable[[str], bool]
-    ) -> Ended:
+    ) -> ProgramEnd:
         """Run it to its end, or until `over`, asked with its notes now and then, has said twice that it hangs.
 
         The variable `notes` tells it the descriptor on which it may note something for us.
@@ -71,7 +71,7 @@ class StandIn:
         """Whether somebody has asked us to end meanwhile."""
         return signal.sigtimedwait(self._ending, seconds) is not None
 
-    def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> Ended:
+    def _watch(self, child: subprocess.Popen[bytes], reader: int, over: Callable[[str], bool]) -> ProgramEnd:
         noted, hangs, look_at = "", 0, time.monotonic() + self._look_every_s
         wishes = _Wishes()
         while child.poll() is None:
@@ -105,9 +105,9 @@ class _Wishes:
         elif told.si_signo in _ENDING:
             self._asked = True
 
-    def at_the_end(self, code: int, notes: str) -> Ended:
+    def at_the_end(self, code: int, notes: str) -> ProgramEnd:
         interrupted = self._interrupted_at > 0 and time.monotonic() - self._interrupted_at < _INTERRUPT_S
-        return Ended(code, notes, self._asked or interrupted, self._hung_up)
+        return ProgramEnd(code, notes, self._asked or interrupted, self._hung_up)
 
 
 def _from_terminal(told: signal.struct_siginfo) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from dalsegno.slurm.facts import JobState
 from dalsegno.spec.facts import Cluster
-from dalsegno.targets.faults import Fault, Options
+from dalsegno.targets.faults import FaultOptions, InjectedFault
 
 Say = Callable[[str], None]  # one line of progress
 
@@ -75,7 +75,7 @@ class ClusterPhase(Enum):
 
 
 @dataclass(frozen=True)
-class Status:
+class ClusterStatus:
     """A cluster as it is now; `problems` say why it is not simply up."""
 
     name: str
@@ -99,11 +99,11 @@ class Target(Protocol):
         """Remove everything; False if there was nothing."""
         ...
 
-    def status(self) -> Status: ...
+    def status(self) -> ClusterStatus: ...
 
 
 @dataclass(frozen=True)
-class Worker:
+class NodeWorker:
     """A process of a run on a node."""
 
     rank: int
@@ -126,7 +126,7 @@ class Wound:
 class CanBreak(Protocol):
     """A target whose nodes can be broken on purpose, to see what happens then."""
 
-    def inject(self, fault: Fault, node: str, options: Options) -> Mapping[str, Any]:
+    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
         """Break it; what was done, as facts. What lasts is written down before it begins."""
         ...
 

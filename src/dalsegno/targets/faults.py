@@ -10,7 +10,7 @@ from dalsegno.health.result import Remedy
 
 
 @dataclass(frozen=True)
-class Options:
+class FaultOptions:
     """How to break it; None is the fault's own idea of it."""
 
     for_s: float | None = None
@@ -31,7 +31,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """`heeds` are the options that mean something to it; `mended_by` is the lightest remedy after which it is gone
     (NONE: it is over when it has happened); safe: it hurts only a run of the user's own, on a real cluster too."""
 
@@ -52,40 +52,44 @@ _GPU = ("for_s", "gpu", "until")
 FAULTS = {
     each.name: each
     for each in (
-        Fault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
-        Fault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",)),
-        Fault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
-        Fault(
+        InjectedFault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
+        InjectedFault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",)),
+        InjectedFault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
+        InjectedFault(
             "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
         ),
-        Fault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
-        Fault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
-        Fault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
-        Fault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
-        Fault("slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True),
-        Fault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
-        Fault("link-flap", "The cable is out and in again, --count times.", ("count",)),
-        Fault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
-        Fault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
-        Fault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
-        Fault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
-        Fault("fs-hang", "The shared home folders do not answer: whoever looks there, waits.", ("for_s",)),
-        Fault("munge-dead", "munge does not answer on the node: nothing it says to Slurm is believed.", ("for_s",)),
-        Fault("clock-skew", "The node's clock is wrong, --by 5m or so.", ("for_s", "by_s", "until")),
-        Fault(
+        InjectedFault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
+        InjectedFault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
+        InjectedFault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
+        InjectedFault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
+        InjectedFault(
+            "slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True
+        ),
+        InjectedFault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
+        InjectedFault("link-flap", "The cable is out and in again, --count times.", ("count",)),
+        InjectedFault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
+        InjectedFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
+        InjectedFault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
+        InjectedFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
+        InjectedFault("fs-hang", "The shared home folders do not answer: whoever looks there, waits.", ("for_s",)),
+        InjectedFault(
+            "munge-dead", "munge does not answer on the node: nothing it says to Slurm is believed.", ("for_s",)
+        ),
+        InjectedFault("clock-skew", "The node's clock is wrong, --by 5m or so.", ("for_s", "by_s", "until")),
+        InjectedFault(
             "oom",
             "The kernel's log tells of memory that ran out; the largest process of a job there, if any, is killed.",
             mended_by=Remedy.REBOOT,
         ),
-        Fault(
+        InjectedFault(
             "worker-kill", "One worker of a run is killed: the lowest rank there, or --rank.", ("run", "rank"),
             Remedy.NONE, safe=True, undone=_NOTHING,
         ),
-        Fault(
+        InjectedFault(
             "worker-hang", "One worker of a run stands still: the lowest rank there, or --rank.",
             ("for_s", "run", "rank"), safe=True,
         ),
-        Fault(
+        InjectedFault(
             "bad-replacement",
             "The next --count (1) machines that replace this one have a bad GPU; with --same-gpus, its own ones.",
             ("count", "same"), Remedy.NONE,
@@ -100,14 +104,14 @@ WORDS = {
 }  # fmt: skip
 
 
-def find_fault(name: str) -> Fault:
+def find_fault(name: str) -> InjectedFault:
     if name in FAULTS:
         return FAULTS[name]
     hint = did_you_mean(name, FAULTS, "`dalsegno inject --list` shows them")
     raise UsageError(f"there is no fault `{name}`", hint=hint)
 
 
-def check_options(fault: Fault, options: Options) -> None:
+def check_options(fault: InjectedFault, options: FaultOptions) -> None:
     """An option that does nothing is a misunderstanding: better told than passed over."""
     for name in options.given():
         if name not in fault.heeds:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
-from dalsegno.targets.base import Worker
+from dalsegno.targets.base import NodeWorker
 
 RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenProcess:
     """A process on a node; `rank` is None for one that is no worker's."""
 
     process: Process
@@ -25,7 +25,7 @@ class Seen:
     run: str = ""
 
 
-def choose(seen: Iterable[Seen], node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
+def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
     """The worker to kill: of this run and rank, where they are named, else the lowest rank. Pure."""
     workers = find_workers(seen)
     for worker, process in workers.items():
@@ -38,18 +38,18 @@ def choose(seen: Iterable[Seen], node: str, run: str | None, rank: int | None) -
     )
 
 
-def find_workers(seen: Iterable[Seen]) -> dict[Worker, Process]:
+def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
     """By rank. What a worker has started (a data loader) looks like it: only the topmost is the worker."""
     marked = {one.process.pid: one for one in seen if one.rank is not None}
     workers = [
-        (Worker(one.rank, one.process.pid, one.run), one.process)
+        (NodeWorker(one.rank, one.process.pid, one.run), one.process)
         for one in marked.values()
         if one.rank is not None and not (one.parent in marked and marked[one.parent].rank == one.rank)
     ]
     return dict(sorted(workers, key=lambda found: (found[0].rank, found[1].start)))
 
 
-def see(pid: int) -> Seen | None:
+def see(pid: int) -> SeenProcess | None:
     """None if it has ended meanwhile."""
     ticks = start_ticks(pid)
     if ticks is None:
@@ -57,7 +57,7 @@ def see(pid: int) -> Seen | None:
     with contextlib.suppress(OSError):
         name = (PROC / str(pid) / "comm").read_bytes()
         env = dict(entry.partition(b"=")[::2] for entry in environment(pid))
-        return Seen(Process(pid, ticks), _parent(pid), rank_of(name, env), _run_of(pid, env))
+        return SeenProcess(Process(pid, ticks), _parent(pid), rank_of(name, env), _run_of(pid, env))
     return None
 
 

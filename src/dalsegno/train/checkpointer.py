@@ -27,15 +27,15 @@ from dalsegno.train.options import (
     check_per_rank,
     parse_interval,
 )
-from dalsegno.train.progress import Teller
+from dalsegno.train.progress import ProgressReporter
 from dalsegno.train.rank_state import Own, digest, seed_for, take_randomness
 from dalsegno.train.ranks import named, open_board, stand
 from dalsegno.train.resume import Resumed, fix_layouts, from_disk, from_memory
-from dalsegno.train.saver import Terms
-from dalsegno.train.schedule import READ_S, Clock, Leader, due, soon
-from dalsegno.train.signals import Wish, take_turn
+from dalsegno.train.saver import SaverTerms
+from dalsegno.train.schedule import READ_S, Leader, StepClock, due, soon
+from dalsegno.train.signals import SaveWish, take_turn
 from dalsegno.train.snapshots import Keeping
-from dalsegno.train.state import Objects, State, take
+from dalsegno.train.state import Objects, TrainingState, take
 
 GRACE_S = 25.0  # Slurm kills 30 s after it has asked
 LAST_SAVE_S = 1800.0  # at the end of a training nobody is in a hurry
@@ -75,7 +75,7 @@ class Checkpointer:
         self.disk_every = parse_interval(disk_every, "disk_every", auto=False)
         self.step = 0
         self._grace_s, self._signals = grace_s, signals
-        self._clock = Clock(began=time.monotonic())
+        self._clock = StepClock(began=time.monotonic())
         self._number = next(_checkpointers)
         # The agent keeps one state for each rank: that of the first. A second one, say of the next phase, goes to disk.
         self._agent = find_agent() if self._number == 0 else None
@@ -91,12 +91,12 @@ class Checkpointer:
         self._save_step = self.resumed.step if self.resumed and self.resumed.source == "disk" else -1
         self._keeping = self._start_keeping(keep, keep_every)
         self._leader = Leader(self.memory_every, self.disk_every, time.monotonic())
-        self._teller = Teller(self._agent, self._where.generation, self._where.rank)
+        self._teller = ProgressReporter(self._agent, self._where.generation, self._where.rank)
         self._words: dict[str, Any] = {}
         self._looked_at = float("-inf")
         self._total: int | None = None
         self._begun = self._ended = False
-        self._wish = Wish()
+        self._wish = SaveWish()
 
     # The loop
 
@@ -224,7 +224,7 @@ class Checkpointer:
         where, number = self._where, self._number
         run = numbered(where.run, number)
         sweep_abandoned()
-        terms = Terms(
+        terms = SaverTerms(
             str(self.folder), run, where.generation, where.rank, where.world,
             keep, keep_every, sweep=self._agent is None,
         )  # fmt: skip
@@ -276,7 +276,7 @@ class Checkpointer:
         self._keeping.keep(self._state(), self._objects.steady(), save)
         self._save_step = self.step if save else self._save_step
 
-    def _state(self) -> State:
+    def _state(self) -> TrainingState:
         where = self._where
         apart = self._objects.apart() if where.world > 1 else ()
         return take(self._objects.nested(), self._own.take(where.rank), self.step, where.rank, where.world, apart)

@@ -9,22 +9,22 @@ from types import MappingProxyType
 from typing import Any
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.schedule import Clock
+from dalsegno.train.schedule import StepClock
 from dalsegno.train.snapshots import Counted
 
 TELL_S = 0.5
 
 
-class Teller:
+class ProgressReporter:
     """Tells now and then: a message for each step would be noticed in the step."""
 
     def __init__(self, agent: AgentLink | None, generation: int, rank: int) -> None:
         self._agent, self._generation, self._rank = agent, generation, rank
         self._told_at, self._told_step = float("-inf"), 0
         self._samples = 0
-        self._last: tuple[Clock, dict[str, Any], Counted] | None = None
+        self._last: tuple[StepClock, dict[str, Any], Counted] | None = None
 
-    def tell(self, step: int, clock: Clock, loss: Any, figures: dict[str, Any], counted: Counted) -> None:
+    def tell(self, step: int, clock: StepClock, loss: Any, figures: dict[str, Any], counted: Counted) -> None:
         self._samples += figures.get("samples") or 0
         told = {name: _detached(value) for name, value in dict(figures, loss=loss).items() if name != "samples"}
         self._last = clock, told, counted
@@ -48,7 +48,7 @@ class Teller:
         return about
 
 
-def _progress(clock: Clock, figures: Mapping[str, Any], counted: Counted) -> dict[str, float | None]:
+def _progress(clock: StepClock, figures: Mapping[str, Any], counted: Counted) -> dict[str, float | None]:
     return {
         **{name: _number(value) for name, value in figures.items()},
         "step_s": clock.mean_s,

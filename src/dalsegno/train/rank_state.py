@@ -70,7 +70,7 @@ def reseed(seed: int) -> None:
 # ---- A sampler that knows its place: after a restart it leaves out what the run has seen already.
 
 
-def find_place(data: Any) -> Place | None:
+def find_place(data: Any) -> DataPlace | None:
     """In what a script gives us: a sampler, a batch sampler, or their loader. None if it tells its place itself."""
     if hasattr(data, "state_dict"):
         return None
@@ -78,25 +78,25 @@ def find_place(data: Any) -> Place | None:
         return _place_in_loader(data)
     if isinstance(data, BatchSampler):
         return _place_in_batches(data)
-    return Place(data) if isinstance(data, Sampler) else None
+    return DataPlace(data) if isinstance(data, Sampler) else None
 
 
-def _place_in_loader(loader: Any) -> Place | None:
+def _place_in_loader(loader: Any) -> DataPlace | None:
     if isinstance(loader.dataset, IterableDataset):
         return None
     if loader.batch_size is not None:
-        return Place(loader.sampler, loader.batch_size)
-    return Place(loader.sampler, 1) if loader.batch_sampler is None else _place_in_batches(loader.batch_sampler)
+        return DataPlace(loader.sampler, loader.batch_size)
+    return DataPlace(loader.sampler, 1) if loader.batch_sampler is None else _place_in_batches(loader.batch_sampler)
 
 
-def _place_in_batches(batches: Any) -> Place:
+def _place_in_batches(batches: Any) -> DataPlace:
     """torch's own only cuts what its sampler gives, and that one knows the epochs."""
     if type(batches) is BatchSampler:
-        return Place(batches.sampler, batches.batch_size)
-    return Place(batches, 1, batches=True)
+        return DataPlace(batches.sampler, batches.batch_size)
+    return DataPlace(batches, 1, batches=True)
 
 
-class Place:
+class DataPlace:
     """Where a run is in its data: which pass, and how much of it this rank has trained on.
 
     It is counted in what the sampler gives: samples, or whole batches. `each_step`: how many of those a step takes, 0
@@ -178,7 +178,7 @@ def _owners(sampler: Any) -> list[Any]:
     return holders + [owner for each in holders if isinstance(each, dict) for owner in gc.get_referrers(each)]
 
 
-def _teach(sampler: Any, place: Place) -> None:
+def _teach(sampler: Any, place: DataPlace) -> None:
     """The sampler the script holds, and its loader with it, goes on to be the same object."""
     kind = type(sampler)
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.disk.load import Found, newest_but, none_is_whole, open_checkpoint
+from dalsegno.train.disk.load import FoundCheckpoint, newest_but, none_is_whole, open_checkpoint
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.memory.snapshot import Snapshot, Verdict, judge, open_snapshot, state_of
+from dalsegno.train.memory.snapshot import Snapshot, SnapshotVerdict, judge, open_snapshot, state_of
 from dalsegno.train.ranks import Board
-from dalsegno.train.state import Objects, Piece, State, layout_for, local_part, with_local
+from dalsegno.train.state import Objects, Piece, TrainingState, layout_for, local_part, with_local
 
 # ---- All ranks find the same checkpoint, and together read every byte of it once: one rank alone would read for
 # hours.
@@ -27,7 +27,7 @@ from dalsegno.train.state import Objects, Piece, State, layout_for, local_part, 
 Warn = Callable[[str], None]
 
 
-def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn) -> Found | None:
+def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn) -> FoundCheckpoint | None:
     """The newest one that is whole, held by every rank; damaged ones are told of by the first, and passed over."""
     damaged: list[str] = []
     for attempt in itertools.count():
@@ -49,7 +49,7 @@ def find_together(folder: Path, board: Board, rank: int, world: int, warn: Warn)
     return None
 
 
-def _look(folder: Path, damaged: list[str], warn: Warn) -> Found | CheckpointError | None:
+def _look(folder: Path, damaged: list[str], warn: Warn) -> FoundCheckpoint | CheckpointError | None:
     """By sizes alone. What is wrong with the folder all ranks are to hear."""
     try:
         found = newest_but(damaged, folder, warn)
@@ -58,17 +58,17 @@ def _look(folder: Path, damaged: list[str], warn: Warn) -> Found | CheckpointErr
     return none_is_whole(folder, damaged) if found is None and damaged else found
 
 
-def _told(found: Found | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
+def _told(found: FoundCheckpoint | CheckpointError | None) -> tuple[str | None, tuple[str, str] | None]:
     if isinstance(found, CheckpointError):
         return None, (found.what, found.hint)
     return (found.path.name if found else None), None
 
 
 def _read_share(
-    found: Found | CheckpointError | None, path: Path, rank: int, world: int
-) -> tuple[Found | None, list[str]]:
+    found: FoundCheckpoint | CheckpointError | None, path: Path, rank: int, world: int
+) -> tuple[FoundCheckpoint | None, list[str]]:
     try:
-        mine = found if isinstance(found, Found) else open_checkpoint(path, every_byte=False)
+        mine = found if isinstance(found, FoundCheckpoint) else open_checkpoint(path, every_byte=False)
     except CheckpointError as error:
         return None, [f"rank {rank}: {error}"]
     return mine, byte_faults(mine.path, dict(sorted(mine.manifest.files.items())[rank::world]))
@@ -110,7 +110,9 @@ def _newest_on_disk(folder: Path) -> int:
     return max((int(path.name.rpartition("-")[2]) for path in whole), default=-1)
 
 
-def _found_in_memory(agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn) -> State | None:
+def _found_in_memory(
+    agent: AgentLink, rank: int, layouts: Mapping[str, torch.Tensor], warn: Warn
+) -> TrainingState | None:
     """The agent knows the step, and has fetched from other nodes what this one did not have."""
     told = agent.ask({"resume": rank}, FETCH_S)
     if not told.get("own"):
@@ -125,7 +127,7 @@ def _found_in_memory(agent: AgentLink, rank: int, layouts: Mapping[str, torch.Te
     return None
 
 
-def _fits(state: State, layouts: Mapping[str, torch.Tensor]) -> bool:
+def _fits(state: TrainingState, layouts: Mapping[str, torch.Tensor]) -> bool:
     """Whether what this rank had to itself is what it has now: another number of ranks may divide the model anew."""
     for piece in state.pieces:
         like = None if piece.shared else layout_for(piece.key, piece.size, layouts)
@@ -137,7 +139,7 @@ def _fits(state: State, layouts: Mapping[str, torch.Tensor]) -> bool:
 def _opened(path: Path, warn: Warn) -> Snapshot | None:
     """Mapped once: what was checked is what is loaded. One without checksums yet was made on this node."""
     snapshot = open_snapshot(path)
-    if snapshot is not None and judge(snapshot) in (Verdict.WHOLE, Verdict.UNCHECKED):
+    if snapshot is not None and judge(snapshot) in (SnapshotVerdict.WHOLE, SnapshotVerdict.UNCHECKED):
         return snapshot
     warn(f"the snapshot in {path} is damaged; going back to the checkpoint on disk")
     return None
@@ -165,7 +167,7 @@ def from_disk(objects: Objects, folder: Path, board: Board, rank: int, world: in
     return resumed
 
 
-def _read(found: Found, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _read(found: FoundCheckpoint, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Each tensor whole, or cut as the living one is."""
     tensors = {}
     for key, (size, dtype) in found.sizes.items():
@@ -175,7 +177,7 @@ def _read(found: Found, layouts: Mapping[str, torch.Tensor]) -> dict[str, torch.
     return tensors
 
 
-def _own(found: Found, rank: int) -> Any:
+def _own(found: FoundCheckpoint, rank: int) -> Any:
     own = found.own(rank) or found.own(0)
     return found.unpickle(own) if own else {}
 

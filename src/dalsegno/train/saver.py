@@ -20,18 +20,18 @@ from pathlib import Path
 
 from dalsegno.train.agent import find_agent
 from dalsegno.train.disk.commit import commit, moved_on
-from dalsegno.train.disk.format import Temporary
+from dalsegno.train.disk.format import TemporaryName
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import is_current, sweep_rank
 from dalsegno.train.memory.snapshot import held_snapshot, state_of
-from dalsegno.train.state import State
+from dalsegno.train.state import TrainingState
 
 # ---- What a worker asks its saver for: one line of JSON.
 
 
 @dataclass(frozen=True)
-class Terms:
+class SaverTerms:
     """What is the same for all saves of one rank in one generation."""
 
     folder: str
@@ -48,7 +48,7 @@ class Terms:
 class Request:
     """Write a rank's share of a snapshot; the first rank makes a checkpoint of all shares."""
 
-    terms: Terms
+    terms: SaverTerms
     step: int
     slot: str  # the file that holds the snapshot
 
@@ -59,7 +59,7 @@ def render(request: Request) -> bytes:
 
 def parse(line: bytes) -> Request:
     told = json.loads(line)
-    return Request(Terms(**told["terms"]), int(told["step"]), str(told["slot"]))
+    return Request(SaverTerms(**told["terms"]), int(told["step"]), str(told["slot"]))
 
 
 # ---- The saver: a process beside a worker, which writes the worker's snapshots to disk while the training goes on.
@@ -98,12 +98,12 @@ def save(request: Request, overtaken: Callable[[], bool], warn: Warn) -> str:
     return why or finish(request, warn, overtaken)
 
 
-def save_here(request: Request, state: State, warn: Warn) -> str:
+def save_here(request: Request, state: TrainingState, warn: Warn) -> str:
     """A state that is not in a slot, while the training waits."""
     return write(request, state) or finish(request, warn)
 
 
-def write(request: Request, state: State) -> str:
+def write(request: Request, state: TrainingState) -> str:
     """This rank's share."""
     terms = request.terms
     try:
@@ -118,7 +118,7 @@ def finish(request: Request, warn: Warn, overtaken: Callable[[], bool] = lambda:
     terms = request.terms
     if terms.rank != 0:
         return ""
-    grant, ours = grant_for(terms.generation), Temporary(request.step, terms.run, terms.generation)
+    grant, ours = grant_for(terms.generation), TemporaryName(request.step, terms.run, terms.generation)
     try:
         commit(
             Path(terms.folder), request.step, terms.world, terms.run, terms.generation, grant,

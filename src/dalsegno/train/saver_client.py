@@ -17,7 +17,7 @@ from dalsegno.train.peer import check_peer
 from dalsegno.train.saver import Request, render
 
 
-class Result(NamedTuple):
+class SaveResult(NamedTuple):
     """Of one save. `why` is empty if all went well. `overtaken`: given up for a newer one. `words`: of warning."""
 
     step: int
@@ -49,7 +49,7 @@ class Saver:
         with contextlib.suppress(OSError):  # a saver that has died is seen when its answer is read
             self._sock.sendall(render(request))
 
-    def results(self, timeout_s: float = 0.0) -> list[Result]:
+    def results(self, timeout_s: float = 0.0) -> list[SaveResult]:
         """Those that have come in, after waiting for one no longer than that."""
         if self._sock is None or not select.select([self._sock], [], [], timeout_s)[0]:
             return []
@@ -65,7 +65,7 @@ class Saver:
         self.busy = dict(self.busy.items() - done)
         return found
 
-    def wait(self, step: int, timeout_s: float) -> Result:
+    def wait(self, step: int, timeout_s: float) -> SaveResult:
         """For the save of that step."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -73,8 +73,8 @@ class Saver:
                 if result.step == step:
                     return result
             if not self.busy:
-                return Result(step, "", 0.0, "the saver has died")
-        return Result(step, "", timeout_s, f"not done within {timeout_s:.0f} s")
+                return SaveResult(step, "", 0.0, "the saver has died")
+        return SaveResult(step, "", timeout_s, f"not done within {timeout_s:.0f} s")
 
     def close(self) -> None:
         if self._sock is not None:
@@ -95,10 +95,10 @@ class Saver:
             return None
         return sock
 
-    def _lost(self) -> list[Result]:
+    def _lost(self) -> list[SaveResult]:
         lost, self.busy = self.busy, {}
         self.close()
-        return [Result(self._step, slot, 0.0, "the saver has died") for slot in lost]
+        return [SaveResult(self._step, slot, 0.0, "the saver has died") for slot in lost]
 
 
 def _start(inherits: Sequence[int]) -> socket.socket:
@@ -111,7 +111,7 @@ def _start(inherits: Sequence[int]) -> socket.socket:
     return ours
 
 
-def _parse(line: bytes) -> Result:
+def _parse(line: bytes) -> SaveResult:
     told: dict[str, Any] = json.loads(line)
     about = (bool(told.get("overtaken")), tuple(map(str, told.get("words") or ())))
-    return Result(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), *about)
+    return SaveResult(int(told["step"]), str(told["slot"]), float(told["seconds"]), str(told["why"]), *about)

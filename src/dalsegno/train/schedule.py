@@ -114,7 +114,7 @@ _NEW = 0.1  # weight of the newest step in the running mean
 
 
 @dataclass
-class Clock:
+class StepClock:
     """Of one worker, from its start. Seconds by what they were spent on."""
 
     began: float

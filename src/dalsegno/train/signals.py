@@ -14,7 +14,7 @@ from typing import Any, Protocol
 ALWAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
-class Wish:
+class SaveWish:
     """Set by the first signal. A second Ctrl-C means at once."""
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ from dalsegno.train.memory.cuda import Copier
 from dalsegno.train.memory.files import hold
 from dalsegno.train.memory.room import stated
 from dalsegno.train.memory.slots import Draft, Pair, Slot, Slots, copy_now, needs_bytes
-from dalsegno.train.saver import Request, Terms, save_here
-from dalsegno.train.saver_client import Result, Saver
-from dalsegno.train.state import State
+from dalsegno.train.saver import Request, SaverTerms, save_here
+from dalsegno.train.saver_client import Saver, SaveResult
+from dalsegno.train.state import TrainingState
 
 # ---- Whether a copy may be made beside the training: only while every change of what is copied is announced. Pure.
 
@@ -75,7 +75,7 @@ class Moving(Protocol):
     def wait(self) -> None: ...
 
 
-class Moved:
+class SnapshotMoved:
     """Nothing to wait for."""
 
     def done(self) -> bool:
@@ -118,7 +118,7 @@ class Mover:
         self.trust = Trust()
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
-    def prepare(self, slots: Sequence[Slot], state: State) -> None:
+    def prepare(self, slots: Sequence[Slot], state: TrainingState) -> None:
         """Pinning takes a while: all slots at once, before the first snapshot."""
         device = next((piece.tensor.device for piece in state.pieces if piece.tensor.is_cuda), None)
         if device is not None:
@@ -136,7 +136,7 @@ class Mover:
             return self._copier.start(draft, {source.data_ptr() for _, source in later})
         if not later:
             copy_now(draft.pairs)
-            return Moved()
+            return SnapshotMoved()
         steady = {source.data_ptr() for _, source in later}
         copy_now(pair for pair in draft.pairs if pair[1].data_ptr() not in steady)
         self._beside = Beside(later)
@@ -200,7 +200,7 @@ class Keeping:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: SaverTerms,
         agent: AgentLink | None,
         resumed: int | None,
         ranks_here: int,
@@ -224,9 +224,9 @@ class Keeping:
         self._prepared = False
         self._warned: set[str] = set()
         self._alone = False  # the training waits for every copy
-        self._dropped: list[Result] = []
+        self._dropped: list[SaveResult] = []
 
-    def keep(self, state: State, steady: Container[int], save: bool) -> None:
+    def keep(self, state: TrainingState, steady: Container[int], save: bool) -> None:
         """Copy the state into memory, and have it saved from there. Without a slot for it, it is saved here and now.
 
         `steady`: the addresses of tensors that only an optimizer's step changes.
@@ -242,7 +242,7 @@ class Keeping:
         elif save:
             words: list[str] = []
             why = save_here(Request(self._terms, state.step, ""), state, words.append)
-            self._note(Result(state.step, "", time.monotonic() - began, why, words=tuple(words)))
+            self._note(SaveResult(state.step, "", time.monotonic() - began, why, words=tuple(words)))
         else:
             self.counted.skipped += 1
 
@@ -277,7 +277,7 @@ class Keeping:
         self._warn(UNHEARD)
         self.counted.skipped += 1
         if opened.save:
-            self._dropped.append(Result(opened.draft.record.step, "", 0.0, "it changed while it was copied"))
+            self._dropped.append(SaveResult(opened.draft.record.step, "", 0.0, "it changed while it was copied"))
 
     def hear(self) -> bool:
         """What came of earlier saves; says whether one has failed."""
@@ -312,7 +312,7 @@ class Keeping:
         while self._alive:
             os.close(self._alive.pop())
 
-    def _begin(self, state: State) -> Draft | None:
+    def _begin(self, state: TrainingState) -> Draft | None:
         """A state that has outgrown its slots may find no room for larger ones."""
         try:
             return self._slots.begin(state, spare=self._saver.busy) if self._slots is not None else None
@@ -326,7 +326,7 @@ class Keeping:
             self._slots.close()
         self._slots = None
 
-    def _prepare(self, state: State) -> None:
+    def _prepare(self, state: TrainingState) -> None:
         """Memory is found, touched and pinned before the first snapshot, which would else seem ten times as dear."""
         if self._slots is None or self._prepared:
             return
@@ -341,7 +341,7 @@ class Keeping:
             needed = self._ranks_here * needs_bytes(state, SLOTS)
             self._say(f"in memory {stated(needed, SLOTS, self._ranks_here)}")
 
-    def _note(self, result: Result) -> None:
+    def _note(self, result: SaveResult) -> None:
         for words in set(result.words) - self._warned:
             self._warned.add(words)
             self._warn(words)

@@ -89,7 +89,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """What a run needs to go on from a step as if nothing had happened."""
 
     step: int  # steps that are done; training goes on with this one
@@ -101,14 +101,16 @@ class State:
     values: Mapping[str, object]  # leaves of the shell that are no tensors, by name: for torch's own loader
 
 
-def take(nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()) -> State:
+def take(
+    nested: Mapping[str, Any], own: object, step: int, rank: int, world: int, apart: Container[str] = ()
+) -> TrainingState:
     """The state as it is now. Nothing is copied: the tensors are the living ones.
 
     `apart`: names of tensors that may differ between ranks. Each keeps its own; on disk it is the first one's.
     """
     shell, tensors, values = empty_out(nested)
     pieces = tuple(_piece(key, tensor, rank, key in apart) for key, tensor in tensors.items())
-    return State(step, rank, world, pieces, pickle.dumps(shell), pickle.dumps(own), values)
+    return TrainingState(step, rank, world, pieces, pickle.dumps(shell), pickle.dumps(own), values)
 
 
 def put_together(

@@ -1,15 +1,15 @@
 """Why is it so? One timeline of a node, a run or a job, a verdict in a sentence, and the next command."""
 
-from dalsegno.why.answer import Answer, Moment, Verdict, in_order, within
+from dalsegno.why.answer import Conclusion, Explanation, Moment, in_order, within
 from dalsegno.why.job import explain_job, moments_of_job
 from dalsegno.why.node import Care, explain_node, moments_of_node, read_care
 from dalsegno.why.run import explain_run, moments_of_run, nodes_given, nodes_of_run
 
 __all__ = [
-    "Answer",
     "Care",
+    "Conclusion",
+    "Explanation",
     "Moment",
-    "Verdict",
     "explain_job",
     "explain_node",
     "explain_run",

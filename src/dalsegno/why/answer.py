@@ -18,7 +18,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """What it comes to, in a sentence, and the command to go on with; none where there is nothing to do."""
 
     sentence: str
@@ -26,11 +26,11 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """`subject`: `node gpu-3`, `run train-x7`, `job 12`."""
 
     subject: str
-    verdict: Verdict
+    verdict: Conclusion
     moments: tuple[Moment, ...] = ()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dalsegno.runs.comment import JobRole, read_comment
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.pending import PendingReason, parse_pending
-from dalsegno.why.answer import AFTER_S, Moment, Verdict
+from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
 # ---- Why a job waits: Slurm's word for it, what it means, and the next command. Data.
 
@@ -78,24 +78,24 @@ WAITS: dict[PendingReason, tuple[str, str]] = {
 }
 
 
-def why_it_waits(reason: str, job: str, partition: str, user: str) -> Verdict:
+def why_it_waits(reason: str, job: str, partition: str, user: str) -> Conclusion:
     known = parse_pending(reason)
     if known not in WAITS:
         bare = reason.strip("()")
         said = f"Slurm says `{bare}`" if bare else "Slurm has not said why yet"
-        return Verdict(said, f"scontrol show job {job}")
+        return Conclusion(said, f"scontrol show job {job}")
     sentence, command = WAITS[known]
-    return Verdict(sentence, command.format(job=job, part=partition, user=user))
+    return Conclusion(sentence, command.format(job=job, part=partition, user=user))
 
 
 # ---- A job of Slurm's: why it waits, or how it ended. Pure.
 
 
-def explain_job(job: JobInfo, run: str = "") -> Verdict:
+def explain_job(job: JobInfo, run: str = "") -> Conclusion:
     """`run`: whose job it is, where it is a run's."""
     found = _by_state(job)
     told = f"{found.sentence}{_of_run(job, run)}{_kept_off(job, run)}"
-    return Verdict(told, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
+    return Conclusion(told, f"dalsegno why {run}" if run and job.state is not JobState.PENDING else found.next)
 
 
 def _of_run(job: JobInfo, run: str) -> str:
@@ -116,16 +116,16 @@ def _kept_off(job: JobInfo, run: str) -> str:
     return f"; {who.format(_some(job.excluded))}"
 
 
-def _by_state(job: JobInfo) -> Verdict:
+def _by_state(job: JobInfo) -> Conclusion:
     if job.state is JobState.PENDING:
         found = why_it_waits(job.reason, job.label, job.partition, job.user)
-        return Verdict(f"job {job.label} waits: {found.sentence}", found.next)
+        return Conclusion(f"job {job.label} waits: {found.sentence}", found.next)
     if job.state is JobState.FAILED:
-        return Verdict(f"job {job.label} ended with {_code(job)}: its program failed", _look(job))
+        return Conclusion(f"job {job.label} ended with {_code(job)}: its program failed", _look(job))
     if job.state in _ENDS:
         sentence, command = _ENDS[job.state]
-        return Verdict(f"job {job.label} {sentence}", command.format(job=job.label) if command else _look(job))
-    return Verdict(f"job {job.label} is {job.state.value.lower()}", f"scontrol show job {job.label}")
+        return Conclusion(f"job {job.label} {sentence}", command.format(job=job.label) if command else _look(job))
+    return Conclusion(f"job {job.label} is {job.state.value.lower()}", f"scontrol show job {job.label}")
 
 
 _ENDS = {

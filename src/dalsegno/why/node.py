@@ -8,14 +8,14 @@ from typing import Any
 
 from dalsegno.health import Remedy
 from dalsegno.health import Verdict as CheckVerdict
-from dalsegno.recovery.facts import Fault
-from dalsegno.recovery.phase import Held, Phase
+from dalsegno.recovery.facts import NodeFault
+from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.reason import SLURM_USERS, Topic, read_reason, rule_of, slurm_users_of
 from dalsegno.recovery.repair import Forecast
 from dalsegno.slurm.facts import NodeFlag, NodeInfo
 from dalsegno.slurm.parse.nodes import NodeEvent
 from dalsegno.slurm.render import SPARE_REASON
-from dalsegno.why.answer import Moment, Verdict
+from dalsegno.why.answer import Conclusion, Moment
 
 # ---- What a controller tells of a node that it looks after, read once.
 
@@ -24,27 +24,27 @@ from dalsegno.why.answer import Moment, Verdict
 class Care:
     """Its phase (None where nobody looks after it), what was said of it last, and what was found and done."""
 
-    phase: Phase | None = None
+    phase: NodePhase | None = None
     note: str = ""
-    held: Held = Held.NO  # why that is all that was done
+    held: HeldAction = HeldAction.NO  # why that is all that was done
     tried: Remedy | None = None  # last
     ahead: Forecast | None = None  # what is to be done for it
     moments: tuple[Moment, ...] = ()
     failing: tuple[str, ...] = ()  # checks of which the last word is that they fail, with what they found
     slurm_users: frozenset[str] = SLURM_USERS
     excused: tuple[str, ...] = ()  # what is wrong with it and left to whoever has returned it
-    fault: Fault | None = None  # for which it is out now; Slurm's reason tells what it was taken out for
+    fault: NodeFault | None = None  # for which it is out now; Slurm's reason tells what it was taken out for
     about: Topic = Topic.OTHER  # what the note is about
 
 
 def read_care(told: Mapping[str, Any]) -> Care:
     """From the controller's answer; a controller of another version may have words that are not known here."""
     own = told.get("node", {})
-    phase = Phase.told(own["phase"]) if "phase" in own else None
+    phase = NodePhase.told(own["phase"]) if "phase" in own else None
     return Care(
         phase,
         str(own.get("note", "")),
-        Held.of(own.get("held_back")),
+        HeldAction.of(own.get("held_back")),
         next((each for each in Remedy if each.value in own.get("tried", ())[-1:]), None),
         Forecast.read(told.get("ahead")),
         tuple(_moments(told)),
@@ -85,31 +85,31 @@ _DOES = {
     Remedy.REBOOT: "it is being booted anew",
     Remedy.REPLACE: "another machine takes its place",
 }
-_BUT = {Held.PAUSED: "but automation is paused", Held.OBSERVING: "but the controller only observes"}
+_BUT = {HeldAction.PAUSED: "but automation is paused", HeldAction.OBSERVING: "but the controller only observes"}
 _PERSON = "it stays out until that passes again: somebody has to look at it"
 
 
-def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
+def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Conclusion:
     """From the outside in: what Slurm does not hear of, what somebody took out, what runs."""
     fault = read_reason(node.reason)
-    if care.phase is Phase.GIVEN_UP and node.draining:
-        return Verdict(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
-    if care.phase is Phase.SUSPECTED and node.in_service:
+    if care.phase is NodePhase.GIVEN_UP and node.draining:
+        return Conclusion(f"{node.name} was given up: {care.note or node.reason}", f"dalsegno nodes show {node.name}")
+    if care.phase is NodePhase.SUSPECTED and node.in_service:
         # Only its agent could tell more, and `up` starts it again.
         look = "dalsegno up" if care.about is Topic.AGENT_DEAD else f"dalsegno health --node {node.name}"
         command = _next(care, look)
-        return Verdict(f"{node.name} is in service, and suspected: {care.note}", command)
+        return Conclusion(f"{node.name} is in service, and suspected: {care.note}", command)
     if node.reason == SPARE_REASON:
-        return Verdict(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
+        return Conclusion(f"{node.name} is a spare: validated, and kept for a run that loses a node", "dalsegno runs")
     if fault and (node.draining or node.down):
-        return Verdict(
+        return Conclusion(
             f"{node.name} is out of service by our own hand: {_fault(care.fault or fault, care)}",
             _next(care, _look(node.name, care)),
         )
     if rule_of(node, care.slurm_users):
-        tells = care.held is not Held.NO or care.about is Topic.SLURM_DRAIN
+        tells = care.held is not HeldAction.NO or care.about is Topic.SLURM_DRAIN
         does = care.note if tells else "a controller of ours validates and returns it, unless it happens too often"
-        return Verdict(
+        return Conclusion(
             f"{node.name} was taken out of service by Slurm itself: {node.reason}; {does}",
             _next(care, f"dalsegno events --node {node.name}"),
         )
@@ -118,7 +118,7 @@ def explain_node(node: NodeInfo, care: Care = _UNKNOWN) -> Verdict:
     if care.excused and node.in_service:
         wrong = ", ".join(care.excused)
         text = f"{node.name} is in service in spite of {wrong}: that is left to whoever has returned it"
-        return Verdict(text, f"dalsegno health --node {node.name}")
+        return Conclusion(text, f"dalsegno health --node {node.name}")
     return _by_state(node)
 
 
@@ -131,18 +131,18 @@ def moments_of_node(node: NodeInfo, events: Sequence[NodeEvent]) -> Iterator[Mom
         yield Moment(at, "slurm", f"{node.reason} ({node.reason_user})")
 
 
-def _drained_by_others(node: NodeInfo, care: Care) -> Verdict:
+def _drained_by_others(node: NodeInfo, care: Care) -> Conclusion:
     """Nobody is told to return a node to service whose checks fail: it would be taken out again at once."""
     by = f" by {node.reason_user}" if node.reason_user else ""
     drained = f"{node.name} was drained{by}: {node.reason or 'no reason given'}; what others drain, we leave alone"
     if care.failing:
-        return Verdict(
+        return Conclusion(
             f"{drained}. It is not fit for service: {', '.join(care.failing)}", f"dalsegno health --node {node.name}"
         )
-    return Verdict(drained, f"scontrol update nodename={node.name} state=resume")
+    return Conclusion(drained, f"scontrol update nodename={node.name} state=resume")
 
 
-def _fault(fault: Fault, care: Care) -> str:
+def _fault(fault: NodeFault, care: Care) -> str:
     code = f" {fault.code}" if fault.code else ""
     said = f" ({fault.text})" if fault.text else ""
     return f"{fault.check}{code}{said}; {_does(fault.remedy, care)}"
@@ -152,13 +152,13 @@ def _does(remedy: Remedy, care: Care) -> str:
     """What happens to it now, or will: only what the controller means to do, and is let do."""
     if care.phase is None:
         return "no controller says what becomes of it"
-    if care.phase is Phase.REPAIRING:
+    if care.phase is NodePhase.REPAIRING:
         return _DOES.get(care.tried or remedy, "it is being mended")
     if care.ahead:
         return _will(care.ahead)
-    if care.held is not Held.NO:
+    if care.held is not HeldAction.NO:
         return care.note
-    return "it is being validated" if care.phase is Phase.VALIDATING else "it is being seen to"
+    return "it is being validated" if care.phase is NodePhase.VALIDATING else "it is being seen to"
 
 
 def _will(ahead: Forecast) -> str:
@@ -183,14 +183,16 @@ def _look(name: str, care: Care) -> str:
     return f"dalsegno health --node {name}" if waits else f"dalsegno nodes show {name}"
 
 
-def _by_state(node: NodeInfo) -> Verdict:
+def _by_state(node: NodeInfo) -> Conclusion:
     name = node.name
     if node.down or not node.responding:
         why = f": {node.reason}" if node.reason else ""
-        return Verdict(f"{name} does not answer Slurm{why}", f"dalsegno health --node {name}")
+        return Conclusion(f"{name} does not answer Slurm{why}", f"dalsegno health --node {name}")
     if NodeFlag.INVALID_REG in node.flags:
-        return Verdict(f"{name} has other hardware than slurm.conf says: {node.reason}", f"scontrol show node {name}")
+        return Conclusion(
+            f"{name} has other hardware than slurm.conf says: {node.reason}", f"scontrol show node {name}"
+        )
     if not node.in_service:
-        return Verdict(f"{name} is {node.state_text or node.state.value.lower()}", f"scontrol show node {name}")
+        return Conclusion(f"{name} is {node.state_text or node.state.value.lower()}", f"scontrol show node {name}")
     used = f", {node.gpus_used} of {node.gpus} GPUs in use" if node.gpus else ""
-    return Verdict(f"{name} is in service ({node.state.value.lower()}{used})")
+    return Conclusion(f"{name} is in service ({node.state.value.lower()}{used})")

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dalsegno.runs.journal import Entry, RunEvent
-from dalsegno.runs.status import RunPhase, Status
+from dalsegno.runs.status import RunPhase, RunStatus
 from dalsegno.train.contract import SAVED, TERMINATED
-from dalsegno.why.answer import AFTER_S, Moment, Verdict
+from dalsegno.why.answer import AFTER_S, Conclusion, Moment
 
 
-def explain_run(status: Status, entries: Sequence[Entry]) -> Verdict:
+def explain_run(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     if status.over:
         return _ended(status, entries)
     logs = f"dalsegno logs -f {status.run}"
     if status.phase is RunPhase.WAITING:
         job = f" (job {status.jobs[0]})" if status.jobs else ""
-        return Verdict(
+        return Conclusion(
             f"run {status.run} waits in Slurm's queue{job}{_said(status)}",
             f"dalsegno why {status.jobs[0]}" if status.jobs else "squeue",
         )
     if status.phase is RunPhase.RUNNING and (idle := _idle(entries, status.generation)):
         rank = next(iter(idle.get("ranks", {})), "0")
         logs = f"dalsegno logs {status.run} --rank {rank}"
-        return Verdict(f"run {status.run} does not end: {idle.get('text')}", logs)
+        return Conclusion(f"run {status.run} does not end: {idle.get('text')}", logs)
     if status.phase is RunPhase.RUNNING:
-        return Verdict(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
-    return Verdict(f"run {status.run} is {status.phase.value}{_said(status)}{_because(entries)}", logs)
+        return Conclusion(f"run {status.run} trains, in generation {status.generation}{_because(entries)}", logs)
+    return Conclusion(f"run {status.run} is {status.phase.value}{_said(status)}{_because(entries)}", logs)
 
 
 def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
@@ -37,23 +37,23 @@ def _idle(entries: Sequence[Entry], generation: int) -> Entry | None:
     return found[-1] if found else None
 
 
-def _ended(status: Status, entries: Sequence[Entry]) -> Verdict:
+def _ended(status: RunStatus, entries: Sequence[Entry]) -> Conclusion:
     run = status.run
     if status.exit_code == 0:
         lives = f" after {status.generation} generations" if status.generation > 1 else ""
-        return Verdict(f"run {run} is done{lives}")
+        return Conclusion(f"run {run} is done{lives}")
     if status.exit_code == SAVED:
-        return Verdict(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
+        return Conclusion(f"run {run} has saved and left; it can be gone on with", f"dalsegno runs show {run}")
     if status.exit_code == TERMINATED or status.cause.cancelled:
-        return Verdict(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
+        return Conclusion(f"run {run} was ended from outside{_said(status)}", f"dalsegno logs {run}")
     failed = [entry for entry in entries if entry.get("event") == RunEvent.FAILED and not entry.get("noise")]
     if not failed:
-        return Verdict(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
+        return Conclusion(f"run {run} ended with code {status.exit_code}{_said(status)}", f"dalsegno logs {run}")
     first = _first_of_last(failed)
     again = len({entry.get("generation") for entry in failed if _fault(entry) == _fault(first)})
     times = f", {again} times in a row the same" if again > 1 else ""
     what = f"rank {first.get('rank')} on {first.get('node')} {first.get('what')}{times}"
-    return Verdict(
+    return Conclusion(
         f"run {run} ended with code {status.exit_code}: {what}", f"dalsegno logs {run} --rank {first.get('rank')}"
     )
 
@@ -63,7 +63,7 @@ def _fault(entry: Entry) -> object:
     return entry.get("signature") or entry.get("code")
 
 
-def aftermath_s(status: Status) -> float:
+def aftermath_s(status: RunStatus) -> float:
     """For how long after its end what befell its nodes may belong to it: nothing to a run that nothing has failed."""
     failed = status.exit_code not in (0, SAVED, TERMINATED) and not status.cause.cancelled
     return AFTER_S if failed else 0.0
@@ -108,7 +108,7 @@ def _only_noise(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.get("event") == RunEvent.FAILED][:1]
 
 
-def _said(status: Status) -> str:
+def _said(status: RunStatus) -> str:
     return f": {status.message}" if status.message else ""
 
 

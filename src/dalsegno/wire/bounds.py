@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 
-class Held(Protocol):
+class HeldConnection(Protocol):
     """A connection that is held for a peer."""
 
     @property
@@ -21,10 +21,10 @@ class Held(Protocol):
         """When its time is over (monotonic)."""
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=HeldConnection)
 
 
-class Waiting(Generic[H]):
+class WaitingConnections(Generic[H]):
     """Connections that may stay for a limited time, the oldest first.
 
     When there is no room, the owner with the most of them loses its oldest one. A flood from one address or user

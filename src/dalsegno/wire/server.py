@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
 from dalsegno.train.proof import MOST_SEALED, Seal, nonce, prove
-from dalsegno.wire.bounds import Allowance, Waiting
+from dalsegno.wire.bounds import Allowance, WaitingConnections
 
 ACCEPT_AT_ONCE = 64  # a flood of callers must not hold up the peers that are in
 ACCEPT_S = 0.01  # nor greetings that take their time
@@ -88,7 +88,7 @@ class LoopWatcher:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What a server allows. Bytes are those of one message."""
 
     strangers: int = 256  # at a time
@@ -110,7 +110,7 @@ class Proved(Generic[W]):
     said: tuple[str, ...]
 
 
-class Host(Protocol[W]):
+class MessageHandler(Protocol[W]):
     """The program behind a server."""
 
     def greeting(self) -> Message:
@@ -158,16 +158,18 @@ class Connection(Generic[W]):
         self.unsent += self.closer.close(message) if self.closer else pack(message)
 
 
-class Server(Generic[W]):
+class BoundedServer(Generic[W]):
     """Listens, has strangers prove themselves, and hands the messages of those who have to its host.
 
     `peer_side` and `own_side` name the two sides in proofs and seals, so that neither can be sent back.
     """
 
-    def __init__(self, watcher: Watcher, host: Host[W], peer_side: str, own_side: str, limits: Limits) -> None:
+    def __init__(
+        self, watcher: Watcher, host: MessageHandler[W], peer_side: str, own_side: str, limits: ServerLimits
+    ) -> None:
         self._watcher, self._host, self._limits = watcher, host, limits
         self._peer_side, self._own_side = peer_side, own_side
-        self.strangers: Waiting[Connection[W]] = Waiting(limits.strangers)
+        self.strangers: WaitingConnections[Connection[W]] = WaitingConnections(limits.strangers)
         self._listener: socket.socket | None = None
         self._paused_until, self._reminded = 0.0, False
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dalsegno.errors import UsageError
-from dalsegno.runs.submit.values import Nodes
+from dalsegno.runs.submit.values import NodeCount
 from dalsegno.runs.torchrun.args import (
     FLAGS,
     HELP,
@@ -134,13 +134,13 @@ def test_help_needs_no_script() -> None:
 @pytest.mark.parametrize(
     ("line", "nodes", "backend", "endpoint"),
     [
-        ("t.py", Nodes(1, 1), "static", "127.0.0.1:29500"),
-        ("--master-addr a --master-port 7 t.py", Nodes(1, 1), "static", "a:7"),
-        ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint h t.py", Nodes(1, 4), "c10d", "h"),
-        ("--standalone --rdzv-endpoint h t.py", Nodes(1, 1), "c10d", "localhost:0"),
+        ("t.py", NodeCount(1, 1), "static", "127.0.0.1:29500"),
+        ("--master-addr a --master-port 7 t.py", NodeCount(1, 1), "static", "a:7"),
+        ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint h t.py", NodeCount(1, 4), "c10d", "h"),
+        ("--standalone --rdzv-endpoint h t.py", NodeCount(1, 1), "c10d", "localhost:0"),
     ],
 )
-def test_where_and_how_many(line: str, nodes: Nodes, backend: str, endpoint: str) -> None:
+def test_where_and_how_many(line: str, nodes: NodeCount, backend: str, endpoint: str) -> None:
     args = read(line)
     assert (args.nodes, args.backend, args.endpoint) == (nodes, backend, endpoint)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.runs.agent.link import Refused
+from dalsegno.runs.agent.link import NotTheCoordinator
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.torchrun.meeting import Keys, NotSealed, find_munge
 
@@ -53,7 +53,7 @@ def test_without_munge_the_key_is_what_both_know() -> None:
 )
 def test_greetings_that_are_not_taken(host: Keys, other: Keys, why: str) -> None:
     host.make()
-    with pytest.raises(Refused):
+    with pytest.raises(NotTheCoordinator):
         other.unlock(host.greeting())
     assert why in other.trouble
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.runs.torchrun.logs import Logs, Tail, Tee
+from dalsegno.runs.torchrun.logs import Logs, Tee, WorkerTail
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_lines_are_shown_whole_behind_their_names_and_filtered_ones_are_kept(tmp
     shown: list[tuple[int, bytes]] = []
     tee = Tee(lambda stream, data: shown.append((stream, data)))
     log, kept = tmp_path / "log", tmp_path / "kept"
-    tee.follow(str(log), Tail(b"[default1]:", 2, str(kept), (b"loss",)))
-    tee.follow(str(tmp_path / "never written"), Tail(b"", 1))
+    tee.follow(str(log), WorkerTail(b"[default1]:", 2, str(kept), (b"loss",)))
+    tee.follow(str(tmp_path / "never written"), WorkerTail(b"", 1))
     log.write_bytes(b"step 1\nloss 0.5\nend")
     tee.close()
     assert {stream for stream, _ in shown} == {2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.runs.coordinator.events import Finish, Joined, Start, Stopped, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.events import Finish, GenerationStopped, Joined, Start, StoreOpened, WorkerEnded
 from dalsegno.runs.coordinator.generations import Run, advance
 from dalsegno.runs.coordinator.group import Shape
 
@@ -18,7 +18,7 @@ def rounds(run: Run, code: int, traceback: str = "") -> tuple[Run, list[object]]
     run, _ = advance(run, StoreOpened("n", run.generation, 1))
     failure = read_failure(1, "n", code, traceback) if code else None
     run, _ = advance(run, WorkerEnded("n", run.generation, 1, code, failure, age_s=700.0))
-    run, orders = advance(run, Stopped("n", run.generation))
+    run, orders = advance(run, GenerationStopped("n", run.generation))
     return run, list(orders)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.runs.torchrun.logs import Temporary, sweep
+from dalsegno.runs.torchrun.logs import TemporaryLogs, sweep
 
 HOLDS = "from dalsegno.runs.torchrun.logs import Temporary; print(Temporary().path, flush=True); input()"
 
@@ -40,14 +40,14 @@ def test_what_a_killed_holder_left_is_swept_by_the_next(there: Path) -> None:
     (left / "run_1").mkdir()
     (left / "run_1" / "error.json").touch()
     (there / "torchelastic_torchs_own").mkdir()
-    own = Temporary()
+    own = TemporaryLogs()
     assert not left.exists() and kept.exists() and (there / "torchelastic_torchs_own").exists()
     own.close()
     assert not Path(own.path).exists()
 
 
 def test_output_stays_and_files_that_nobody_wants_do_not_count() -> None:
-    first, second = Temporary(), Temporary()
+    first, second = TemporaryLogs(), TemporaryLogs()
     Path(first.path, "error.json").write_text("{}")
     Path(second.path, "error.json").write_text("{}")
     first.close("error.json")

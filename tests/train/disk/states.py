@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.write import write_share
-from dalsegno.train.state import State, take
+from dalsegno.train.state import TrainingState, take
 
 
 def yes() -> bool:
@@ -31,7 +31,7 @@ def save(folder: Path, nested: dict[str, Any], step: int, world: int = 1, genera
     return commit(folder, step, world, run, generation, how.pop("grant", yes), **how)
 
 
-def share_of(nested: dict[str, Any], step: int = 1, rank: int = 0, world: int = 1) -> State:
+def share_of(nested: dict[str, Any], step: int = 1, rank: int = 0, world: int = 1) -> TrainingState:
     return take(nested, {"rank": rank}, step, rank, world)
 
 

@@ -13,7 +13,7 @@ from tests.train.disk.states import commit, filled, names, save, share_of, write
 
 pytest.importorskip("torch")
 
-from dalsegno.train.disk.format import Temporary, step_name
+from dalsegno.train.disk.format import TemporaryName, step_name
 from dalsegno.train.disk.load import find_newest
 from dalsegno.train.disk.verify import faults_of, read_manifest
 
@@ -58,7 +58,7 @@ def test_rank_0_stops_waiting_when_it_is_told_to(tmp_path: Path) -> None:
 
 def test_a_rank_that_failed_is_not_waited_for(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=2), "run-a", 1)
-    (tmp_path / Temporary(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # what rank 1 cannot write over
+    (tmp_path / TemporaryName(7, "run-a", 1).name / "__1_0.distcp").mkdir()  # what rank 1 cannot write over
     with pytest.raises(CheckpointError):
         write_share(tmp_path, share_of(filled(7), 7, rank=1, world=2), "run-a", 1)
     with pytest.raises(CheckpointError, match="rank 1 could not write its share: cannot write the checkpoint"):
@@ -86,12 +86,12 @@ def test_the_grant_is_asked_when_all_is_ready_and_nothing_is_visible(tmp_path: P
     seen: list[object] = []
 
     def grant() -> bool:
-        temporary = tmp_path / Temporary(7, "run-a", 1).name
+        temporary = tmp_path / TemporaryName(7, "run-a", 1).name
         seen.append((names(tmp_path), faults_of(temporary)))
         return True
 
     save(tmp_path, filled(7), 7, grant=grant)
-    assert seen == [([Temporary(7, "run-a", 1).name], ())]
+    assert seen == [([TemporaryName(7, "run-a", 1).name], ())]
 
 
 def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.disk.format import Temporary, step_name
+from dalsegno.train.disk.format import TemporaryName, step_name
 from dalsegno.train.disk.load import find_newest
 from dalsegno.train.errors import CheckpointError
 from tests.train.disk.child import needs_root, on_a_small_disk
@@ -78,7 +78,7 @@ def test_a_folder_that_vanishes_between_the_shares_and_the_commit(tmp_path: Path
 
 def test_a_data_file_that_lost_its_end_before_the_commit(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7), "run-a", 1)
-    (tmp_path / Temporary(7, "run-a", 1).name / "__0_0.distcp").write_bytes(b"short")
+    (tmp_path / TemporaryName(7, "run-a", 1).name / "__0_0.distcp").write_bytes(b"short")
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 5 bytes"):
         commit(tmp_path, 7, 1, "run-a", 1, yes)
     assert names(tmp_path) == []

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dalsegno.train.disk.format import FileMark, Manifest, parse, render
+from dalsegno.train.disk.format import CheckpointManifest, FileMark, parse, render
 
-MANIFEST = Manifest(
+MANIFEST = CheckpointManifest(
     step=1234,
     world=2,
     run="gpt-k3f9x",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dalsegno.train.disk.format import Temporary, is_trash, parse_step, parse_temporary, step_name, trash_name
+from dalsegno.train.disk.format import TemporaryName, is_trash, parse_step, parse_temporary, step_name, trash_name
 
 
 @given(some.integers(0, 10**15))
@@ -21,8 +21,8 @@ def test_what_only_looks_like_a_checkpoint_is_none(name: str) -> None:
     assert parse_step(name) is None
 
 
-@given(some.builds(Temporary, some.integers(0, 10**13), some.text(max_size=60), some.integers(0, 10**6)))
-def test_a_temporary_name_says_step_run_and_generation(temporary: Temporary) -> None:
+@given(some.builds(TemporaryName, some.integers(0, 10**13), some.text(max_size=60), some.integers(0, 10**6)))
+def test_a_temporary_name_says_step_run_and_generation(temporary: TemporaryName) -> None:
     assert "/" not in temporary.name and "\0" not in temporary.name
     assert parse_temporary(temporary.name) == temporary
     assert parse_step(temporary.name) is None

@@ -4,32 +4,32 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.disk.folder import Keep, left_behind, namesakes, remove_namesakes, to_remove
-from dalsegno.train.disk.format import Temporary, step_name, trash_name
+from dalsegno.train.disk.folder import Retention, left_behind, namesakes, remove_namesakes, to_remove
+from dalsegno.train.disk.format import TemporaryName, step_name, trash_name
 from tests.train.disk.states import filled, names, save, share_of, write_share
 
 
 def test_the_last_k_stay() -> None:
-    assert to_remove([10, 20, 30, 40], newest=40, keep=Keep(2)) == [10, 20]
-    assert to_remove([10], newest=10, keep=Keep(3)) == []
+    assert to_remove([10, 20, 30, 40], newest=40, keep=Retention(2)) == [10, 20]
+    assert to_remove([10], newest=10, keep=Retention(3)) == []
 
 
 def test_every_mth_step_stays_for_ever() -> None:
-    assert to_remove(range(0, 100, 10), newest=90, keep=Keep(1, every=30)) == [10, 20, 40, 50, 70, 80]
+    assert to_remove(range(0, 100, 10), newest=90, keep=Retention(1, every=30)) == [10, 20, 40, 50, 70, 80]
 
 
 def test_the_one_just_written_stays_even_if_none_is_to_be_kept() -> None:
-    assert to_remove([10, 20], newest=20, keep=Keep(0)) == [10]
+    assert to_remove([10, 20], newest=20, keep=Retention(0)) == [10]
 
 
 def test_later_ones_are_of_another_history_and_count_for_nothing() -> None:
-    assert to_remove([10, 20, 30, 40, 50], newest=30, keep=Keep(2)) == [10]
+    assert to_remove([10, 20, 30, 40, 50], newest=30, keep=Retention(2)) == [10]
 
 
 def test_what_killed_savers_left_is_known_by_its_age() -> None:
-    ours = Temporary(30, "run-a", 4)
-    older = [Temporary(40, "run-a", 3), Temporary(20, "run-a", 4), Temporary(90, "run-b", 9)]
-    living = [ours, Temporary(40, "run-a", 4), Temporary(10, "run-a", 5)]
+    ours = TemporaryName(30, "run-a", 4)
+    older = [TemporaryName(40, "run-a", 3), TemporaryName(20, "run-a", 4), TemporaryName(90, "run-b", 9)]
+    living = [ours, TemporaryName(40, "run-a", 4), TemporaryName(10, "run-a", 5)]
     trash = trash_name(5, "ab")
     everything = [each.name for each in (*older, *living)] + [trash, "latest", step_name(10), ".step-mine.tmp", "notes"]
     assert left_behind(everything, ours) == sorted([*(each.name for each in older), trash])
@@ -40,11 +40,11 @@ def test_shares_of_an_earlier_life_with_the_same_name_are_removed_before_the_fir
     write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-a", 0)
     write_share(tmp_path, share_of(filled(1), 7, rank=1, world=2), "run-b", 0)
     remove_namesakes(tmp_path, "run-a", generation=0)
-    assert names(tmp_path) == [Temporary(7, "run-b", 0).name]
+    assert names(tmp_path) == [TemporaryName(7, "run-b", 0).name]
 
 
 def test_older_generations_are_no_namesakes_their_savers_may_be_at_work_still() -> None:
-    older, same, newer = (Temporary(7, "run-a", generation).name for generation in (2, 3, 4))
+    older, same, newer = (TemporaryName(7, "run-a", generation).name for generation in (2, 3, 4))
     assert namesakes([older, same, newer, "latest"], "run-a", generation=3) == [same, newer]
 
 
@@ -72,7 +72,7 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
 
 
 def test_a_later_commit_sweeps_what_a_killed_saver_and_a_killed_removal_left(tmp_path: Path) -> None:
-    for name in (Temporary(20, "run-a", 1).name, trash_name(5, "ab")):
+    for name in (TemporaryName(20, "run-a", 1).name, trash_name(5, "ab")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__0_0.distcp").write_text("half")
     save(tmp_path, filled(10), 10, generation=2)

@@ -17,7 +17,7 @@ from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.load import find_newest
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.state import Piece, State, put_together
+from dalsegno.train.state import Piece, TrainingState, put_together
 from tests.train.disk.states import names, save, yes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -148,13 +148,13 @@ def test_a_view_is_written_without_what_lies_around_it(tmp_path: Path) -> None:
 # Shards ---------------------------------------------------------------------------------------------------------
 
 
-def sharded(rank: int, world: int, rows: int = 10, writes: bool = True) -> State:
+def sharded(rank: int, world: int, rows: int = 10, writes: bool = True) -> TrainingState:
     """As fully_shard leaves them: equal parts, the last ones shorter or empty."""
     whole = torch.arange(rows * 3.0).reshape(rows, 3)
     per = -(-rows // world)
     part = whole[rank * per : (rank + 1) * per]
     piece = Piece("model.w", part, (rows, 3), (min(rank * per, rows), 0), shared=False, writes=writes)
-    return State(1, rank, world, (piece,), pickle.dumps({}), b"", {})
+    return TrainingState(1, rank, world, (piece,), pickle.dumps({}), b"", {})
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 7])

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.train.frames import Message, Reader, send
-from dalsegno.train.keeper.holdings import Held, holdings, listen
+from dalsegno.train.keeper.holdings import StoredSnapshot, holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.service import serve
 from dalsegno.train.memory.slots import Slots
-from dalsegno.train.state import State
+from dalsegno.train.state import TrainingState
 from tests.train.memory.processes import fork
 
 RUN = "a"
@@ -67,7 +67,7 @@ class Node:
         """It has heard whose snapshots these are."""
         self.until(lambda: self.all_kept)
 
-    def commit(self, state: State, generation: int = 1, slots: int = 2, **more: Any) -> None:
+    def commit(self, state: TrainingState, generation: int = 1, slots: int = 2, **more: Any) -> None:
         """As a worker does, and its agent."""
         key = (state.rank, generation)
         if key not in self._slots:
@@ -112,13 +112,13 @@ class Node:
         """Steps that the buddy has acknowledged, of those that are here."""
         return sorted(one["step"] for one in self.kept if one["sent"])
 
-    def copies(self) -> list[Held]:
+    def copies(self) -> list[StoredSnapshot]:
         return [one for one in self.held() if one.copy]
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[StoredSnapshot]:
         return holdings(RUN, self.folder)
 
-    def path(self, one: Held) -> Path:
+    def path(self, one: StoredSnapshot) -> Path:
         return self.folder / str(one.name)
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalsegno.train.memory.files import safe_name
 from dalsegno.train.memory.safe import Safe, write_safe
-from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
+from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, Node
 from tests.train.keeper.relay import flip_at, held_back, relay
@@ -40,7 +40,7 @@ def test_a_copy_arrives_and_a_state_can_be_made_of_it(node: NewNode) -> None:
     other.until(lambda: other.kept)
     assert other.kept == [{**one.kept[0], "copy": True, "shared": False, "sent": False}]
     (copy,), (whole,) = other.copies(), one.held()
-    assert verify(other.path(copy)) == verify(one.path(whole)) == Verdict.WHOLE
+    assert verify(other.path(copy)) == verify(one.path(whole)) == SnapshotVerdict.WHOLE
     shared, own = open_snapshot(one.path(whole)), open_snapshot(other.path(copy))
     assert shared and own and same(state_of(shared, own), state)
 
@@ -59,7 +59,7 @@ def test_without_a_buddy_snapshots_are_checksummed(node: NewNode) -> None:
     one.keep()
     one.commit(filled(1))
     one.until(lambda: [kept for kept in one.kept if kept["summed"]])
-    assert [verify(one.path(held)) for held in one.held()] == [Verdict.WHOLE] and one.sent() == []
+    assert [verify(one.path(held)) for held in one.held()] == [SnapshotVerdict.WHOLE] and one.sent() == []
 
 
 def test_a_snapshot_that_cannot_be_read_does_not_hold_up_the_others(node: NewNode) -> None:
@@ -128,7 +128,7 @@ def test_a_byte_damaged_on_its_way_is_found_and_the_copy_before_stays(node: NewN
         _until_a_file_is_made(other.folder, 2)
         time.sleep(0.2)  # time to do it wrong
         assert one.sent() == [1] or one.sent() == []
-        assert [(copy.record.step, verify(other.path(copy))) for copy in other.copies()] == [(1, Verdict.WHOLE)]
+        assert [(copy.record.step, verify(other.path(copy))) for copy in other.copies()] == [(1, SnapshotVerdict.WHOLE)]
     one.keep(other.address)
     one.until(lambda: 2 in one.sent())
 

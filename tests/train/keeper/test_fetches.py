@@ -8,8 +8,8 @@ from pathlib import Path
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import listen
 from dalsegno.train.keeper.transfer import Turns
-from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
-from dalsegno.train.state import State
+from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
+from dalsegno.train.state import TrainingState
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node
 from tests.train.keeper.relay import cut_after, flip_at, relay
@@ -17,7 +17,7 @@ from tests.train.keeper.test_copies import set_safe
 from tests.train.memory.states import filled, same
 
 
-def three(node: NewNode, state: State) -> tuple[Node, Node, Node]:
+def three(node: NewNode, state: TrainingState) -> tuple[Node, Node, Node]:
     """The first has the snapshot, the second a copy, the third is new."""
     one, other, third = node("one"), node("other"), node("third")
     for each in (other, third):
@@ -28,10 +28,10 @@ def three(node: NewNode, state: State) -> tuple[Node, Node, Node]:
     return one, other, third
 
 
-def loaded(answer: Message) -> State:
+def loaded(answer: Message) -> TrainingState:
     shared, own = (open_snapshot(Path(answer[part])) for part in ("shared", "own"))
     assert shared and own
-    assert verify(shared.path) == verify(own.path) == Verdict.WHOLE
+    assert verify(shared.path) == verify(own.path) == SnapshotVerdict.WHOLE
     return state_of(shared, own)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dalsegno.train.memory import slots
 from dalsegno.train.memory.slots import Slot
-from dalsegno.train.memory.snapshot import Verdict, open_snapshot, state_of, verify
+from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node
 from tests.train.memory.states import filled, same
@@ -23,7 +23,7 @@ def check_copies(node: Node, beside: Path, elements: int) -> list[int]:
     """Steps of which a copy is there, each compared with what was sent, bit by bit."""
     for copy in node.copies():
         path, sent = node.path(copy), filled(copy.record.step, elements=elements)
-        assert verify(path) == Verdict.WHOLE
+        assert verify(path) == SnapshotVerdict.WHOLE
         slots.write(Slot(beside), sent, generation=copy.record.generation)
         shared, own = open_snapshot(beside), open_snapshot(path)
         assert shared and own and same(state_of(shared, own), sent)

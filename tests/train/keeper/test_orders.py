@@ -6,16 +6,27 @@ import pytest
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.keeper.books import CHUNK, Pace, unlimited
-from dalsegno.train.keeper.plan import RATE, UNTOLD, Drop, Fetch, Keep, KeeperAddress, Snapshot, parse_order
+from dalsegno.train.keeper.plan import (
+    RATE,
+    UNTOLD,
+    CommittedSnapshot,
+    Drop,
+    Fetch,
+    KeeperAddress,
+    KeepOrder,
+    parse_order,
+)
 
 
 def test_each_order_is_read() -> None:
     buddy, secret = KeeperAddress("b", 5, "n2"), b"\0\xff"
     keep = {"run": "a", "node": "n1", "secret": "00ff", "buddy": [*buddy], "generation": 3}
-    assert parse_order({"keep": keep}) == Keep("a", secret, "n1", 3, buddy, UNTOLD, RATE)
-    assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == Keep("a", secret, "n1", 3, None, None)
-    assert parse_order({"keep": {**keep, "resumed": 9, "rate": 5}}) == Keep("a", secret, "n1", 3, buddy, 9, 5.0)
-    assert parse_order({"snapshot": {"path": "p", "rank": 0, "step": 1}, "generation": 1}) == Snapshot()
+    assert parse_order({"keep": keep}) == KeepOrder("a", secret, "n1", 3, buddy, UNTOLD, RATE)
+    assert parse_order({"keep": {**keep, "buddy": None, "resumed": None}}) == KeepOrder(
+        "a", secret, "n1", 3, None, None
+    )
+    assert parse_order({"keep": {**keep, "resumed": 9, "rate": 5}}) == KeepOrder("a", secret, "n1", 3, buddy, 9, 5.0)
+    assert parse_order({"snapshot": {"path": "p", "rank": 0, "step": 1}, "generation": 1}) == CommittedSnapshot()
     fetch = {"number": 1, "rank": 2, "generation": 3, "step": 4, "own": [["a", 1, "n1"], [*buddy]], "shared": []}
     assert parse_order({"fetch": fetch}) == Fetch(1, 2, 3, 4, (KeeperAddress("a", 1, "n1"), buddy), ())
     assert parse_order({"drop": [{"rank": 1}, {"rank": 2}]}) == Drop((1, 2))

@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import (
     COPIES,
     OWN,
     SHARED,
-    Keep,
     KeeperAddress,
+    KeepOrder,
     find_own,
     find_shared,
     key_of,
@@ -23,22 +23,24 @@ from dalsegno.train.keeper.plan import (
     to_sum,
 )
 from dalsegno.train.memory.files import SlotName
-from dalsegno.train.memory.record import ABSENT, Extent, Record, free_slots
+from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import NOTHING_SAFE, NOWHERE, Safe
 
 PART = Extent(512, 64, 2, 0)
-KEEP = Keep("a", b"", "n1", generation=1, buddy=KeeperAddress("b", 1, "n2"))
+KEEP = KeepOrder("a", b"", "n1", generation=1, buddy=KeeperAddress("b", 1, "n2"))
 
 
-def record(step: int, rank: int = 0, generation: int = 1) -> Record:
-    return Record(generation * 1000 + step, step, generation, rank, 8, PART, PART)
+def record(step: int, rank: int = 0, generation: int = 1) -> SnapshotRecord:
+    return SnapshotRecord(generation * 1000 + step, step, generation, rank, 8, PART, PART)
 
 
-def held(step: int, rank: int = 0, generation: int = 1, copy: bool = False, slot: int = 0, summed: bool = True) -> Held:
-    return Held(SlotName("a", rank, slot, copy), record(step, rank, generation), summed)
+def held(
+    step: int, rank: int = 0, generation: int = 1, copy: bool = False, slot: int = 0, summed: bool = True
+) -> StoredSnapshot:
+    return StoredSnapshot(SlotName("a", rank, slot, copy), record(step, rank, generation), summed)
 
 
-def sent(*these: Held) -> set[tuple[int, int]]:
+def sent(*these: StoredSnapshot) -> set[tuple[int, int]]:
     return {key_of(one) for one in these}
 
 
@@ -138,8 +140,8 @@ class Model:
     """Some ranks, each on a node of its own, and their buddies; the safe step as the coordinator would find it."""
 
     def __init__(self, ranks: int, slots: int = 3) -> None:
-        self.local: list[list[Record | None]] = [[None] * slots for _ in range(ranks)]
-        self.copies: list[list[Record | None]] = [[None] * COPIES for _ in range(ranks)]
+        self.local: list[list[SnapshotRecord | None]] = [[None] * slots for _ in range(ranks)]
+        self.copies: list[list[SnapshotRecord | None]] = [[None] * COPIES for _ in range(ranks)]
         self.sent: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
         self.safe = Safe(1)
 
@@ -149,7 +151,7 @@ class Model:
 
     def send(self, rank: int, skipped_too: bool) -> bool:
         """Whether something arrived."""
-        mine = [Held(SlotName("a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
+        mine = [StoredSnapshot(SlotName("a", rank, n), one, True) for n, one in enumerate(self.local[rank]) if one]
         one = to_send(mine, KEEP, self.sent[rank], self.safe, skipped_too)
         slot = slot_for(self.copies[rank], [True] * COPIES, KEEP, self.safe)
         if one is None or slot is None:
@@ -163,7 +165,7 @@ class Model:
         self.safe = Safe(1, max(self.safe.place, (1, step) if step >= 0 else NOWHERE))
 
     @staticmethod
-    def common(of: list[list[Record | None]]) -> set[int]:
+    def common(of: list[list[SnapshotRecord | None]]) -> set[int]:
         return set.intersection(*({one.step for one in records if one} for records in of))
 
 

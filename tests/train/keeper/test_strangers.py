@@ -17,7 +17,7 @@ from dalsegno.train.frames import Message, parse, send
 from dalsegno.train.keeper.books import unlimited
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
-from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, of_own_part
+from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, of_own_part
 from dalsegno.train.proof import nonce, prove
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, SECRET, Node
@@ -131,8 +131,8 @@ def test_who_says_little_and_slowly_is_cut_off() -> None:
 
 def offered(length: int, rank: int = 0, world: int = 1) -> Message:
     own = Extent(HEADER, length, 2, 0)
-    record = of_own_part(Record(1, 1, 1, rank, world, own, own))
-    return {"offer": 1, "header": (record.pack() + Sums(1, 0, 0).pack()).hex()}
+    record = of_own_part(SnapshotRecord(1, 1, 1, rank, world, own, own))
+    return {"offer": 1, "header": (record.pack() + SnapshotSums(1, 0, 0).pack()).hex()}
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(node: NewNode) -> None:

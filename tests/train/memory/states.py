@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from dalsegno.train.state import Piece, State
+from dalsegno.train.state import Piece, TrainingState
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -22,17 +22,19 @@ def piece(key: str, tensor: Any, shared: bool = False, writes: bool = True) -> P
     return Piece(key, tensor, tuple(tensor.shape), (0,) * tensor.dim(), shared, writes)
 
 
-def state(step: int, *pieces: Piece, rank: int = 0, world: int = 1) -> State:
-    return State(step, rank, world, pieces, shell=b"shell", own=b"own %d" % rank, values={"lr": 0.1, "step": step})
+def state(step: int, *pieces: Piece, rank: int = 0, world: int = 1) -> TrainingState:
+    return TrainingState(
+        step, rank, world, pieces, shell=b"shell", own=b"own %d" % rank, values={"lr": 0.1, "step": step}
+    )
 
 
-def filled(step: int, count: int = 8, elements: int = 1000, rank: int = 0, world: int = 1) -> State:
+def filled(step: int, count: int = 8, elements: int = 1000, rank: int = 0, world: int = 1) -> TrainingState:
     """Every element of every tensor is the step: a mixture of two steps cannot hide."""
     pieces = [piece(f"w{n}", torch.full((elements,), step, dtype=torch.int32), shared=n % 2 == 0) for n in range(count)]
     return state(step, *pieces, rank=rank, world=world)
 
 
-def same(one: State, other: State) -> bool:
+def same(one: TrainingState, other: TrainingState) -> bool:
     alike = replace(one, pieces=()) == replace(other, pieces=()) and len(one.pieces) == len(other.pieces)
     return alike and all(map(_same_piece, one.pieces, other.pieces))
 
@@ -66,7 +68,7 @@ def tensors(draw: st.DrawFn) -> Any:
 
 
 states = st.builds(
-    lambda step, parts, shell, own, rank: State(
+    lambda step, parts, shell, own, rank: TrainingState(
         step,
         rank,
         8,

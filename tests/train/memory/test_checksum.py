@@ -10,9 +10,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.memory.layout import lay_out
-from dalsegno.train.memory.record import SUMS_AT, Sums
+from dalsegno.train.memory.record import SUMS_AT, SnapshotSums
 from dalsegno.train.memory.slots import Slot, begin, write
-from dalsegno.train.memory.snapshot import Incoming, Verdict, checksum, open_snapshot, outgoing, state_of, verify
+from dalsegno.train.memory.snapshot import (
+    Incoming,
+    SnapshotVerdict,
+    checksum,
+    open_snapshot,
+    outgoing,
+    state_of,
+    verify,
+)
 from tests.train.memory.states import filled, same
 
 
@@ -25,11 +33,11 @@ def flip(path: Path, bit: int) -> None:
 
 
 def test_a_slot_is_whole_once_it_is_checksummed(shm: Path) -> None:
-    assert verify(shm / "s") == Verdict.NOTHING
+    assert verify(shm / "s") == SnapshotVerdict.NOTHING
     write(Slot(shm / "s"), filled(1), generation=1)
-    assert verify(shm / "s") == Verdict.UNCHECKED
+    assert verify(shm / "s") == SnapshotVerdict.UNCHECKED
     assert checksum(shm / "s")
-    assert verify(shm / "s") == Verdict.WHOLE
+    assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
 def test_a_bit_flipped_anywhere_is_found(shm: Path) -> None:
@@ -39,9 +47,9 @@ def test_a_bit_flipped_anywhere_is_found(shm: Path) -> None:
     for bit in range(lay_out(small).total * 8):
         if bit % 7 == 0 or bit < 512 * 8:
             flip(shm / "s", bit)
-            assert verify(shm / "s") in (Verdict.DAMAGED, Verdict.NOTHING), bit
+            assert verify(shm / "s") in (SnapshotVerdict.DAMAGED, SnapshotVerdict.NOTHING), bit
             flip(shm / "s", bit)
-    assert verify(shm / "s") == Verdict.WHOLE
+    assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
 def test_a_bit_flipped_in_a_slot_of_many_chunks_is_found(shm: Path) -> None:
@@ -52,9 +60,9 @@ def test_a_bit_flipped_in_a_slot_of_many_chunks_is_found(shm: Path) -> None:
     for _ in range(8):
         bit = drawn.randrange(lay_out(large).total * 8)
         flip(shm / "s", bit)
-        assert verify(shm / "s") in (Verdict.DAMAGED, Verdict.NOTHING), bit
+        assert verify(shm / "s") in (SnapshotVerdict.DAMAGED, SnapshotVerdict.NOTHING), bit
         flip(shm / "s", bit)
-    assert verify(shm / "s") == Verdict.WHOLE
+    assert verify(shm / "s") == SnapshotVerdict.WHOLE
 
 
 def test_checksums_of_the_step_before_count_for_nothing(shm: Path) -> None:
@@ -66,14 +74,14 @@ def test_checksums_of_the_step_before_count_for_nothing(shm: Path) -> None:
     with (shm / "s").open("r+b") as file:
         file.seek(SUMS_AT)
         file.write(late.pack())
-    assert verify(shm / "s") == Verdict.UNCHECKED
+    assert verify(shm / "s") == SnapshotVerdict.UNCHECKED
 
 
 def test_a_slot_that_is_being_written_is_not_checksummed(shm: Path) -> None:
     slot = Slot(shm / "s")
     write(slot, filled(1), generation=1)
     begin(slot, filled(2), generation=1)
-    assert checksum(shm / "s") is None and verify(shm / "s") == Verdict.NOTHING
+    assert checksum(shm / "s") is None and verify(shm / "s") == SnapshotVerdict.NOTHING
 
 
 def test_a_buddy_keeps_a_ranks_own_part_and_gives_it_back(shm: Path) -> None:
@@ -81,7 +89,7 @@ def test_a_buddy_keeps_a_ranks_own_part_and_gives_it_back(shm: Path) -> None:
     write(Slot(shm / "zero"), filled(5, rank=0, world=2), generation=1)
     write(Slot(shm / "one"), wanted, generation=1)
     receive(shm / "copy", *outgoing(taken(shm / "one")))
-    assert verify(shm / "copy") == Verdict.WHOLE
+    assert verify(shm / "copy") == SnapshotVerdict.WHOLE
     assert same(state_of(taken(shm / "zero"), taken(shm / "copy")), wanted)
 
 
@@ -91,16 +99,16 @@ def test_a_copy_that_changed_on_its_way_is_found(shm: Path) -> None:
     changed = bytearray(part)
     changed[-100] ^= 1
     receive(shm / "copy", header, memoryview(changed))
-    assert verify(shm / "copy") == Verdict.DAMAGED
+    assert verify(shm / "copy") == SnapshotVerdict.DAMAGED
 
 
 def test_a_copy_whose_sender_went_away_holds_nothing(shm: Path) -> None:
     write(Slot(shm / "one"), filled(5), generation=1)
-    header, part = outgoing(taken(shm / "one"), Sums(0, 0, 0))
+    header, part = outgoing(taken(shm / "one"), SnapshotSums(0, 0, 0))
     coming = Incoming(shm / "copy", header)
     coming.buffer[:100] = part[:100]
     coming.abandon()
-    assert verify(shm / "copy") == Verdict.NOTHING
+    assert verify(shm / "copy") == SnapshotVerdict.NOTHING
 
 
 def taken(path: Path):  # type: ignore[no-untyped-def]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dalsegno.train.memory.record import ABSENT, Record, free_slots
+from dalsegno.train.memory.record import ABSENT, SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import NOTHING_SAFE, Safe, parse_word, read_safe, render_word, write_safe
 
 
-def held(step: int, generation: int = 1) -> Record:
-    return Record(0, step, generation, 0, 1, ABSENT, ABSENT)
+def held(step: int, generation: int = 1) -> SnapshotRecord:
+    return SnapshotRecord(0, step, generation, 0, 1, ABSENT, ABSENT)
 
 
 def test_an_empty_slot_comes_first() -> None:

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.memory.files import slots_of, sweep
 from dalsegno.train.memory.slots import Slots
-from dalsegno.train.memory.snapshot import Verdict, checksum, open_snapshot, state_of, verify
+from dalsegno.train.memory.snapshot import SnapshotVerdict, checksum, open_snapshot, state_of, verify
 from tests.train.memory.processes import fork
 from tests.train.memory.states import filled
 
@@ -37,7 +37,7 @@ def found(folder: Path) -> list[int]:
         state = state_of(snapshot)
         assert state.step == state.values["step"] == snapshot.record.step
         assert all(bool((piece.tensor == state.step).all()) for piece in state.pieces)
-        assert verify(snapshot.path) != Verdict.DAMAGED
+        assert verify(snapshot.path) != SnapshotVerdict.DAMAGED
     return [snapshot.record.step for snapshot in snapshots if snapshot]
 
 

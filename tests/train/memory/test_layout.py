@@ -13,20 +13,20 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import SHM
-from dalsegno.train.memory.layout import ALIGN, Contents, Part, lay_out, parse_head
+from dalsegno.train.memory.layout import ALIGN, Contents, LaidOutPart, lay_out, parse_head
 from dalsegno.train.memory.slots import Slot, write
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
-from dalsegno.train.state import State
+from dalsegno.train.state import TrainingState
 from tests.train.memory.states import piece, same, state, states
 
 
-def ranges(part: Part) -> list[tuple[int, int]]:
+def ranges(part: LaidOutPart) -> list[tuple[int, int]]:
     inside = [(one.at, one.length) for one in part.pieces] + [(blob.at, blob.length) for blob, _ in part.blobs]
     return [(0, len(part.head)), *((part.body_at + at, length) for at, length in inside)]
 
 
 @given(states)
-def test_ranges_are_aligned_inside_their_part_and_do_not_overlap(any_state: State) -> None:
+def test_ranges_are_aligned_inside_their_part_and_do_not_overlap(any_state: TrainingState) -> None:
     layout = lay_out(any_state)
     for part in (layout.shared, layout.own):
         found = ranges(part)
@@ -37,21 +37,21 @@ def test_ranges_are_aligned_inside_their_part_and_do_not_overlap(any_state: Stat
 
 
 @given(states)
-def test_what_all_ranks_have_and_what_one_has_are_kept_apart(any_state: State) -> None:
+def test_what_all_ranks_have_and_what_one_has_are_kept_apart(any_state: TrainingState) -> None:
     layout = lay_out(any_state)
     assert layout.shared is not None
     assert all(one.shared for one in layout.shared.pieces) and not any(one.shared for one in layout.own.pieces)
 
 
 @given(states)
-def test_a_head_tells_what_is_in_its_part(any_state: State) -> None:
+def test_a_head_tells_what_is_in_its_part(any_state: TrainingState) -> None:
     own = lay_out(any_state).own
     assert parse_head(own.head) == Contents(tuple(blob for blob, _ in own.blobs), own.pieces)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(states)
-def test_any_state_comes_back_bit_by_bit(any_state: State) -> None:
+def test_any_state_comes_back_bit_by_bit(any_state: TrainingState) -> None:
     with TemporaryDirectory(prefix="dalsegno-test-", dir=SHM) as folder:
         slot = Slot(Path(folder) / "slot")
         write(slot, any_state, generation=1)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import NoRoom
-from dalsegno.train.memory.room import RESERVE, Room, check_room, read_room, stated
+from dalsegno.train.memory.room import RESERVE, FreeMemory, check_room, read_room, stated
 from dalsegno.train.memory.slots import Slots, create
 from tests.train.memory.processes import in_child
 from tests.train.memory.states import filled
@@ -22,7 +22,7 @@ CLONE_NEWNS = 0x20000
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:    8388608 kB\n"
 
 
-def machine(tmp_path: Path, cgroup: str, files: dict[str, str]) -> Room:
+def machine(tmp_path: Path, cgroup: str, files: dict[str, str]) -> FreeMemory:
     """A room as it is read on a machine with these files."""
     contents = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup, **files}
     for name, text in contents.items():
@@ -66,10 +66,10 @@ def test_this_machine_can_be_read() -> None:
 
 @pytest.mark.parametrize(
     "room",
-    [Room(GIB, 8 * GIB), Room(8 * GIB, GIB), Room(8 * GIB, 8 * GIB, cgroup=GIB)],
+    [FreeMemory(GIB, 8 * GIB), FreeMemory(8 * GIB, GIB), FreeMemory(8 * GIB, 8 * GIB, cgroup=GIB)],
     ids=["shared memory", "memory", "limit"],
 )
-def test_whatever_is_too_little_is_a_refusal_that_says_what_to_do(room: Room) -> None:
+def test_whatever_is_too_little_is_a_refusal_that_says_what_to_do(room: FreeMemory) -> None:
     with pytest.raises(NoRoom) as refused:
         check_room(2 * GIB, room, slots=2, ranks=4)
     assert "need 2.0 GiB more (2 slots for each of 4 ranks here)" in refused.value.what
@@ -77,9 +77,9 @@ def test_whatever_is_too_little_is_a_refusal_that_says_what_to_do(room: Room) ->
 
 
 def test_some_memory_is_left_to_the_training() -> None:
-    check_room(GIB, Room(GIB, GIB + RESERVE), slots=2)
+    check_room(GIB, FreeMemory(GIB, GIB + RESERVE), slots=2)
     with pytest.raises(NoRoom):
-        check_room(GIB, Room(GIB, GIB + RESERVE - 1), slots=2)
+        check_room(GIB, FreeMemory(GIB, GIB + RESERVE - 1), slots=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs in a mount namespace of its own")
@@ -89,7 +89,7 @@ def test_a_full_folder_is_an_error_at_creation_and_leaves_nothing(tmp_path: Path
         with pytest.raises(NoRoom, match="is full"):
             create(tmp_path / "s", 16 << 20)
         assert os.listdir(tmp_path) == []
-        slots = Slots("a", 0, 1, folder=tmp_path, read_room=lambda folder: Room(GIB, GIB))
+        slots = Slots("a", 0, 1, folder=tmp_path, read_room=lambda folder: FreeMemory(GIB, GIB))
         with pytest.raises(NoRoom, match="is full"):
             slots.prepare(filled(1, elements=200_000))
         assert os.listdir(tmp_path) == []

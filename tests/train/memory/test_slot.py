@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.layout import lay_out
-from dalsegno.train.memory.record import HEADER, Extent, Record, Sums, parse_record, parse_sums
+from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.slots import Slot, begin, copy_now, write
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, open_snapshot, outgoing, read_record, state_of
 from tests.train.memory.processes import in_child
 from tests.train.memory.states import filled, piece, same, state
 
-RECORD = Record(5, 7, 2, 1, 4, Extent(512, 128, 30, 99), Extent(640, 64, 20, 98))
+RECORD = SnapshotRecord(5, 7, 2, 1, 4, Extent(512, 128, 30, 99), Extent(640, 64, 20, 98))
 
 
 def test_a_record_is_read_back_and_any_flipped_bit_makes_it_none() -> None:
@@ -36,7 +36,7 @@ def test_a_torn_record_is_none(raw: bytes) -> None:
 
 
 def test_checksums_have_a_record_of_their_own() -> None:
-    assert parse_sums(RECORD.pack() + Sums(5, 1, 2).pack()) == Sums(5, 1, 2)
+    assert parse_sums(RECORD.pack() + SnapshotSums(5, 1, 2).pack()) == SnapshotSums(5, 1, 2)
     assert parse_sums(RECORD.pack().ljust(HEADER, b"\0")) is None
 
 

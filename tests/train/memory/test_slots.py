@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.files import left_by, safe_name
-from dalsegno.train.memory.room import Room
+from dalsegno.train.memory.room import FreeMemory
 from dalsegno.train.memory.safe import Safe, write_safe
 from dalsegno.train.memory.slots import Slots, needs_bytes
 from dalsegno.train.memory.snapshot import held_snapshot
@@ -72,7 +72,7 @@ def test_memory_is_what_was_stated_and_all_of_it_is_taken_at_once(shm: Path) -> 
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None:
-    tight = Room(shm=1 << 20, memory=8 << 30)
+    tight = FreeMemory(shm=1 << 20, memory=8 << 30)
     slots = Slots("a", rank=0, generation=1, folder=shm, read_room=lambda folder: tight)
     with pytest.raises(NoRoom, match="snapshots in memory need 3 MiB more"):
         slots.prepare(filled(1, elements=50_000))
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(shm: Path) -> None
 
 def test_slots_that_are_there_already_need_no_more_room(shm: Path) -> None:
     Slots("a", rank=0, generation=1, folder=shm).write(filled(1))
-    none = Room(shm=0, memory=0)
+    none = FreeMemory(shm=0, memory=0)
     assert Slots("a", rank=0, generation=2, resumed=1, folder=shm, read_room=lambda folder: none).write(filled(2))
 
 

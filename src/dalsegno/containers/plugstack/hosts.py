@@ -16,7 +16,7 @@ from dalsegno.system.machine import program
 from dalsegno.system.processes import Completed, Runner
 
 if TYPE_CHECKING:
-    from dalsegno.spec.targets import Host
+    from dalsegno.spec.targets import SshHostSpec
 
 TIMEOUT_S = 90.0
 AT_ONCE = 16
@@ -70,7 +70,7 @@ def srun_route(env: Mapping[str, str], partitions: Mapping[str, str], closed: Ma
 
 
 def ssh_route(
-    env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[str, Host] | None = None
+    env: Mapping[str, str], options: Sequence[str] = (), hosts: Mapping[str, SshHostSpec] | None = None
 ) -> HostRoute:
     """Return the route by ssh with the user's own settings; `options` take precedence over those of a cluster file."""
     given = [word for option in options for word in ("-o", option)]
@@ -84,14 +84,14 @@ def ssh_route(
     return HostRoute("ssh", enter)
 
 
-def _ssh_words(host: Host, options: Sequence[str]) -> list[str]:
+def _ssh_words(host: SshHostSpec, options: Sequence[str]) -> list[str]:
     """Return what a cluster file says about a machine, as options of ssh."""
     values = {"-l": host.user, "-p": host.port, "-i": host.key}
     words = [word for option, value in values.items() if value for word in (option, str(value))]
     return [*words, "-o", f"ProxyCommand={_proxy_command(host, options)}"] if host.jump else words
 
 
-def _proxy_command(host: Host, options: Sequence[str]) -> str:
+def _proxy_command(host: SshHostSpec, options: Sequence[str]) -> str:
     """Return the ssh command for a jump host, with the same key; `-J` would use another key, and might prompt."""
     to, _, port = (host.jump or "").partition(":")
     values = {"-p": port, "-i": host.key}

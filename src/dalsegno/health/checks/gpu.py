@@ -32,8 +32,8 @@ from dalsegno.health.readers.gpus import (
 )
 from dalsegno.health.readers.host import KernelSaid, ask_kernel_log
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
-from dalsegno.health.world import World
-from dalsegno.health.xids import SAYS_ITSELF, Event, events, meaning, named_action, remedy_for
+from dalsegno.health.world import NodeWorld
+from dalsegno.health.xids import SAYS_ITSELF, XidEvent, events, meaning, named_action, remedy_for
 from dalsegno.system.apart import NoAnswer
 
 # ---- What the judges of GPUs have in common.
@@ -197,19 +197,19 @@ class Links:
     each: int  # that a GPU of this type has; 0: not known
 
 
-def has_links(world: World) -> bool:
+def has_links(world: NodeWorld) -> bool:
     return has_gpus(world) and (world.expected.gpus or 2) > 1 and _links_each(world) > 0
 
 
-def is_switched(world: World) -> bool:
+def is_switched(world: NodeWorld) -> bool:
     return has_links(world) and (world.expected.gpus or 0) >= SWITCHED_FROM
 
 
-def ask_links(world: World) -> Links:
+def ask_links(world: NodeWorld) -> Links:
     return Links(ask_gpus(world), _links_each(world))
 
 
-def _links_each(world: World) -> int:
+def _links_each(world: NodeWorld) -> int:
     """By the type in Slurm's file. Without one, or for a card in a PCIe slot, whose bridges vary: by what its
     neighbours have."""
     gpus = ask_gpus(world)
@@ -218,7 +218,7 @@ def _links_each(world: World) -> int:
     return max((gpu.nvlinks or 0 for gpu in gpus), default=0)
 
 
-def ask_fabric_manager(world: World) -> str:
+def ask_fabric_manager(world: NodeWorld) -> str:
     told = ask_telemetry(world)
     if told is not None:
         return told.fabric_manager
@@ -228,7 +228,7 @@ def ask_fabric_manager(world: World) -> str:
     return said.stdout.strip()
 
 
-def ask_dcgm(world: World) -> str:
+def ask_dcgm(world: NodeWorld) -> str:
     return world.run(("dcgmi", "health", "-g", "0", "-c", "-j")).stdout
 
 
@@ -291,7 +291,7 @@ class XidLog:
     a100: bool
 
 
-def ask_xids(world: World) -> XidLog:
+def ask_xids(world: NodeWorld) -> XidLog:
     return XidLog(ask_kernel_log(world), world.expected.gpu_type.lower().startswith("a100"))
 
 
@@ -308,12 +308,12 @@ def judge_xid(log: XidLog, *, window_s: float = 86400, repeats: float = 3) -> Re
     return warned(text, str(event.xid)) if remedy is Remedy.WATCH else failed(text, remedy, str(event.xid))
 
 
-def _words(event: Event) -> str:
+def _words(event: XidEvent) -> str:
     """The driver's, without whose process it was; ours where it says nothing."""
     return re.sub(r"^(pid=[^,]*,\s*|name=[^,]*,\s*)+", "", event.text) or meaning(event.xid)
 
 
-def _of_gpu(seen: list[Event], repeats: float, a100: bool) -> tuple[Remedy, Event]:
+def _of_gpu(seen: list[XidEvent], repeats: float, a100: bool) -> tuple[Remedy, XidEvent]:
     """The heaviest by the table and the event that it is for; Xid 154's word, where there is one, goes first."""
     counts = Counter(event.xid for event in seen)
     judged = [(remedy_for(event.xid, counts[event.xid], repeats, a100), event) for event in seen]

@@ -13,7 +13,7 @@ from dalsegno.health.readers.host import (
     KernelSaid,
     Ports,
     Sleepers,
-    Traffic,
+    TcpTraffic,
     ask_kernel_log,
     ask_ports,
     ask_sleepers,
@@ -21,7 +21,7 @@ from dalsegno.health.readers.host import (
     has_ports,
 )
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown, warned
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
 NOBODY_KEEPS_S = 16.0  # the kernel's word for a clock that no daemon looks after
@@ -49,13 +49,13 @@ class Disks:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     meminfo: str
     promised_mib: int | None  # to Slurm's jobs
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """How far from the right time; None: only whether it is kept right is known."""
 
     skew_s: float | None
@@ -65,33 +65,33 @@ class Clock:
 # Questions --------------------------------------------------------------------------------------------------------
 
 
-def ask_disks(world: World) -> Disks:
+def ask_disks(world: NodeWorld) -> Disks:
     return Disks(world.run(DF).stdout, world.expected.spool)
 
 
-def ask_memory(world: World) -> Memory:
+def ask_memory(world: NodeWorld) -> MemoryUse:
     """A simulated node promises the memory of the machine that it plays."""
     simulated = ask_telemetry(world) is not None
-    return Memory(world.read("/proc/meminfo"), None if simulated else world.expected.memory_mib)
+    return MemoryUse(world.read("/proc/meminfo"), None if simulated else world.expected.memory_mib)
 
 
-def ask_clock(world: World) -> Clock:
+def ask_clock(world: NodeWorld) -> ClockOffset:
     told = ask_telemetry(world)
     if told is not None:
         if told.clock_skew_s is None:
             raise NoAnswer("the node's telemetry tells no time")
-        return Clock(told.clock_skew_s)
+        return ClockOffset(told.clock_skew_s)
     if world.has("chronyc"):
         return parse_chronyc(world.run(("chronyc", "-c", "tracking")).stdout)
-    return Clock(None, world.clock_error_s() < NOBODY_KEEPS_S)
+    return ClockOffset(None, world.clock_error_s() < NOBODY_KEEPS_S)
 
 
-def parse_chronyc(text: str) -> Clock:
+def parse_chronyc(text: str) -> ClockOffset:
     fields = text.strip().split(",")
-    return Clock(float(fields[4]), fields[-1] != "Not synchronised")
+    return ClockOffset(float(fields[4]), fields[-1] != "Not synchronised")
 
 
-def ask_nvme(world: World) -> dict[str, str]:
+def ask_nvme(world: NodeWorld) -> dict[str, str]:
     devices = [name for name in world.names("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)]
     return {name: world.run(("nvme", "smart-log", "--output-format=json", f"/dev/{name}")).stdout for name in devices}
 
@@ -117,7 +117,7 @@ def judge_inodes(disks: Disks, *, fail_percent: float = 95) -> Result:
     return passed(f"at most {used} % of inodes are used")
 
 
-def judge_memory(memory: Memory, *, warn_share: float = 0.9, fail_share: float = 0.5) -> Result:
+def judge_memory(memory: MemoryUse, *, warn_share: float = 0.9, fail_share: float = 0.5) -> Result:
     """What an idle node has free, beside what Slurm promises its jobs."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", memory.meminfo, re.MULTILINE)
     if not found:
@@ -146,7 +146,7 @@ def judge_zombies(sleepers: Sleepers, *, older_than_s: float = 300) -> Result:
     return passed("no zombie processes")
 
 
-def judge_clock(clock: Clock, *, warn_s: float = 0.5, fail_s: float = 5) -> Result:
+def judge_clock(clock: ClockOffset, *, warn_s: float = 0.5, fail_s: float = 5) -> Result:
     """Munge refuses what is minutes off; logs and leases are wrong long before."""
     if clock.skew_s is None:
         return passed("the clock is kept right") if clock.kept else warned("nobody keeps the clock right")
@@ -187,14 +187,14 @@ HOST_CHECKS = (
 CRITICAL = 2  # syslog's levels: lines at least so bad are worth a look, unless they are allowed
 
 
-class Sign(NamedTuple):
+class KernelSign(NamedTuple):
     name: str
     words: re.Pattern[str]
     remedy: Remedy
 
 
-def _sign(name: str, words: str, remedy: Remedy) -> Sign:
-    return Sign(name, re.compile(words), remedy)
+def _sign(name: str, words: str, remedy: Remedy) -> KernelSign:
+    return KernelSign(name, re.compile(words), remedy)
 
 
 SIGNS = (
@@ -260,7 +260,7 @@ KERNEL_CHECKS = (
 # again.
 
 
-def judge_network(traffic: Traffic, *, percent: float = 3, least: float = 10, window_s: float = 60) -> Result:
+def judge_network(traffic: TcpTraffic, *, percent: float = 3, least: float = 10, window_s: float = 60) -> Result:
     """Never more than a warning: it may be the other end's line."""
     sent, again = traffic.within(window_s)
     if again >= max(least, 1) and 100 * again >= percent * sent:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dalsegno.health.result import Remedy, Result, Verdict, failed
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import Late, NoAnswer, pace_s
 
 PATIENCE_S, MOST_PATIENCE_S = 1.25, 2.0  # for one command
@@ -16,7 +16,7 @@ SLOW = "slow"  # the code of what is unknown because this machine is slow
 _T = TypeVar("_T")
 
 
-def ask_twice(world: World, question: Callable[[float], _T]) -> _T:
+def ask_twice(world: NodeWorld, question: Callable[[float], _T]) -> _T:
     """Ask, and ask again if the answer is late. `question` gets the time limit of each of its commands.
 
     The second attempt starts from the beginning: a munge credential, for instance, can be decoded only once. `Late`

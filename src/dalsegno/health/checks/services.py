@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dalsegno.health.check import ALWAYS, Check, Context
 from dalsegno.health.checks.late import PATIENCE_S, ask_twice
 from dalsegno.health.result import Remedy, Result, failed, passed, warned
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import Late, NoAnswer
 
 # slurmd itself waits for a prolog: it need not be asked, and Slurm's commands must not be.
@@ -22,7 +22,7 @@ BESIDE_PROLOG = ALWAYS - {Context.PROLOG}
 _TOO_SLOW = re.compile(r"timed[ -]?out|temporarily unavailable", re.IGNORECASE)
 
 
-def ask_slurmd(world: World) -> tuple[str, bool]:
+def ask_slurmd(world: NodeWorld) -> tuple[str, bool]:
     """Whether somebody listens on its port, as the kernel says. To call it would fill its log: it complains of callers
     who say nothing."""
     if world.expected.slurmd is None:
@@ -39,7 +39,7 @@ class MungeAnswer:
     late: bool = False
 
 
-def ask_munge(world: World) -> MungeAnswer:
+def ask_munge(world: NodeWorld) -> MungeAnswer:
     """Encode a credential and decode it."""
     if world.expected.munge is None:
         raise NoAnswer(world.expected.untold)
@@ -60,7 +60,7 @@ def ask_munge(world: World) -> MungeAnswer:
         return MungeAnswer(str(error), late=True)
 
 
-def needs_munge(world: World) -> bool:
+def needs_munge(world: NodeWorld) -> bool:
     """So does a cluster of which nothing is known, as far as anybody can tell."""
     expected = world.expected
     return expected.munge is not None or bool(expected.untold and not expected.controllers)
@@ -75,13 +75,13 @@ class Names:
     own_address: str
 
 
-def ask_names(world: World) -> Names:
+def ask_names(world: NodeWorld) -> Names:
     own = world.read("/proc/sys/kernel/hostname").strip()
     controllers = {name: _address(world, name) for name in world.expected.controllers}
     return Names(controllers, own, controllers.get(own) or _address(world, own))
 
 
-def _address(world: World, name: str) -> str:
+def _address(world: NodeWorld, name: str) -> str:
     try:
         done = ask_twice(world, lambda timeout_s: world.run(("getent", "ahosts", name), timeout_s=timeout_s))
     except Late:
@@ -175,7 +175,7 @@ def _is_shared(mount: Mount) -> bool:
     return SHARED.fullmatch(mount.kind) is not None and not users
 
 
-def ask_shared(world: World) -> Mapping[str, FsAnswer]:
+def ask_shared(world: NodeWorld) -> Mapping[str, FsAnswer]:
     """Every shared file system that is mounted or should be: whether it answers, or what it says."""
     mounts = [mount for mount in _mounts(world.read("/proc/self/mounts")) if _is_shared(mount)]
     mounted = [mount.target for mount in mounts]
@@ -191,7 +191,7 @@ def ask_shared(world: World) -> Mapping[str, FsAnswer]:
     return found
 
 
-def _stat(world: World, target: str) -> FsAnswer:
+def _stat(world: NodeWorld, target: str) -> FsAnswer:
     argv = ("stat", "--file-system", "--format=%T", target)
     try:
         done = ask_twice(world, lambda timeout_s: world.run(argv, timeout_s=timeout_s))
@@ -202,7 +202,7 @@ def _stat(world: World, target: str) -> FsAnswer:
     return FsAnswer(FsState.FAILS, done.stderr.strip() or done.stdout.strip() or "cannot be read")
 
 
-def _fstab(world: World) -> str:
+def _fstab(world: NodeWorld) -> str:
     try:
         lines = world.read("/etc/fstab").splitlines()
     except NoAnswer:
@@ -226,7 +226,7 @@ SHARED_CHECKS = (
 
 
 @dataclass(frozen=True)
-class Containers:
+class ContainerTools:
     """`enroot` is its version, "" if it does not start, None where it is not; `missing`: plugins that Slurm needs."""
 
     enroot: str | None
@@ -234,17 +234,17 @@ class Containers:
     missing: tuple[str, ...] = ()
 
 
-def has_containers(world: World) -> bool:
+def has_containers(world: NodeWorld) -> bool:
     return world.has("enroot") or bool(_plugins(world))
 
 
-def ask_containers(world: World) -> Containers:
+def ask_containers(world: NodeWorld) -> ContainerTools:
     missing = [path for path in _plugins(world) if posixpath.basename(path) not in world.names(posixpath.dirname(path))]
     allowed = int(world.read("/proc/sys/user/max_user_namespaces"))
-    return Containers(_enroot(world), allowed, tuple(missing))
+    return ContainerTools(_enroot(world), allowed, tuple(missing))
 
 
-def _enroot(world: World) -> str | None:
+def _enroot(world: NodeWorld) -> str | None:
     if not world.has("enroot"):
         return None
     done = world.run(("enroot", "version"))
@@ -253,7 +253,7 @@ def _enroot(world: World) -> str | None:
     return done.stdout.strip() if done.exit_code == 0 else ""
 
 
-def _plugins(world: World) -> list[str]:
+def _plugins(world: NodeWorld) -> list[str]:
     """Those without which no job starts: the `required` ones of plugstack.conf, beside slurm.conf."""
     folder = posixpath.dirname(world.env.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
@@ -265,7 +265,7 @@ def _plugins(world: World) -> list[str]:
     ]
 
 
-def judge_containers(found: Containers) -> Result:
+def judge_containers(found: ContainerTools) -> Result:
     if found.missing:
         return failed(f"Slurm's plugin {found.missing[0]} is not there: no job can start", Remedy.DRAIN, "plugin")
     if found.enroot == "" or found.namespaces < 1:

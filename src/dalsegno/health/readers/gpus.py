@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dalsegno.health.facts import GpuFacts, GpuProcess
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.system.apart import NoAnswer
 
 if TYPE_CHECKING:  # many nodes never ask nvidia-smi, and an agent must be small
@@ -30,7 +30,7 @@ _GPU = re.compile(r"^GPU (\d+):.*?(?:UUID: (GPU-[\w-]+))?\)?\s*$")
 _REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown", "sw_power_cap")
 
 
-def read_smi(world: World) -> tuple[GpuFacts, ...]:
+def read_smi(world: NodeWorld) -> tuple[GpuFacts, ...]:
     answer = world.run(("nvidia-smi", "-q", "-x"), timeout_s=5.0)
     if answer.exit_code != 0 or "<gpu " not in answer.stdout:
         raise NoAnswer(f"nvidia-smi ended with {answer.exit_code}: {_last(answer.stdout, answer.stderr)}")
@@ -129,7 +129,7 @@ def _sum(within: ElementTree.Element, path: str, counts: Callable[[str], bool]) 
 # NVLink -------------------------------------------------------------------------------------------------------
 
 
-def _links(world: World, flag: str) -> str:
+def _links(world: NodeWorld, flag: str) -> str:
     try:
         return world.run(("nvidia-smi", "nvlink", flag), timeout_s=3.0).stdout
     except NoAnswer:
@@ -171,7 +171,7 @@ def _last(*texts: str) -> str:
 # ---- The telemetry of a simulated node.
 
 
-def ask_telemetry(world: World) -> Telemetry | None:
+def ask_telemetry(world: NodeWorld) -> Telemetry | None:
     """None on a real node."""
     path = world.env.get(VARIABLE)
     if not path:
@@ -207,7 +207,7 @@ class Heat:
     samples: tuple[Sample, ...]
 
 
-def has_gpus(world: World) -> bool:
+def has_gpus(world: NodeWorld) -> bool:
     """Whether there should be some."""
     if world.expected.gpus is not None:
         return world.expected.gpus > 0 and _is_nvidias(world.expected.gpu_type)
@@ -215,7 +215,7 @@ def has_gpus(world: World) -> bool:
     return bool(told.gpus) if told else gpus_on_bus(world) > 0
 
 
-def may_have_gpus(world: World) -> bool:
+def may_have_gpus(world: NodeWorld) -> bool:
     """Also where nobody says, and somebody should."""
     return has_gpus(world) or bool(world.expected.untold)
 
@@ -228,7 +228,7 @@ def _is_nvidias(gpu_type: str) -> bool:
         return True
 
 
-def ask_gpus(world: World) -> tuple[GpuFacts, ...]:
+def ask_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
     told = ask_telemetry(world)
     if told is not None and (told.gpus or not gpus_on_bus(world)):
         return told.gpus
@@ -236,14 +236,14 @@ def ask_gpus(world: World) -> tuple[GpuFacts, ...]:
     return read_smi(world) if found is None else found
 
 
-def ask_gpu_count(world: World) -> GpuCount:
+def ask_gpu_count(world: NodeWorld) -> GpuCount:
     if not has_gpus(world):
         raise NoAnswer(world.expected.untold)
     simulated = ask_telemetry(world) is not None
     return GpuCount(ask_gpus(world), world.expected.gpus, 0 if simulated else gpus_on_bus(world))
 
 
-def ask_job_gpus(world: World) -> tuple[GpuFacts, ...]:
+def ask_job_gpus(world: NodeWorld) -> tuple[GpuFacts, ...]:
     """Before a job: only those that it gets, for others may be in use. Slurm tells a prolog which."""
     found = tuple(gpu for gpu in ask_gpus(world) if not _is_tried(world, gpu))
     if "SLURM_JOB_ID" not in world.env:
@@ -252,12 +252,12 @@ def ask_job_gpus(world: World) -> tuple[GpuFacts, ...]:
     return tuple(gpu for gpu in found if str(gpu.index) in mine)
 
 
-def _is_tried(world: World, gpu: GpuFacts) -> bool:
+def _is_tried(world: NodeWorld, gpu: GpuFacts) -> bool:
     """For seconds, by our own agent: another node proves itself with this one as its partner."""
     return bool(gpu.processes) and all(_is_our_agents(world, process.pid) for process in gpu.processes or ())
 
 
-def _is_our_agents(world: World, pid: int) -> bool:
+def _is_our_agents(world: NodeWorld, pid: int) -> bool:
     try:
         words, status = world.read(f"/proc/{pid}/cmdline").split("\0"), world.read(f"/proc/{pid}/status")
     except NoAnswer:
@@ -265,7 +265,7 @@ def _is_our_agents(world: World, pid: int) -> bool:
     return "node-agent" in words[:4] and "\nUid:\t0\t" in status
 
 
-def ask_heat(world: World) -> tuple[Heat, ...]:
+def ask_heat(world: NodeWorld) -> tuple[Heat, ...]:
     """Notes what it is now, and gives all that was noted."""
     now, found = world.now(), []
     for gpu in ask_gpus(world):
@@ -276,11 +276,11 @@ def ask_heat(world: World) -> tuple[Heat, ...]:
     return tuple(found)
 
 
-def gpus_on_bus(world: World) -> int:
+def gpus_on_bus(world: NodeWorld) -> int:
     return sum(_is_gpu(world, f"{PCI}/{name}") for name in world.names(PCI))
 
 
-def _is_gpu(world: World, device: str) -> bool:
+def _is_gpu(world: NodeWorld, device: str) -> bool:
     """What a device is does not change, and large nodes have hundreds of them: it is read once."""
     displays = world.seen.displays
     if device not in displays:

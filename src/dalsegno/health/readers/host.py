@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dalsegno.health.facts import LogLine, Port, Sent, Waiting
+from dalsegno.health.facts import LogLine, Port, Sent, WaitingProcess
 from dalsegno.health.readers.gpus import ask_telemetry
-from dalsegno.health.world import World
+from dalsegno.health.world import NodeWorld
 from dalsegno.health.xids import mended_at
 from dalsegno.system.apart import NoAnswer
 
@@ -27,7 +27,7 @@ class KernelSaid:
     now: float
 
 
-def ask_kernel_log(world: World) -> KernelSaid:
+def ask_kernel_log(world: NodeWorld) -> KernelSaid:
     told = ask_telemetry(world)
     if told is None:
         since = mended_at(world)
@@ -39,18 +39,18 @@ def ask_kernel_log(world: World) -> KernelSaid:
     return KernelSaid(tuple(line for line in lines if line.at >= world.seen.since), world.now())
 
 
-def _machines_log(world: World) -> list[LogLine]:
+def _machines_log(world: NodeWorld) -> list[LogLine]:
     """Return what the kernel has logged and we have kept, with what is new since the last look."""
     said = parse_records(world.kernel_records(), _machine_booted_at(world))
     world.seen.log.extend(line for line in said if line.level <= WARNING)
     return list(world.seen.log)
 
 
-def _machine_booted_at(world: World) -> float:
+def _machine_booted_at(world: NodeWorld) -> float:
     return world.now() - float(world.read("/proc/uptime").split()[0])
 
 
-def _booted_at(world: World) -> float:
+def _booted_at(world: NodeWorld) -> float:
     """Return when this host's first process began, which on a virtual host is long after the machine's boot."""
     ticks = world.read("/proc/1/stat").rpartition(")")[2].split()[19]
     return _machine_booted_at(world) + int(ticks) / TICKS_PER_S
@@ -77,11 +77,11 @@ _SWITCHES = re.compile(r"ctxt_switches:\s*(\d+)")
 
 @dataclass(frozen=True)
 class Sleepers:
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingProcess, ...]
     now: float
 
 
-def ask_sleepers(world: World) -> Sleepers:
+def ask_sleepers(world: NodeWorld) -> Sleepers:
     """All in state D or Z now. One that has run since the last look waits anew: its count of switches is another."""
     pids = [name for name in world.names("/proc") if name.isdigit()]
     if not pids:
@@ -91,7 +91,7 @@ def ask_sleepers(world: World) -> Sleepers:
     return Sleepers(tuple(world.seen.waiting.values()), world.now())
 
 
-def _waiting(world: World, pid: str) -> tuple[tuple[int, str], Waiting] | None:
+def _waiting(world: NodeWorld, pid: str) -> tuple[tuple[int, str], WaitingProcess] | None:
     try:
         head, _, tail = world.read(f"/proc/{pid}/stat").rpartition(")")
         fields = tail.split()
@@ -103,10 +103,10 @@ def _waiting(world: World, pid: str) -> tuple[tuple[int, str], Waiting] | None:
     except NoAnswer:
         return None  # it has ended meanwhile
     name = head.partition("(")[2]
-    return (int(pid), fields[19]), Waiting(int(pid), name, fields[0], world.now(), switches)
+    return (int(pid), fields[19]), WaitingProcess(int(pid), name, fields[0], world.now(), switches)
 
 
-def _since(world: World, key: tuple[int, str], now: Waiting) -> Waiting:
+def _since(world: NodeWorld, key: tuple[int, str], now: WaitingProcess) -> WaitingProcess:
     before = world.seen.waiting.get(key)
     same = before is not None and (before.state, before.switches) == (now.state, now.switches)
     return before if before is not None and same else now
@@ -118,17 +118,17 @@ def _since(world: World, key: tuple[int, str], now: Waiting) -> Waiting:
 _FILE = "/proc/net/snmp"
 
 
-def ask_traffic(world: World) -> Traffic:
+def ask_traffic(world: NodeWorld) -> TcpTraffic:
     """All that was seen of late, this look included."""
     now, seen = world.now(), world.seen.sent
     seen.append(parse_snmp(world.read(_FILE), now))
     while seen[0].segments > seen[-1].segments:  # of another life
         seen.popleft()
-    return Traffic(now, tuple(seen))
+    return TcpTraffic(now, tuple(seen))
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TcpTraffic:
     now: float
     sent: tuple[Sent, ...]
 
@@ -170,12 +170,12 @@ class Ports:
     booted_at: float
 
 
-def has_ports(world: World) -> bool:
+def has_ports(world: NodeWorld) -> bool:
     told = ask_telemetry(world)
     return bool(told.ports) if told else bool(world.names(CLASS))
 
 
-def ask_ports(world: World) -> Ports:
+def ask_ports(world: NodeWorld) -> Ports:
     told = ask_telemetry(world)
     if told is not None:
         return Ports(told.ports, len(told.ports), world.now(), told.booted_at)
@@ -185,11 +185,11 @@ def ask_ports(world: World) -> Ports:
     return Ports(ports, len(world.seen.active), world.now(), booted_at)
 
 
-def _places(world: World) -> list[tuple[str, str]]:
+def _places(world: NodeWorld) -> list[tuple[str, str]]:
     return [(device, number) for device in world.names(CLASS) for number in world.names(f"{CLASS}/{device}/ports")]
 
 
-def _port(world: World, device: str, number: str) -> Port:
+def _port(world: NodeWorld, device: str, number: str) -> Port:
     folder, name = f"{CLASS}/{device}/ports/{number}", f"{device}/{number}"
     found = re.fullmatch(r"\d+: (\w+)", world.read(f"{folder}/state").strip())
     if not found:
@@ -199,7 +199,7 @@ def _port(world: World, device: str, number: str) -> Port:
     return Port(name, found[1], _kind(world, folder), flaps, counters)
 
 
-def _flaps(world: World, port: str, downed: int) -> tuple[float, ...]:
+def _flaps(world: NodeWorld, port: str, downed: int) -> tuple[float, ...]:
     """The counter has no times: they are when it was seen to rise."""
     seen = world.seen
     rise = downed - seen.downs.get(port, downed)
@@ -209,14 +209,14 @@ def _flaps(world: World, port: str, downed: int) -> tuple[float, ...]:
     return seen.flaps.get(port, ())
 
 
-def _kind(world: World, folder: str) -> str:
+def _kind(world: NodeWorld, folder: str) -> str:
     try:
         return _KINDS.get(world.read(f"{folder}/link_layer").strip(), "efa")
     except NoAnswer:
         return "efa"
 
 
-def _count(world: World, path: str) -> int:
+def _count(world: NodeWorld, path: str) -> int:
     """0 for a counter that this kind of port does not have."""
     try:
         text = world.read(path).strip()

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dalsegno.runs.agent.evidence import environment, own_processes
-from dalsegno.runs.agent.link import Heart, Link, beat_key
+from dalsegno.runs.agent.link import CoordinatorLink, Heart, beat_key
 from dalsegno.runs.agent.log_stream import LogStream, left_folders
 from dalsegno.runs.agent.orders import read_keeper, read_setup, read_start
 from dalsegno.runs.agent.snapshots import Snapshots
 from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.worker_processes import fitting
-from dalsegno.runs.agent.worker_socket import Door
+from dalsegno.runs.agent.worker_socket import WorkerSocket
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
 from dalsegno.train.frames import Message
@@ -130,19 +130,19 @@ FOUND_CHARS = 4096  # a longer one is no list of devices
 FOUND = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
-class Agent:
+class RunAgent:
     """One node's part of one run."""
 
     def __init__(self, connect: Message, node: str, unlock: Callable[[Message], bytes] | None = None) -> None:
         self.run, self.node = str(connect["run"]), node
         secret = bytes.fromhex(connect["secret"])
-        self.link = Link(secret, connect["addresses"], int(connect["port"]), node, unlock)
+        self.link = CoordinatorLink(secret, connect["addresses"], int(connect["port"]), node, unlock)
         self.link.on_close = self._unwatch
         self.heart = Heart(node)
         self.selector = selectors.DefaultSelector()
         # Not to be guessed: any user could bind the name before. Names of sockets are short.
         name = f"dalsegno.{os.getuid()}.{self.run[:40]}.{secrets.token_hex(8)}"
-        self.door = Door(name, self.selector, self._hear_worker)
+        self.door = WorkerSocket(name, self.selector, self._hear_worker)
         self.probe = self._open_probe()
         self.workers = Workers(node, self.door.name, self.selector, self._tell)
         self.snapshots = Snapshots(self.run, node, secret, self.door.name, self.workers.fork_beside, self._tell)
@@ -386,7 +386,7 @@ def main(arguments: list[str]) -> int:
     """`run-agent RUN`, with the run's secret and the coordinator's addresses on standard input."""
     connect = json.load(sys.stdin)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    agent = Agent(connect, node)
+    agent = RunAgent(connect, node)
     code = agent.serve()
     if agent.last_word:
         os.execvp(agent.last_word[0], list(agent.last_word))

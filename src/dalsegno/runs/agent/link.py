@@ -41,11 +41,11 @@ def fallback_ports(secret: bytes) -> tuple[int, ...]:
     return tuple(_FIRST_PORT + word % _PORTS for word in words)
 
 
-class Refused(Exception):
+class NotTheCoordinator(Exception):
     """Whoever answered there does not know the run's secret."""
 
 
-class Link:
+class CoordinatorLink:
     """One connection at a time. `send` never raises: what a broken connection swallows is told again after the next.
 
     Who has no secret yet finds it in the coordinator's greeting, if it may: that is what `unlock` does.
@@ -90,7 +90,7 @@ class Link:
                     self._stalled.append((address, port))
                     return False
                 silent.add(address)  # then none of its ports answers
-            except (OSError, BadFrame, Refused, KeyError):
+            except (OSError, BadFrame, NotTheCoordinator, KeyError):
                 self.close()
             else:
                 self.port, self._stalled = port, []
@@ -119,7 +119,7 @@ class Link:
         proof = {"run": hello["run"], "agent": self.name, "nonce": ours, "proof": prove(self.secret, AGENT, *said)}
         self.sock.sendall(pack(proof) + closer.close(hello))
         if not holds(self._next(until).get("proof"), self.secret, COORDINATOR, *said):
-            raise Refused(address)
+            raise NotTheCoordinator(address)
         self.sock.settimeout(TALK_S)
         self._reader.most_bytes, self._opener, self._closer = MOST_SEALED, opener, closer
         self.said, self.peer, self.heard = said, address, time.monotonic()
@@ -198,7 +198,7 @@ _MAC_BYTES = 8
 MOST_BYTES = _HEAD.size + 255 + _MAC_BYTES
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     sender: str
     number: int
 
@@ -208,25 +208,25 @@ def beat_key(secret: bytes, *said: str) -> bytes:
     return hmac.digest(secret, "\0".join(("heartbeats", *said)).encode(errors="surrogatepass"), "sha256")
 
 
-def pack_beat(key: bytes, beat: Beat) -> bytes:
+def pack_beat(key: bytes, beat: Heartbeat) -> bytes:
     name = beat.sender.encode()
     body = _HEAD.pack(beat.number, len(name)) + name
     return body + _mac(key, body)
 
 
-def read_beat(key: bytes, data: bytes) -> Beat | None:
+def read_beat(key: bytes, data: bytes) -> Heartbeat | None:
     """None for anything that was not signed with this key."""
     beat = peek_beat(data)
     return beat if beat is not None and is_signed(key, data) else None
 
 
-def peek_beat(data: bytes) -> Beat | None:
+def peek_beat(data: bytes) -> Heartbeat | None:
     """What a datagram claims to be, at the cost of a look at its form; None for what cannot be a beat."""
     if not _HEAD.size + _MAC_BYTES <= len(data) <= MOST_BYTES:
         return None
     number, length = _HEAD.unpack_from(data)
     name = data[_HEAD.size : -_MAC_BYTES]
-    return Beat(name.decode(errors="replace"), number) if len(name) == length else None
+    return Heartbeat(name.decode(errors="replace"), number) if len(name) == length else None
 
 
 def is_signed(key: bytes, data: bytes) -> bool:
@@ -282,7 +282,7 @@ class Heart:
         assert self._socket is not None
         self._number += 1
         try:
-            data = pack_beat(target.key, Beat(self.name, self._number))
+            data = pack_beat(target.key, Heartbeat(self.name, self._number))
             self._socket.sendto(data, (target.host, target.port))
         except OSError:
             time.sleep(INTERVAL_S)

@@ -22,7 +22,7 @@ _CHAR_BYTES = 12  # that one character may take there
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One process to be, or that is: pid 0 until it was forked."""
 
     rank: int
@@ -39,25 +39,25 @@ class Crew:
     """`reports` tell of ends; they are kept, since a coordinator that comes back asks for them again."""
 
     generation: int
-    workers: dict[int, Worker] = field(default_factory=dict)  # by rank
+    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by rank
     reports: dict[int, Report] = field(default_factory=dict)
     oom_before: int = field(default_factory=oom_kills)
 
     def add(
         self, rank: int, log: str, output: str | None = None, error_file: str | None = None, stacks: str = ""
-    ) -> Worker:
+    ) -> WorkerProcess:
         """`log` takes its errors, and its output too unless that goes elsewhere; "" is where the agent's own goes."""
         beside = log[: -len(".log")] + ".error.json" if error_file is None else error_file
         with contextlib.suppress(OSError):
             os.unlink(beside)  # of an earlier life
-        worker = Worker(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
+        worker = WorkerProcess(rank, log, beside, _size(log), output=log if output is None else output, stacks=stacks)
         self.workers[rank] = worker
         return worker
 
-    def by_pid(self, pid: int) -> Worker | None:
+    def by_pid(self, pid: int) -> WorkerProcess | None:
         return next((worker for worker in self.workers.values() if worker.pid == pid), None)
 
-    def ended(self, worker: Worker, code: int) -> Report:
+    def ended(self, worker: WorkerProcess, code: int) -> Report:
         """Note an end; what the worker left to tell goes along."""
         report: Report = {"generation": self.generation, "rank": worker.rank, "code": code}
         if code != 0:
@@ -67,7 +67,7 @@ class Crew:
         self.reports[worker.rank] = report
         return report
 
-    def running(self) -> list[Worker]:
+    def running(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers.values() if worker.rank not in self.reports]
 
     def hurt(self) -> list[Report]:
@@ -106,7 +106,7 @@ def _size(path: str) -> int:
 STORE_FILE = str(Path(__file__).with_name("store.py"))
 
 
-def worker_task(setup: Setup, warm: bool, worker: Worker, order: WorkerOrder, door: str) -> Message:
+def worker_task(setup: Setup, warm: bool, worker: WorkerProcess, order: WorkerOrder, door: str) -> Message:
     """What one worker runs, and with which variables; later ones go before earlier ones."""
     own = {AGENT: door, "TORCHELASTIC_ERROR_FILE": worker.error_file}
     python = [] if warm or not setup.is_python else [setup.python, "-u"]

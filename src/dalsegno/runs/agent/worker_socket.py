@@ -16,7 +16,7 @@ _MAX_CALLERS = 1024
 Hear = Callable[[Message, Callable[[Message], None]], None]  # a message, and how to answer it
 
 
-class Door:
+class WorkerSocket:
     """Listens on an abstract socket, which leaves no file behind. Only the same user may come in."""
 
     def __init__(self, name: str, selector: selectors.BaseSelector, hear: Hear) -> None:

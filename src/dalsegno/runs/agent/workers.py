@@ -13,7 +13,7 @@ from dalsegno.runs.agent import evidence
 from dalsegno.runs.agent.evidence import catches, work_of
 from dalsegno.runs.agent.orders import Setup, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
-from dalsegno.runs.agent.worker_processes import Crew, Worker, fitting, run_files, store_task, worker_task
+from dalsegno.runs.agent.worker_processes import Crew, WorkerProcess, fitting, run_files, store_task, worker_task
 from dalsegno.train.frames import Message
 
 SETTLE_S = 5.0
@@ -259,7 +259,7 @@ class Workers:
             done = {str(worker.rank): work_of(worker.pid) for worker in self.crew.running() if worker.pid}
             self.tell({"worked": generation, "ranks": done})
 
-    def _drop_empty_stacks(self, worker: Worker) -> None:
+    def _drop_empty_stacks(self, worker: WorkerProcess) -> None:
         """A file for stacks that were never asked for."""
         with contextlib.suppress(OSError):
             if os.stat(worker.stacks).st_size == 0:

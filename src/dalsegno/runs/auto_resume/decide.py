@@ -17,7 +17,7 @@ _PASSING = {JobState.COMPLETING, JobState.CONFIGURING, JobState.RESIZING, JobSta
 
 
 @dataclass(frozen=True)
-class Leave:
+class LeaveStep:
     """The step is over. `why` is worth a line where a node has failed."""
 
     why: str = ""
@@ -25,7 +25,7 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Again:
+class StartAgain:
     """Start the step again: in its job, not on `without`; or, `alone`, in a new job that is like the old one."""
 
     job: JobInfo
@@ -34,17 +34,17 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Requeue:
+class RequeueJob:
     """Have Slurm start the batch script again, on other nodes."""
 
     why: str
 
 
-Choice = Leave | Again | Requeue
+Choice = LeaveStep | StartAgain | RequeueJob
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepFacts:
     """The step's nodes and its job, as they are now, and which nodes have failed since the step began."""
 
     nodes: tuple[str, ...]
@@ -58,37 +58,37 @@ class Seen:
     hung_up: bool = False  # as `salloc` does on what runs in its terminal, when the allocation has ended
 
 
-def choose(seen: Seen) -> Choice | None:
+def choose(seen: StepFacts) -> Choice | None:
     """None: it is too early to say."""
     if seen.job is None or seen.job.state in _MEANT:
-        return Leave()
+        return LeaveStep()
     if seen.hung_up and seen.job.state is JobState.RUNNING:
-        return Leave()
+        return LeaveStep()
     if not seen.failed and seen.job.state is not JobState.NODE_FAIL:
-        return None if seen.for_s < LOOK_S else Leave()
+        return None if seen.for_s < LOOK_S else LeaveStep()
     if seen.for_s < SETTLE_S and (seen.unsettled or seen.job.state in _PASSING):
         return None
     if seen.job.state is JobState.RUNNING:
         return _in_its_job(seen, seen.job)
     if seen.job.batch:
         anew = seen.job.state is JobState.PENDING
-        return Leave(f"job {seen.job.id} {'starts anew' if anew else 'has ended with it'}", ends=anew)
-    return Again(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
+        return LeaveStep(f"job {seen.job.id} {'starts anew' if anew else 'has ended with it'}", ends=anew)
+    return StartAgain(seen.job, alone=True) if seen.times < MOST else _enough(seen.times)
 
 
-def _in_its_job(seen: Seen, job: JobInfo) -> Choice:
+def _in_its_job(seen: StepFacts, job: JobInfo) -> Choice:
     healthy = [name for name in job.nodes if name not in seen.bad]
     if len(healthy) >= len(seen.nodes):
         without = tuple(name for name in job.nodes if name in seen.bad)
-        return Again(job, without) if seen.times < MOST else _enough(seen.times)
+        return StartAgain(job, without) if seen.times < MOST else _enough(seen.times)
     if job.batch and seen.restarts >= MOST:
         return _enough(seen.restarts)
     why = f"job {job.id} has {len(healthy)} of the {len(seen.nodes)} healthy nodes that the step needs"
-    return Requeue(why) if job.batch else Leave(f"{why}, and only batch jobs can be requeued")
+    return RequeueJob(why) if job.batch else LeaveStep(f"{why}, and only batch jobs can be requeued")
 
 
-def _enough(times: int) -> Leave:
-    return Leave(f"it has been started again {times} times, and is not any more")
+def _enough(times: int) -> LeaveStep:
+    return LeaveStep(f"it has been started again {times} times, and is not any more")
 
 
 # ---- Which nodes have failed, by what Slurm and the nodes themselves say. Pure.
@@ -125,18 +125,18 @@ NOTES = "DALSEGNO_RESUME_NOTES"  # the descriptor on which to note; our Slurm pl
 
 
 @dataclass(frozen=True)
-class Step:
+class SrunStep:
     job: int
     id: int
     nodes: tuple[str, ...]
 
 
-def read_notes(text: str) -> Step | None:
+def read_notes(text: str) -> SrunStep | None:
     """The step; None where there was none, and for one across several jobs (a heterogeneous one)."""
     words = [line.split(" ") for line in text.splitlines()]
     if len(words) != 1 or len(words[0]) != 3 or not all(word.isdigit() for word in words[0][:2]):
         return None
-    return Step(int(words[0][0]), int(words[0][1]), tuple(expand(words[0][2])))
+    return SrunStep(int(words[0][0]), int(words[0][1]), tuple(expand(words[0][2])))
 
 
 # ---- How srun is told to start a step again. Pure.
@@ -145,12 +145,12 @@ def read_notes(text: str) -> Step | None:
 _OLD = ("JOB_ID", "JOBID", "JOB_NODELIST", "NODELIST", "NODE_ALIASES", "TASKS_PER_NODE", "JOB_CPUS_PER_NODE")
 
 
-def arguments(argv: Sequence[str], again: Again) -> list[str]:
+def arguments(argv: Sequence[str], again: StartAgain) -> list[str]:
     """Before all other options: what the user excludes wins."""
     return [argv[0], *([f"--exclude={','.join(again.without)}"] if again.without else []), *argv[1:]]
 
 
-def environment(env: Mapping[str, str], again: Again) -> dict[str, str]:
+def environment(env: Mapping[str, str], again: StartAgain) -> dict[str, str]:
     """The old allocation is forgotten; the new one is of its shape, which the other variables tell srun."""
     if not again.alone or "SLURM_JOB_ID" not in env:
         return dict(env)

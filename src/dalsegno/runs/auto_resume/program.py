@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.auto_resume.decide import NOTES, Step, read_notes
+from dalsegno.runs.auto_resume.decide import NOTES, SrunStep, read_notes
 from dalsegno.system.stand_in import StandIn, end_as
 
 if TYPE_CHECKING:  # the rest is loaded when needed: a short step that ends well does not pay for it
-    from dalsegno.runs.auto_resume.decide import Again, Leave
+    from dalsegno.runs.auto_resume.decide import LeaveStep, StartAgain
     from dalsegno.slurm.client import SlurmClient
 
 import asyncio
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from dalsegno.errors import NotThere
-from dalsegno.runs.auto_resume.decide import SETTLE_S, Choice, Leave, Seen, choose, failures, unsettled
+from dalsegno.runs.auto_resume.decide import SETTLE_S, Choice, LeaveStep, StepFacts, choose, failures, unsettled
 from dalsegno.runs.coordinator.liveness import unreachable
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo
@@ -55,25 +55,25 @@ def _supervise(here: StandIn, srun: str, argv: list[str], restarts: int) -> int:
         words, env, times = arguments(argv, again), environment(env, again), times + 1
 
 
-def _what_then(here: StandIn, srun: str, step: Step, times: int, restarts: int, hung_up: bool) -> Again | None:
+def _what_then(here: StandIn, srun: str, step: SrunStep, times: int, restarts: int, hung_up: bool) -> StartAgain | None:
     """None where the step is not to start again."""
-    from dalsegno.runs.auto_resume.decide import MOST, Again, Requeue
+    from dalsegno.runs.auto_resume.decide import MOST, RequeueJob, StartAgain
 
     slurm = _slurm(srun)
-    choice, failed = Watch(slurm, here.pause, restarts, hung_up).until_known(step, times)
+    choice, failed = StepWatch(slurm, here.pause, restarts, hung_up).until_known(step, times)
     nodes = "; ".join(f"{name} has failed ({why})" for name, why in failed.items()) or f"job {step.job} has lost a node"
-    if isinstance(choice, Again):
+    if isinstance(choice, StartAgain):
         where = "a new job" if choice.alone else f"job {step.job}"
         say(f"{nodes}: the step starts again in {where} (time {times + 1} of at most {MOST})")
         return choice
-    if isinstance(choice, Requeue):
+    if isinstance(choice, RequeueJob):
         _requeue(here, slurm, step.job, f"{nodes}: {choice.why}")
     else:
         _leave(here, choice, nodes)
     return None
 
 
-def _leave(here: StandIn, choice: Leave, nodes: str) -> None:
+def _leave(here: StandIn, choice: LeaveStep, nodes: str) -> None:
     if choice.why:
         say(f"{nodes}: {choice.why}")
     if choice.ends:
@@ -123,7 +123,7 @@ GIVE_UP_S = 2 * SETTLE_S  # Slurm has not answered once since it ought to have s
 
 
 def wait_for_choice(
-    look: Callable[[float], Seen], pause: Callable[[float], bool], clock: Callable[[], float]
+    look: Callable[[float], StepFacts], pause: Callable[[float], bool], clock: Callable[[], float]
 ) -> Choice:
     """`look` is told how long it has been. Being asked to end, in a pause, is a choice too."""
     began = clock()
@@ -133,12 +133,12 @@ def wait_for_choice(
             if (choice := choose(look(for_s))) is not None:
                 return choice
         if for_s >= GIVE_UP_S:
-            return Leave("Slurm does not answer, so the step ends here")
+            return LeaveStep("Slurm does not answer, so the step ends here")
         if pause(EVERY_S):
-            return Leave()
+            return LeaveStep()
 
 
-class Watch:
+class StepWatch:
     """Looks until it is known what is to become of the step."""
 
     def __init__(self, slurm: SlurmClient, pause: Callable[[float], bool], restarts: int, hung_up: bool) -> None:
@@ -147,13 +147,13 @@ class Watch:
         self._restarts = restarts
         self._hung_up = hung_up
 
-    def until_known(self, step: Step, times: int) -> tuple[Choice, dict[str, str]]:
+    def until_known(self, step: SrunStep, times: int) -> tuple[Choice, dict[str, str]]:
         """The choice, and the step's nodes that have failed."""
         failed = dict[str, str]()
         choice = wait_for_choice(lambda for_s: self._look(step, failed, for_s, times), self._pause, time.monotonic)
         return choice, failed
 
-    def _look(self, step: Step, failed: dict[str, str], for_s: float, times: int) -> Seen:
+    def _look(self, step: SrunStep, failed: dict[str, str], for_s: float, times: int) -> StepFacts:
         job = self._job(step.job)
         running = job.nodes if job and job.state is JobState.RUNNING else ()
         nodes = self._slurm.nodes(sorted({*step.nodes, *running}))
@@ -163,7 +163,7 @@ class Watch:
             if name in bad or name in taken:
                 failed.setdefault(name, bad.get(name, "Slurm has taken it from the job"))
         waiting = tuple(unsettled([node for node in nodes if node.name not in taken], bad))
-        return Seen(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts, self._hung_up)
+        return StepFacts(step.nodes, job, dict(failed), bad, waiting, for_s, times, self._restarts, self._hung_up)
 
     def _job(self, id: int) -> JobInfo | None:
         try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.events import (
     Exclude,
     Finish,
@@ -15,17 +15,17 @@ from dalsegno.runs.coordinator.events import (
     Joined,
     OpenStore,
     Order,
-    Release,
+    ReleaseNodes,
     Start,
-    Stop,
+    StopGeneration,
     Wait,
     Waited,
 )
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.memory import Memory
-from dalsegno.runs.coordinator.report import Teller
-from dalsegno.runs.coordinator.site import Seats, Terms
+from dalsegno.runs.coordinator.memory import MemoryTable
+from dalsegno.runs.coordinator.report import StatusWriter
+from dalsegno.runs.coordinator.site import RunTerms, Seats
 from dalsegno.runs.coordinator.staff import Boss, Staff
 from dalsegno.runs.journal import RunEvent
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
@@ -35,7 +35,7 @@ from dalsegno.train.frames import Message
 
 
 def start_message(
-    site: Terms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
+    site: RunTerms, order: Start, peers: Mapping[str, Peer], in_memory: Message | None = None
 ) -> Message | None:
     """None while one of the group is just being lost: what follows from that comes at once."""
     group = order.group
@@ -61,12 +61,12 @@ class Doer(Boss, Protocol):
     """The coordinator, as far as it has hands."""
 
     run: Run
-    site: Terms
-    agents: Agents
+    site: RunTerms
+    agents: RunAgents
     staff: Staff
     hangs: HangWatch
-    memory: Memory
-    told: Teller
+    memory: MemoryTable
+    told: StatusWriter
 
     def finish(self, order: Finish) -> None: ...
 
@@ -77,14 +77,14 @@ def do(of: Doer, order: Order) -> None:
         of.agents.send(order.agent, {"open_store": order.generation})
     elif isinstance(order, Start):
         _start(of, order)
-    elif isinstance(order, Stop):
+    elif isinstance(order, StopGeneration):
         of.agents.send(order.agent, {"stop": order.generation})
     elif isinstance(order, Wait):
         of.journal(RunEvent.PAUSE, seconds=order.seconds)
         asyncio.get_running_loop().call_later(order.seconds, of.apply, Waited())
     elif isinstance(order, Exclude):
         _leave(of, order)
-    elif isinstance(order, Release):
+    elif isinstance(order, ReleaseNodes):
         of.soon(_move(of))
     elif isinstance(order, Finish):
         of.finish(order)
@@ -142,7 +142,7 @@ class Gathering:
         """While a run that is smaller than asked for runs, newcomers that come together are taken in together."""
         run = self._of.run
         self._newcomers.append(event)
-        smaller = run.phase is Phase.RUNNING and run.group and len(run.group.places) < self._of.wanted
+        smaller = run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < self._of.wanted
         others = self._of.present - set(run.ready) - {each.agent for each in self._newcomers}
         if not (smaller and others):
             self._let_in()
@@ -158,7 +158,7 @@ class Gathering:
     def watch(self) -> None:
         """After every event: a run that could start smaller does so after a while."""
         run = self._of.run
-        could = run.phase is Phase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
+        could = run.phase is GenerationPhase.GATHERING and not run.smaller and len(run.ready) >= run.shape.min_nodes
         if could and self._waiting is None:
             self._waiting = asyncio.get_running_loop().call_later(self._gather_s, self._give_up)
         elif not could and self._waiting is not None:

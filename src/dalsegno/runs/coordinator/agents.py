@@ -9,15 +9,15 @@ from typing import Protocol
 
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
-from dalsegno.runs.coordinator.messages import UNREADABLE, Hello, Word, read_hello, read_word
+from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, Word, read_hello, read_word
 from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.proof import holds, read_nonce
-from dalsegno.wire.server import Connection, Limits, LoopWatcher, Proved, Server
+from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
 # ---- The coordinator's side of its agents' connections: who they are, proved; what they say; that they are gone.
 
 
-LIMITS = Limits(stranger_s=5.0, read_bytes=256 << 10)
+LIMITS = ServerLimits(stranger_s=5.0, read_bytes=256 << 10)
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class Peer:
     """One agent's connection."""
 
     name: str
-    hello: Hello
+    hello: AgentHello
     address: str
     beat_key: bytes  # of its heartbeats, while this connection lasts
     send: Callable[[Message], None]
@@ -42,7 +42,7 @@ class Peer:
         return self.address, self.hello.probe
 
 
-class Door:
+class AgentServer:
     """Listens for agents. The four callbacks are the coordinator's."""
 
     def __init__(
@@ -53,20 +53,20 @@ class Door:
         said: Callable[[Peer, Message], None],
         gone: Callable[[Peer], None],
         too_long: Callable[[str, str], None],
-        limits: Limits = LIMITS,
+        limits: ServerLimits = LIMITS,
     ) -> None:
         self.run, self.secret = run, secret
         self._came, self._said, self._gone, self._too_long = came, said, gone, too_long
         self._limits = limits
         self._greeting: Callable[[], Message] = dict
         self._peers: dict[Connection[str], Peer] = {}
-        self._server: Server[str]
+        self._server: BoundedServer[str]
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
         """Listen on this port, or on any if it is 0. The greeting is what strangers are told beside our nonce."""
         self._greeting = greeting or dict
         watcher = LoopWatcher(asyncio.get_running_loop())
-        self._server = Server(watcher, self, AGENT, COORDINATOR, self._limits)
+        self._server = BoundedServer(watcher, self, AGENT, COORDINATOR, self._limits)
         return self._server.listen(host, port)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Door:
 TRIES = 20
 
 
-class Listener(Protocol):
+class AgentListener(Protocol):
     """Whom they are told of."""
 
     def agent_came(self, peer: Peer) -> None: ...
@@ -152,14 +152,14 @@ class Listener(Protocol):
         ...
 
 
-class Agents:
+class RunAgents:
     """By node name. One node has one agent; another one of the same name takes the place of the first."""
 
-    def __init__(self, run: str, secret: bytes, timing: Timing, listener: Listener) -> None:
+    def __init__(self, run: str, secret: bytes, timing: Timing, listener: AgentListener) -> None:
         self.peers: dict[str, Peer] = {}
         self._listener = listener
         self._pulse = Pulse(timing, self._probe_address)
-        self._door = Door(run, secret, self._came, self._said, self._gone, listener.message_too_long)
+        self._door = AgentServer(run, secret, self._came, self._said, self._gone, listener.message_too_long)
 
     async def open(self, port: int, greeting: Callable[[], Message] | None = None, host: str = "0.0.0.0") -> int:
         """Listen for connections and for heartbeats, on the same port; returns it. OSError if it is taken."""

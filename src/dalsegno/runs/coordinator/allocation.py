@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dalsegno.containers.native import NO_CONTAINER
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.comment import JobRole, left_comment
-from dalsegno.runs.coordinator.events import Cancelled, Doubted, Moved
+from dalsegno.runs.coordinator.events import Cancelled, Doubted, RunMoved
 from dalsegno.runs.coordinator.liveness import unreachable
 from dalsegno.runs.coordinator.node_loss import (
     Departure,
@@ -24,8 +24,8 @@ from dalsegno.runs.coordinator.node_loss import (
     trusted_again,
 )
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
-from dalsegno.runs.coordinator.site import Site
-from dalsegno.runs.coordinator.slurm_jobs import Job, SlurmJobs, Step
+from dalsegno.runs.coordinator.site import CoordinatorSite
+from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
 from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
@@ -38,7 +38,7 @@ ASK_AGAIN_S = 5.0
 class SlurmStaff:
     """Keeps as many agents as the run wants, as far as Slurm gives nodes."""
 
-    def __init__(self, site: Site, boss: Boss) -> None:
+    def __init__(self, site: CoordinatorSite, boss: Boss) -> None:
         self.site, self.boss = site, boss
         self.excluded: list[str] = []
         self.silent: dict[str, float] = {}  # lost without a word, and when: their hosts are taken to be dead
@@ -72,7 +72,7 @@ class SlurmStaff:
         self.boss.journal(RunEvent.GRANTED, job=job.id, nodes=list(job.nodes), role=job.role.value)
         if job.role is JobRole.NEXT or (job.role is JobRole.MAIN and not job.adopted):
             job.role = JobRole.MAIN
-            self.boss.apply(Moved())
+            self.boss.apply(RunMoved())
         elif job.role is JobRole.JOIN and not job.adopted and self._has_agent(job):
             self.soon(self._jobs.give_back([job]))  # where nodes are shared, Slurm may give one that we have
         self.look_after()
@@ -134,7 +134,7 @@ class SlurmStaff:
         joined[0].role = JobRole.MAIN
         return True
 
-    def step_ended(self, job: Job, step: Step) -> None:
+    def step_ended(self, job: Job, step: AgentStep) -> None:
         """One node that srun does not get to ends the step on all: the others are started again without it."""
         missed = self._jobs.not_reached(job, step)
         if not missed:

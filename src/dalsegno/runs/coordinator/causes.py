@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _OF_PEERS = (signal.SIGABRT, signal.SIGPIPE)
 
 
-class Kind(Enum):
+class CauseKind(Enum):
     SCRIPT = "script"  # a Python traceback, or an exit code of the program's own
     KILLED = "killed"  # by a signal from outside
     OOM = "oom"  # by the kernel, for memory
@@ -40,7 +40,7 @@ class Failure:
     rank: int
     node: str
     code: int  # negative: a signal
-    kind: Kind
+    kind: CauseKind
     signature: str = ""  # equal for equal faults; "" where nothing tells
     traceback: str = ""
     noise: bool = False
@@ -51,7 +51,9 @@ class Failure:
     def hopeless(self) -> bool:
         """Whether every start ends so: the script is no Python, or its own parser refuses its arguments."""
         last = self.traceback.strip().rpartition("\n")[2]
-        return self.kind is Kind.SCRIPT and bool(_NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last)))
+        return self.kind is CauseKind.SCRIPT and bool(
+            _NO_PYTHON.match(last) or (self.code == 2 and _USAGE.search(last))
+        )
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +67,7 @@ class Failure:
     def what(self) -> str:
         if self.why:
             return f"ended: {self.why}"
-        if self.kind is Kind.OOM:
+        if self.kind is CauseKind.OOM:
             return "was killed by the kernel: out of memory"
         if self.code < 0:
             return f"was ended by {signal_name(-self.code) or f'signal {-self.code}'}"
@@ -88,13 +90,13 @@ def read_failure(rank: int, node: str, code: int, traceback: str = "", oom: bool
     )
 
 
-def _kind(code: int, oom: bool) -> Kind:
+def _kind(code: int, oom: bool) -> CauseKind:
     if oom:
-        return Kind.OOM
+        return CauseKind.OOM
     if code >= 0:
-        return Kind.SCRIPT
+        return CauseKind.SCRIPT
     own = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-    return Kind.CRASHED if -code in own else Kind.KILLED
+    return CauseKind.CRASHED if -code in own else CauseKind.KILLED
 
 
 def signature(traceback: str) -> str:
@@ -117,7 +119,7 @@ def is_bug(now: Failure, before: Failure | None) -> bool:
     """The same fault twice running, on healthy nodes: starting again would only find it a third time."""
     same = before is not None and now.signature != "" and now.signature == before.signature
     healthy = before is not None and now.healthy and before.healthy
-    return same and healthy and now.kind is Kind.SCRIPT and not now.noise
+    return same and healthy and now.kind is CauseKind.SCRIPT and not now.noise
 
 
 def suspected_node(now: Failure, before: Failure | None) -> str:
@@ -125,7 +127,7 @@ def suspected_node(now: Failure, before: Failure | None) -> str:
     if not now.healthy:
         return now.node
     twice = before is not None and before.node == now.node and not now.noise and not before.noise
-    of_itself = now.kind in (Kind.CRASHED, Kind.OOM) and before is not None and before.kind is now.kind
+    of_itself = now.kind in (CauseKind.CRASHED, CauseKind.OOM) and before is not None and before.kind is now.kind
     return now.node if twice and of_itself else ""
 
 

@@ -17,17 +17,17 @@ from typing import Any, Protocol
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs.agent.link import fallback_ports
 from dalsegno.runs.coordinator.actions import Gathering, do, exclude
-from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.events import Cancelled, Event, Finish, Joined, Left
-from dalsegno.runs.coordinator.generations import Phase, Run, advance
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run, advance
 from dalsegno.runs.coordinator.goodput import Pen
 from dalsegno.runs.coordinator.hangs import HangWatch
-from dalsegno.runs.coordinator.memory import Memory
+from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.messages import (
     AllStopped,
     Broken,
     Cold,
-    Ended,
+    EndedWorker,
     GrantAsked,
     Kept,
     Ready,
@@ -38,10 +38,10 @@ from dalsegno.runs.coordinator.messages import (
     Worked,
     event_of,
 )
-from dalsegno.runs.coordinator.report import Teller, Told
+from dalsegno.runs.coordinator.report import RunView, StatusWriter
 from dalsegno.runs.coordinator.saved_state import Saved, write_saved
-from dalsegno.runs.coordinator.site import CHECK_S, Terms
-from dalsegno.runs.coordinator.staff import Boss, Errands, Staff
+from dalsegno.runs.coordinator.site import CHECK_S, RunTerms
+from dalsegno.runs.coordinator.staff import BackgroundTasks, Boss, Staff
 from dalsegno.runs.coordinator.takeover import find_saved, go_on, reconcile
 from dalsegno.runs.folder import RunFolder, mending
 from dalsegno.runs.journal import RunEvent
@@ -89,12 +89,12 @@ FAREWELL_S = 3.0
 CALLED_S = 10.0  # until an agent has started that has only to sweep its node
 
 
-class Departing(Told, Protocol):
+class Departing(RunView, Protocol):
     """A coordinator that ends."""
 
-    agents: Agents
-    memory: Memory
-    told: Teller
+    agents: RunAgents
+    memory: MemoryTable
+    told: StatusWriter
     folder: RunFolder
     resting: bool  # it ends, and the run does not
     said_farewell: bool
@@ -139,18 +139,22 @@ class Coordinator:
     """One run, from its first agent to its end."""
 
     def __init__(
-        self, site: Terms, staff: Callable[[Boss], Staff], gather_s: float = GATHER_S, told: Teller | None = None
+        self,
+        site: RunTerms,
+        staff: Callable[[Boss], Staff],
+        gather_s: float = GATHER_S,
+        told: StatusWriter | None = None,
     ) -> None:
         self.site, self.folder = site, site.folder
         self.run = Run(site.shape, site.max_restarts)
         self.lost_nodes = 0
         self.started: float | None = None
-        self.told = told or Teller(site)
+        self.told = told or StatusWriter(site)
         self.staff = staff(self)
-        self.agents: Agents
+        self.agents: RunAgents
         self.gathering = Gathering(self, gather_s)
         self.hangs = HangWatch(self, site.hang_timeout_s)
-        self.memory = Memory()
+        self.memory = MemoryTable()
         self.pen = Pen(site.folder.progress)
         self.granted = 0  # the newest generation that was allowed to commit
         self.end: Finish | None = None
@@ -158,7 +162,7 @@ class Coordinator:
         self.said_farewell = False
         self._left: set[str] = set()  # nodes that were left of our own will, and whose agents may still be there
         self._over = asyncio.Event()
-        self._errands = Errands()
+        self._errands = BackgroundTasks()
 
     async def serve(self) -> int:
         """Until the run has ended; gives its exit code."""
@@ -190,7 +194,7 @@ class Coordinator:
     async def open(self) -> None:
         """Listen where our former self did, if there was one, or where its agents look next; and write down where."""
         known = read_connect(self.folder)
-        self.agents = Agents(self.folder.run, known.secret, self.site.timing, self)
+        self.agents = RunAgents(self.folder.run, known.secret, self.site.timing, self)
         port = await self._listen(known)
         write_connect(self.folder, Connect(known.secret, port))
 
@@ -227,7 +231,7 @@ class Coordinator:
         """One that a former self knew; what ended meanwhile it has kept for us."""
         if peer.hello.generation == self.run.generation:
             for report in peer.hello.reports:
-                self.agent_said(peer, Ended(report))
+                self.agent_said(peer, EndedWorker(report))
         reconcile(self, peer)
 
     def agent_said(self, peer: Peer, word: Word) -> None:
@@ -269,7 +273,7 @@ class Coordinator:
             self.pen.stepped(word)
 
     def _speak_of_memory(self) -> None:
-        if self.run.phase is Phase.RUNNING and self.run.group is not None:
+        if self.run.phase is GenerationPhase.RUNNING and self.run.group is not None:
             for agent, message in self.memory.words(self.run.group, time.monotonic()):
                 self.agents.send(agent, message)
 
@@ -313,7 +317,7 @@ class Coordinator:
         if self.run is before and not orders:
             return
         self.pen.changed(before, self.run)
-        if self.run.phase is Phase.RUNNING:
+        if self.run.phase is GenerationPhase.RUNNING:
             self.started = self.started or time.time()
         self.memory.used.update(self.run.group.agents if self.run.group else ())
         self.keep()  # before anything is done: a successor must know of it

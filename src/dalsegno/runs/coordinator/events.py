@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dalsegno.runs.coordinator.causes import Failure
-from dalsegno.runs.coordinator.group import Group
+from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.status import RunCause
 
 
@@ -43,7 +43,7 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class GenerationStopped:
     """An agent has killed what it ran for this generation; some had already failed, and only not ended yet."""
 
     agent: str
@@ -71,7 +71,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Moved:
+class RunMoved:
     """The old nodes are given back; agents that join from now on are those of another job."""
 
 
@@ -97,11 +97,11 @@ Event = (
     | Left
     | StoreOpened
     | WorkerEnded
-    | Stopped
+    | GenerationStopped
     | Hung
     | Waited
     | Leaving
-    | Moved
+    | RunMoved
     | Cancelled
     | GaveUpWaiting
     | Doubted
@@ -121,13 +121,13 @@ class Start:
     """Fork the workers of this generation."""
 
     agent: str
-    group: Group
+    group: Members
     store_port: int
     restarts: int
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopGeneration:
     """Kill all workers of this generation at once, and say when they are gone."""
 
     agent: str
@@ -162,8 +162,8 @@ class Exclude:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseNodes:
     """Nothing runs any more: give the nodes back, and ask for others."""
 
 
-Order = OpenStore | Start | Stop | Finish | Wait | Exclude | Release
+Order = OpenStore | Start | StopGeneration | Finish | Wait | Exclude | ReleaseNodes

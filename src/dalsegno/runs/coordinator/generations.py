@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dalsegno.runs.coordinator.causes import (
+    CauseKind,
     Failure,
-    Kind,
     back_off_s,
     first_cause,
     is_bug,
@@ -26,23 +26,23 @@ from dalsegno.runs.coordinator.events import (
     Event,
     Exclude,
     Finish,
+    GenerationStopped,
     Hung,
     Joined,
     Leaving,
     Left,
-    Moved,
     OpenStore,
     Order,
-    Release,
+    ReleaseNodes,
+    RunMoved,
     Start,
-    Stop,
-    Stopped,
+    StopGeneration,
     StoreOpened,
     Wait,
     Waited,
     WorkerEnded,
 )
-from dalsegno.runs.coordinator.group import Group, Shape, form_group
+from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.status import RunCause
 from dalsegno.train.contract import DONE, SAVED, STOP, TERMINATED
 
@@ -50,7 +50,7 @@ QUICK_S = 10.0  # a failure so soon after the start is followed by a pause if it
 FORGIVEN_S = 600.0  # a generation that ran so long has earned the run its whole budget back
 
 
-class Phase(Enum):
+class GenerationPhase(Enum):
     GATHERING = "gathering"  # too few agents are ready
     OPENING = "opening"  # the store is being opened
     RUNNING = "running"
@@ -65,11 +65,11 @@ class Run:
     shape: Shape
     max_restarts: int = 3
     literal: bool = False  # torchrun's rules: only 0 is well, and max_restarts failures are forgiven, whatever they are
-    phase: Phase = Phase.GATHERING
+    phase: GenerationPhase = GenerationPhase.GATHERING
     generation: int = 0
     ready: tuple[str, ...] = ()  # agents, in the order in which they came
     doubted: frozenset[str] = frozenset()  # those on nodes that Slurm has out of service
-    group: Group | None = None  # of the present generation, or of the last one
+    group: Members | None = None  # of the present generation, or of the last one
     done: frozenset[int] = frozenset()  # ranks that ended well
     saved: bool = False  # some of them with "go on later"
     waiting_for: frozenset[str] = frozenset()  # agents that still have to stop
@@ -93,7 +93,7 @@ Step = tuple[Run, list[Order]]
 
 def advance(run: Run, event: Event) -> Step:
     """What becomes of the run, and what is to be done about it."""
-    if run.phase is Phase.ENDED:
+    if run.phase is GenerationPhase.ENDED:
         return run, []
     if isinstance(event, Joined):
         return _joined(run, event.agent)
@@ -103,7 +103,7 @@ def advance(run: Run, event: Event) -> Step:
         return _store_opened(run, event)
     if isinstance(event, WorkerEnded):
         return _worker_ended(run, event)
-    if isinstance(event, Stopped):
+    if isinstance(event, GenerationStopped):
         return _stopped(run, event)
     if isinstance(event, Hung):
         return _hung(run, event)
@@ -120,7 +120,7 @@ def _told_from_outside(run: Run, event: Event) -> Step:
         return _leaving(run)
     if isinstance(event, Doubted):
         return (run, []) if event.nodes == run.doubted else (replace(run, doubted=event.nodes), [])
-    if isinstance(event, Moved):
+    if isinstance(event, RunMoved):
         return _try_to_form(replace(run, leaving=False))
     return _try_to_form(replace(run, smaller=True))
 
@@ -130,7 +130,11 @@ def _joined(run: Run, agent: str) -> Step:
     if agent in run.ready:
         return run, []
     run = replace(run, ready=(*run.ready, agent))
-    grows = run.phase in (Phase.OPENING, Phase.RUNNING) and run.group and len(run.group.places) < run.shape.max_nodes
+    grows = (
+        run.phase in (GenerationPhase.OPENING, GenerationPhase.RUNNING)
+        and run.group
+        and len(run.group.places) < run.shape.max_nodes
+    )
     return _stop_all(run) if grows and not run.leaving else _try_to_form(run)
 
 
@@ -141,19 +145,19 @@ def _left(run: Run, agent: str) -> Step:
     ready = tuple(one for one in run.ready if one != agent)
     member = run.group is not None and agent in run.group.agents
     run = replace(run, ready=ready, smaller=run.smaller and bool(ready))
-    if run.phase is Phase.STOPPING:
+    if run.phase is GenerationPhase.STOPPING:
         lost = run.lost_member or member
         return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {agent}, lost_member=lost))
-    if not member or run.phase not in (Phase.OPENING, Phase.RUNNING):
+    if not member or run.phase not in (GenerationPhase.OPENING, GenerationPhase.RUNNING):
         return run, []
     return _stop_all(replace(run, lost_member=True))
 
 
 def _store_opened(run: Run, event: StoreOpened) -> Step:
-    if run.phase is not Phase.OPENING or run.group is None or event.generation != run.generation:
+    if run.phase is not GenerationPhase.OPENING or run.group is None or event.generation != run.generation:
         return run, []
     orders: list[Order] = [Start(agent, run.group, event.port, run.restarts) for agent in run.group.agents]
-    return replace(run, phase=Phase.RUNNING), orders
+    return replace(run, phase=GenerationPhase.RUNNING), orders
 
 
 def _worker_ended(run: Run, event: WorkerEnded) -> Step:
@@ -162,18 +166,18 @@ def _worker_ended(run: Run, event: WorkerEnded) -> Step:
     if event.code == DONE or (event.code == SAVED and not run.literal) or (run.leaving and event.code != STOP):
         return _ended_well(run, event)
     failure = event.failure or read_failure(event.rank, event.agent, event.code)
-    if run.phase is Phase.STOPPING:
+    if run.phase is GenerationPhase.STOPPING:
         if not run.failures and failure.noise:
             return run, []  # nothing had failed: it complains of peers that we have stopped
         return replace(run, failures=(*run.failures, failure)), []
-    if run.phase is not Phase.RUNNING:
+    if run.phase is not GenerationPhase.RUNNING:
         return run, []
     return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
 
 
 def _ended_well(run: Run, event: WorkerEnded) -> Step:
     """Told to leave, every end counts: whoever has not saved goes on from where it last did."""
-    if run.phase is not Phase.RUNNING or run.group is None:
+    if run.phase is not GenerationPhase.RUNNING or run.group is None:
         return run, []
     all_ranks = run.group.ranks
     run = replace(run, done=run.done | {event.rank}, saved=run.saved or event.code != DONE)
@@ -185,9 +189,9 @@ def _ended_well(run: Run, event: WorkerEnded) -> Step:
 
 
 def _hung(run: Run, event: Hung) -> Step:
-    if run.phase is not Phase.RUNNING or run.group is None or event.generation != run.generation:
+    if run.phase is not GenerationPhase.RUNNING or run.group is None or event.generation != run.generation:
         return run, []
-    failure = Failure(0, run.group.store_agent, -9, Kind.KILLED, why=event.why)
+    failure = Failure(0, run.group.store_agent, -9, CauseKind.KILLED, why=event.why)
     return _stop_all(replace(run, failures=(failure,), age_s=event.age_s))
 
 
@@ -196,23 +200,23 @@ def _leaving(run: Run) -> Step:
     if run.leaving:
         return run, []
     run = replace(run, leaving=True)
-    if run.phase is Phase.OPENING:
+    if run.phase is GenerationPhase.OPENING:
         return _stop_all(run)
-    return _when_all_stopped(run) if run.phase is Phase.GATHERING else (run, [])
+    return _when_all_stopped(run) if run.phase is GenerationPhase.GATHERING else (run, [])
 
 
 def _stop_all(run: Run) -> Step:
     """End the present generation everywhere; what comes then is decided when it is gone."""
-    if run.phase in (Phase.GATHERING, Phase.STOPPING) or run.group is None:
+    if run.phase in (GenerationPhase.GATHERING, GenerationPhase.STOPPING) or run.group is None:
         return _when_all_stopped(run)
     members = [agent for agent in run.group.agents if agent in run.ready]
-    stopping = replace(run, phase=Phase.STOPPING, waiting_for=frozenset(members))
+    stopping = replace(run, phase=GenerationPhase.STOPPING, waiting_for=frozenset(members))
     run, orders = _when_all_stopped(stopping)
-    return run, [*(Stop(agent, stopping.generation) for agent in members), *orders]
+    return run, [*(StopGeneration(agent, stopping.generation) for agent in members), *orders]
 
 
-def _stopped(run: Run, event: Stopped) -> Step:
-    if run.phase is not Phase.STOPPING or event.generation != run.generation:
+def _stopped(run: Run, event: GenerationStopped) -> Step:
+    if run.phase is not GenerationPhase.STOPPING or event.generation != run.generation:
         return run, []
     heard = (*run.failures, *event.failures) if run.failures else ()
     return _when_all_stopped(replace(run, waiting_for=run.waiting_for - {event.agent}, failures=heard))
@@ -222,11 +226,11 @@ def _when_all_stopped(run: Run) -> Step:
     if run.waiting_for:
         return run, []
     if run.exit_code is not None:
-        return replace(run, phase=Phase.ENDED), [Finish(run.exit_code, why=run.why, about=_about(run))]
-    run = replace(run, phase=Phase.GATHERING)
+        return replace(run, phase=GenerationPhase.ENDED), [Finish(run.exit_code, why=run.why, about=_about(run))]
+    run = replace(run, phase=GenerationPhase.GATHERING)
     cause = first_cause(run.failures)
     if run.leaving and (cause is None or cause.code != STOP):
-        return replace(run, failures=(), lost_member=False), [Release()]
+        return replace(run, failures=(), lost_member=False), [ReleaseNodes()]
     if cause is None or (run.lost_member and cause.noise):
         return _try_to_form(replace(run, failures=(), lost_member=False))
     return _after_failure(run, cause)
@@ -242,7 +246,7 @@ def _after_failure(run: Run, cause: Failure) -> Step:
     why = _reason_to_end(run, cause, spent)
     if why:
         code = cause.exit_code
-        return replace(run, phase=Phase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
+        return replace(run, phase=GenerationPhase.ENDED, exit_code=code, why=why), [Finish(code, cause, why)]
     quick = run.quick + 1 if run.age_s < QUICK_S else 0
     # A worker that was killed says nothing of the next.
     pause_s = back_off_s(quick) if cause.code > 0 and not run.literal else 0.0
@@ -276,7 +280,7 @@ def _reason_to_end(run: Run, cause: Failure, spent: int) -> str:
 
 
 def _try_to_form(run: Run) -> Step:
-    if run.phase is not Phase.GATHERING or run.pausing or run.leaving:
+    if run.phase is not GenerationPhase.GATHERING or run.pausing or run.leaving:
         return run, []
     shape = run.shape if run.smaller else replace(run.shape, min_nodes=run.shape.max_nodes)
     before = run.group.agents if run.group else ()
@@ -284,6 +288,12 @@ def _try_to_form(run: Run) -> Step:
     if group is None:
         return run, []
     run = replace(
-        run, phase=Phase.OPENING, generation=group.generation, group=group, done=frozenset(), saved=False, smaller=True
+        run,
+        phase=GenerationPhase.OPENING,
+        generation=group.generation,
+        group=group,
+        done=frozenset(),
+        saved=False,
+        smaller=True,
     )
     return run, [OpenStore(group.store_agent, group.generation)]

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.messages import Stepped
 from dalsegno.runs.files import read_value
 from dalsegno.spec.facts import facts_from_json, facts_to_json
@@ -111,12 +111,12 @@ def follow(account: Goodput, before: Run, after: Run, now: float) -> Goodput:
     """What a change of the run means for its time."""
     if (before.phase, before.generation) == (after.phase, after.generation):
         return account
-    if before.phase is Phase.RUNNING and after.exit_code is None:
+    if before.phase is GenerationPhase.RUNNING and after.exit_code is None:
         hurt = bool(after.failures) or after.lost_member or after.restarts > before.restarts
         account = fails(account, now, counts=hurt)
-    if after.phase is Phase.OPENING:
+    if after.phase is GenerationPhase.OPENING:
         return starts(account, now)
-    if after.phase is Phase.GATHERING and not after.pausing:
+    if after.phase is GenerationPhase.GATHERING and not after.pausing:
         return waits(account, now)
     return passes(account, now)
 
@@ -128,7 +128,7 @@ WRITE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """As the first rank reports it. `figures` are its last ones: loss, step time, samples per second …"""
 
     account: Goodput
@@ -145,10 +145,10 @@ class Pen:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.progress = self._former() or Progress(Goodput(at=time.time()))
+        self.progress = self._former() or TrainingProgress(Goodput(at=time.time()))
         self._written = 0.0
 
-    def _former(self) -> Progress | None:
+    def _former(self) -> TrainingProgress | None:
         with contextlib.suppress(DalsegnoError):  # damaged: only the account begins anew
             return read_progress(self._path)
         return None
@@ -165,7 +165,7 @@ class Pen:
         if word.progress:
             saving_s = word.progress.get("saving_s", 0.0)
             account = stepped(self.progress.account, time.time(), word.step, saving_s)
-            self.progress = Progress(account, dict(word.progress))
+            self.progress = TrainingProgress(account, dict(word.progress))
 
     def write(self, last: bool = False) -> None:
         """Only of a run that reports steps."""
@@ -178,7 +178,7 @@ class Pen:
             write_atomic(self._path, text, mode=0o644, durable=False)
 
 
-def read_progress(path: Path) -> Progress | None:
+def read_progress(path: Path) -> TrainingProgress | None:
     """None for a run whose script reports no steps."""
     data = read_value(path)
-    return facts_from_json(Progress, data) if isinstance(data, Mapping) else None
+    return facts_from_json(TrainingProgress, data) if isinstance(data, Mapping) else None

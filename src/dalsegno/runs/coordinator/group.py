@@ -19,7 +19,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupPlace:
     """One node's part in a generation: torchrun's GROUP_RANK, and the first of its RANKs."""
 
     agent: str
@@ -28,11 +28,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Group:
+class Members:
     """The members of one generation, in the order of their group ranks."""
 
     generation: int
-    places: tuple[Place, ...]
+    places: tuple[GroupPlace, ...]
     nproc_per_node: int
 
     @property
@@ -58,7 +58,7 @@ class Group:
 
 def form_group(
     generation: int, shape: Shape, ready: Sequence[str], before: Sequence[str] = (), doubted: Collection[str] = ()
-) -> Group | None:
+) -> Members | None:
     """The next generation from the agents that are ready, or None while there are too few.
 
     Who was in the last one keeps its group rank (so its rank, its data and its snapshots); free ranks go to the
@@ -72,8 +72,8 @@ def form_group(
     free = [agent for agent in ready if agent not in seats.values()]
     newcomers = iter(sorted(free, key=lambda agent: (agent in doubted, in_order(agent))))
     order = [seats[index] if index in seats else next(newcomers) for index in range(size)]
-    places = tuple(Place(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
-    return Group(generation, places, shape.nproc_per_node)
+    places = tuple(GroupPlace(agent, index, index * shape.nproc_per_node) for index, agent in enumerate(order))
+    return Members(generation, places, shape.nproc_per_node)
 
 
 def in_order(name: str) -> list[str | int]:

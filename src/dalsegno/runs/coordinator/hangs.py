@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from dalsegno.runs.coordinator.agents import Agents
+from dalsegno.runs.coordinator.agents import RunAgents
 from dalsegno.runs.coordinator.events import Hung
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.messages import Work
-from dalsegno.runs.coordinator.report import Teller
+from dalsegno.runs.coordinator.report import StatusWriter
 from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
@@ -29,7 +29,7 @@ BUSY_SHARE = 0.02  # of a processor: what threads that only wait use is less
 BUSY_BYTES = 1 << 20
 
 
-class Marks:
+class StepMarks:
     """The steps of one generation, as its workers report them. `timeout_s`: 0 is never, None is by the steps."""
 
     def __init__(self, timeout_s: float | None, now: float) -> None:
@@ -98,12 +98,12 @@ ASK_S = 5.0  # between two questions what ranks do that have not returned
 STACKS_S = 10.0  # a node takes at most seven; one that has not answered by then is stuck as well
 
 
-class Watched(Boss, Protocol):
+class HangView(Boss, Protocol):
     """The coordinator, as far as a hang concerns it."""
 
     run: Run
-    agents: Agents
-    told: Teller
+    agents: RunAgents
+    told: StatusWriter
     folder: RunFolder
 
 
@@ -132,7 +132,7 @@ class HangWatch:
     """Over one generation after the other."""
 
     def __init__(
-        self, of: Watched, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
+        self, of: HangView, timeout_s: float | None, stacks_s: float = STACKS_S, idle_s: float = IDLE_S
     ) -> None:
         self._of, self._timeout_s, self._stacks_s, self._idle_s = of, timeout_s, stacks_s, idle_s
         self._asked: set[str] = set()  # agents that have not captured their workers' stacks yet
@@ -141,7 +141,7 @@ class HangWatch:
 
     def generation_started(self) -> None:
         self._began = time.monotonic()
-        self._marks, self._hanging = Marks(self._timeout_s, self._began), False
+        self._marks, self._hanging = StepMarks(self._timeout_s, self._began), False
         self._activity, self._asked_at, self._said_idle = Activity(), self._began, False
 
     @property
@@ -161,7 +161,7 @@ class HangWatch:
     def look(self) -> None:
         """Called again and again."""
         run = self._of.run
-        if run.phase is not Phase.RUNNING or self._hanging:
+        if run.phase is not GenerationPhase.RUNNING or self._hanging:
             return
         if self._timeout_s:
             self._marks.sign(self._of.told.last_output(run.generation))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from dalsegno.runs.agent.link import MOST_BYTES, Beat, is_signed, pack_beat, peek_beat
+from dalsegno.runs.agent.link import MOST_BYTES, Heartbeat, is_signed, pack_beat, peek_beat
 from dalsegno.slurm.facts import NodeInfo
 
 LATE_S = 0.3  # a look that comes so much too late says more about us than about them
@@ -57,7 +57,7 @@ class _Sign:
 
 
 @dataclass(frozen=True)
-class Look:
+class LivenessLook:
     """What a look came to: hosts to probe now, and agents that are gone, each with why."""
 
     probe: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Liveness:
         if agent in self._signs:
             self._signs[agent].life = now
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> LivenessLook:
         """Called again and again. After a pause of our own everyone is forgiven one period."""
         late = self._looked is not None and now - self._looked > self.timing.look_s + LATE_S
         self._looked = now
@@ -102,7 +102,7 @@ class Liveness:
         for agent, _ in gone:
             self.forget(agent)
         silent = (agent for agent, sign in self._signs.items() if now - sign.life >= self.timing.suspect_s)
-        return Look(tuple(silent), gone)
+        return LivenessLook(tuple(silent), gone)
 
     def _verdict(self, sign: _Sign, now: float) -> str:
         if now - sign.life >= self.timing.verdict_s:
@@ -181,9 +181,9 @@ class Pulse:
                     self._liveness.beat(beat.sender, now)
                     self._answer(beat, address)
 
-    def _answer(self, beat: Beat, address: tuple[str, int]) -> None:
+    def _answer(self, beat: Heartbeat, address: tuple[str, int]) -> None:
         with contextlib.suppress(OSError):  # no way there just now
-            self._socket.sendto(pack_beat(self._keys[beat.sender], Beat("", beat.number)), address)
+            self._socket.sendto(pack_beat(self._keys[beat.sender], Heartbeat("", beat.number)), address)
 
     def _probe(self, agent: str) -> None:
         address = self._probes(agent)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dalsegno.runs.coordinator.group import Group
-from dalsegno.runs.coordinator.snapshots import Held, Place, Resume, buddies, whole_steps
+from dalsegno.runs.coordinator.group import Members
+from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
 from dalsegno.train.frames import Message
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
@@ -40,7 +40,7 @@ class Safety:
         self._newest = said.place
         self._since, self._patience_s, self._ahead = now, PATIENCE_S, AHEAD
 
-    def heard(self, node: str, held: Iterable[Held]) -> None:
+    def heard(self, node: str, held: Iterable[HeldSnapshot]) -> None:
         """Costs what has changed, not what there is."""
         if node not in self._nodes:
             return
@@ -75,7 +75,7 @@ class Safety:
     def _may_become_safe(self, place: Place) -> bool:
         return place > self.safe.place and self.safe.needs(place)
 
-    def _parts(self, held: Iterable[Held]) -> Iterable[_Part]:
+    def _parts(self, held: Iterable[HeldSnapshot]) -> Iterable[_Part]:
         for each in held:
             counts = each.generation == self.safe.generation or each.place == self.safe.resumed
             if counts and each.world == self._world:
@@ -99,11 +99,11 @@ Address = tuple[str, int]
 SOURCES = 8  # whom a node may ask for what all have, one after the other
 
 
-class Memory:
+class MemoryTable:
     """The coordinator's table. Agents that come back tell it again, so but for `used` it need not be kept."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[Held, ...]] = {}
+        self._held: dict[str, tuple[HeldSnapshot, ...]] = {}
         self._keepers: dict[str, Address] = {}
         self._said: dict[str, Safe] = {}  # the last word on what is safe that each agent has heard, as it says itself
         self._told: dict[str, Message] = {}  # what each agent was last told of its buddy
@@ -114,7 +114,9 @@ class Memory:
         self._safety: Safety | None = None  # None where nothing is replicated
         self.used: set[str] = set()  # nodes that may hold something, also those that nobody has swept since
 
-    def heard(self, node: str, held: Sequence[Held], keeper: Address | None = None, said: Safe | None = None) -> None:
+    def heard(
+        self, node: str, held: Sequence[HeldSnapshot], keeper: Address | None = None, said: Safe | None = None
+    ) -> None:
         self._held[node] = tuple(held)
         if keeper is not None:
             self._keepers[node], self._keepers_changed = keeper, True
@@ -134,7 +136,7 @@ class Memory:
 
     # A generation begins
 
-    def start(self, group: Group, agent: str, now: float) -> Message:
+    def start(self, group: Members, agent: str, now: float) -> Message:
         """One node's part: what its workers go on from, who has its copies, and what may not be overwritten."""
         if self._begun != group.generation:
             self._begin(group, now)
@@ -147,7 +149,7 @@ class Memory:
             "safe": render_word(self._told_safe) if self._told_safe else None,
         }
 
-    def _begin(self, group: Group, now: float) -> None:
+    def _begin(self, group: Members, now: float) -> None:
         whole = {each.place: each for each in whole_steps(self._held, group.world_size)}
         found = next((each for each in whole.values() if self._within_reach(each, group)), None)
         before = self._last_safe()
@@ -176,7 +178,7 @@ class Memory:
             "shared": (shared[first:] + shared[:first])[:SOURCES],
         }
 
-    def _within_reach(self, found: Resume, group: Group) -> bool:
+    def _within_reach(self, found: Resume, group: Members) -> bool:
         """Every rank has each part at home, or somebody has it who can send it."""
         if not self._addresses(found.shared) and not set(group.agents) <= set(found.shared):
             return False
@@ -189,7 +191,7 @@ class Memory:
     def _addresses(self, nodes: Sequence[str]) -> list[list[str | int]]:
         return [[*self._keepers[node], node] for node in nodes if node in self._keepers]
 
-    def _buddies(self, group: Group) -> dict[str, KeeperAddress]:
+    def _buddies(self, group: Members) -> dict[str, KeeperAddress]:
         ring = buddies(group.agents)
         return {
             node: KeeperAddress(*self._keepers[buddy], buddy) for node, buddy in ring.items() if buddy in self._keepers
@@ -197,7 +199,7 @@ class Memory:
 
     # While it runs
 
-    def words(self, group: Group, now: float) -> list[tuple[str, Message]]:
+    def words(self, group: Members, now: float) -> list[tuple[str, Message]]:
         """To whom to say what, now that something or nothing has changed: where the buddy is, and what is safe."""
         said = self._new_pairs(group) if self._keepers_changed else []
         if self._begun != group.generation:
@@ -208,14 +210,14 @@ class Memory:
             said += [(node, {"safe": render_word(safe)}) for node in group.agents]
         return said
 
-    def _new_pairs(self, group: Group) -> list[tuple[str, Message]]:
+    def _new_pairs(self, group: Members) -> list[tuple[str, Message]]:
         pairs = {node: _buddy(address) for node, address in self._buddies(group).items()}
         said = [(node, word) for node, word in pairs.items() if self._told.get(node) != word]
         self._told.update(said)
         self._keepers_changed = False
         return said
 
-    def _take_over(self, group: Group, now: float) -> None:
+    def _take_over(self, group: Members, now: float) -> None:
         """A generation that a former self began: when all its nodes are heard of, the most that any was told counts."""
         if not all(node in self._held for node in group.agents):
             return
@@ -226,7 +228,7 @@ class Memory:
             most = Safe(group.generation, place, said[0].resumed, floor)
             self._safety = self._watch(group, most, now)
 
-    def _watch(self, group: Group, said: Safe, now: float) -> Safety:
+    def _watch(self, group: Members, said: Safe, now: float) -> Safety:
         safety = Safety(group.agents, group.world_size, said, now)
         for node in group.agents:
             safety.heard(node, self._held.get(node, ()))

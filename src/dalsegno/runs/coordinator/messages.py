@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dalsegno.runs.coordinator.causes import Failure, read_failure
-from dalsegno.runs.coordinator.events import Event, Joined, Left, Stopped, StoreOpened, WorkerEnded
-from dalsegno.runs.coordinator.snapshots import Held
+from dalsegno.runs.coordinator.events import Event, GenerationStopped, Joined, Left, StoreOpened, WorkerEnded
+from dalsegno.runs.coordinator.snapshots import HeldSnapshot
 from dalsegno.train.contract import DONE, SAVED
 from dalsegno.train.frames import Message
 from dalsegno.train.memory.safe import Safe, parse_word
@@ -19,7 +19,7 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """How a worker ended, and what it left to tell why."""
 
     generation: int
@@ -30,7 +30,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Hello:
+class AgentHello:
     """Who an agent is, where it is found, and what it still has of before."""
 
     agent: str
@@ -41,8 +41,8 @@ class Hello:
     found: Mapping[str, str] = field(default_factory=dict)  # variables of its own that its workers' depend on
     generation: int = 0  # of its workers
     stopped: int = 0  # the last generation of which nothing runs there any more
-    reports: tuple[Report, ...] = ()
-    held: tuple[Held, ...] = ()
+    reports: tuple[WorkerReport, ...] = ()
+    held: tuple[HeldSnapshot, ...] = ()
     keeper: int = 0  # the port on which its keeper listens
     safe: Safe | None = None  # the last word on that which it has heard
 
@@ -81,10 +81,10 @@ class StoreOpen:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedWorker:
     """A worker has, by itself."""
 
-    report: Report
+    report: WorkerReport
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class AllStopped:
     """Nothing of a generation runs there any more; `reports` are of workers that had failed and not ended yet."""
 
     generation: int
-    reports: tuple[Report, ...] = ()
-    held: tuple[Held, ...] = ()
+    reports: tuple[WorkerReport, ...] = ()
+    held: tuple[HeldSnapshot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Stepped:
 class Kept:
     """What is in the node's memory now."""
 
-    held: tuple[Held, ...]
+    held: tuple[HeldSnapshot, ...]
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ class LogPiece:
 
 
 Word = (
-    Ready | Cold | Broken | StoreOpen | Ended | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
+    Ready | Cold | Broken | StoreOpen | EndedWorker | AllStopped | Stepped | Kept | GrantAsked | StacksTaken | Worked
     | Signalled | Noted | LogPiece
 )  # fmt: skip
 
 
-def read_hello(message: Message) -> Hello:
+def read_hello(message: Message) -> AgentHello:
     found: Mapping[str, str] = message["found"]
-    return Hello(
+    return AgentHello(
         agent=str(message["agent"]),
         probe=int(message["probe"]),
         pid=_number(message, "pid"),
@@ -196,7 +196,7 @@ _READERS: dict[str, Callable[[Message], Word]] = {
     "cold": lambda said: Cold(str(said["cold"])),
     "broken": lambda said: Broken(str(said["broken"])),
     "store": lambda said: StoreOpen(int(said["store"]), int(said["port"])),
-    "ended": lambda said: Ended(_report(said["ended"])),
+    "ended": lambda said: EndedWorker(_report(said["ended"])),
     "stopped": lambda said: AllStopped(int(said["stopped"]), _reports(said), _held(said.get("held"))),
     "step": lambda said: Stepped(
         _number(said, "generation"), int(said["step"]), _figures(said.get("progress")), bool(said.get("over"))
@@ -215,9 +215,9 @@ def _ready(told: Message) -> Ready:
     return Ready(bool(told.get("warm")), told.get("seconds"), tuple(map(str, told.get("threads") or ())))
 
 
-def _held(told: Sequence[Message] | None) -> tuple[Held, ...]:
+def _held(told: Sequence[Message] | None) -> tuple[HeldSnapshot, ...]:
     return tuple(
-        Held(
+        HeldSnapshot(
             rank=int(each["rank"]),
             step=int(each["step"]),
             generation=int(each["generation"]),
@@ -240,12 +240,12 @@ def _figures(told: Message | None) -> dict[str, float]:
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
 
 
-def _reports(message: Message) -> tuple[Report, ...]:
+def _reports(message: Message) -> tuple[WorkerReport, ...]:
     return tuple(_report(each) for each in message.get("reports") or ())
 
 
-def _report(told: Message) -> Report:
-    return Report(
+def _report(told: Message) -> WorkerReport:
+    return WorkerReport(
         generation=int(told["generation"]),
         rank=int(told["rank"]),
         code=int(told["code"]),
@@ -272,18 +272,20 @@ def event_of(agent: str, word: Word, age_s: float, healthy: bool = True) -> Even
         return Left(agent)
     if isinstance(word, StoreOpen):
         return StoreOpened(agent, word.generation, word.port)
-    if isinstance(word, Ended):
+    if isinstance(word, EndedWorker):
         return _ended(agent, word.report, age_s, healthy)
     if isinstance(word, AllStopped):
-        return Stopped(agent, word.generation, tuple(_failure(agent, report, healthy) for report in word.reports))
+        return GenerationStopped(
+            agent, word.generation, tuple(_failure(agent, report, healthy) for report in word.reports)
+        )
     return None
 
 
-def _ended(agent: str, report: Report, age_s: float, healthy: bool) -> WorkerEnded:
+def _ended(agent: str, report: WorkerReport, age_s: float, healthy: bool) -> WorkerEnded:
     failure = _failure(agent, report, healthy) if report.code not in (DONE, SAVED) else None
     return WorkerEnded(agent, report.generation, report.rank, report.code, failure, age_s)
 
 
-def _failure(agent: str, report: Report, healthy: bool) -> Failure:
+def _failure(agent: str, report: WorkerReport, healthy: bool) -> Failure:
     failure = read_failure(report.rank, agent, report.code, report.traceback, oom=report.oom)
     return replace(failure, healthy=healthy)

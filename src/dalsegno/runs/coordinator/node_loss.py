@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dalsegno.hostlist import compress
 from dalsegno.runs.comment import OURS, JobRole
 from dalsegno.runs.coordinator.events import Leaving
-from dalsegno.runs.coordinator.site import ASK_SLURM_S, Site
+from dalsegno.runs.coordinator.site import ASK_SLURM_S, CoordinatorSite
 from dalsegno.runs.coordinator.slurm_jobs import SlurmJobs
 from dalsegno.runs.coordinator.staff import Boss
 from dalsegno.slurm.facts import NodeInfo
@@ -24,7 +24,7 @@ LAST_MOMENT_S = 10.0  # before the end of its job, a run that has not left by th
 class Departure:
     """`ask_for_next` has Slurm asked for the job in which the run goes on."""
 
-    def __init__(self, site: Site, boss: Boss, jobs: SlurmJobs, ask_for_next: Callable[[], None]) -> None:
+    def __init__(self, site: CoordinatorSite, boss: Boss, jobs: SlurmJobs, ask_for_next: Callable[[], None]) -> None:
         self._site, self._boss, self._jobs, self._ask_for_next = site, boss, jobs, ask_for_next
 
     def announced(self, job: int) -> None:

@@ -13,13 +13,13 @@ from typing import Protocol
 from dalsegno.errors import DalsegnoError
 from dalsegno.runs import journal
 from dalsegno.runs.coordinator.events import Event, Finish, WorkerEnded
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.group import in_order
 from dalsegno.runs.coordinator.messages import Cold, LogPiece, Noted, Ready, Signalled, Word
-from dalsegno.runs.coordinator.site import REFRESH_S, Terms
+from dalsegno.runs.coordinator.site import REFRESH_S, RunTerms
 from dalsegno.runs.coordinator.staff import Staff
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import NodeRole, NodeStatus, RunPhase, Status, read_status, write_status
+from dalsegno.runs.status import NodeRole, RunNodeStatus, RunPhase, RunStatus, read_status, write_status
 from dalsegno.system.machine import user_name
 from dalsegno.train.contract import SAVED
 
@@ -49,7 +49,7 @@ def shortage(missing: int, coming: Collection[str], waits: bool, refused: str) -
 NOTE_S = 30.0  # a note is shown so long; it stays in the journal
 
 
-class Told(Protocol):
+class RunView(Protocol):
     """The coordinator, as far as people are told of it."""
 
     run: Run
@@ -62,15 +62,15 @@ class Told(Protocol):
     def present(self) -> frozenset[str]: ...
 
 
-class Teller:
+class StatusWriter:
     """Writes only what has changed."""
 
-    def __init__(self, site: Terms) -> None:
+    def __init__(self, site: RunTerms) -> None:
         self.site = site
         before = read_status(site.folder.status)
         self.created = before.created if before else time.time()
         self._note, self._noted = "", 0.0
-        self._written: Status | None = None
+        self._written: RunStatus | None = None
 
     def journal(self, event: RunEvent, **what: object) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the run
@@ -133,25 +133,25 @@ class Teller:
             names = ", ".join(sorted(set(threads)))
             self.note(f"threads of the warm parent on {node} do not live on in its workers: {names}")
 
-    def status(self, of: Told) -> None:
+    def status(self, of: RunView) -> None:
         self._write(self._status(of))
 
-    def ended(self, of: Told, end: Finish) -> None:
+    def ended(self, of: RunView, end: Finish) -> None:
         report = end.cause.traceback if end.cause else ""
         why = end.why or {0: "done", SAVED: "saved; to be gone on with later"}.get(end.code, self._note)
         self.journal(RunEvent.ENDED, code=end.code, why=why)
         ended = replace(self._status(of), phase=RunPhase.ENDED, ended=time.time(), exit_code=end.code)
         self._write(replace(ended, message=why, cause=end.about, report=report, nodes=(), jobs=()))
 
-    def rests(self, of: Told, why: str) -> None:
+    def rests(self, of: RunView, why: str) -> None:
         """Not the end: another coordinator goes on, in another life of the job."""
         self._write(replace(self._status(of), phase=RunPhase.WAITING, message=why, nodes=()))
         self.journal(RunEvent.RESTS, why=why)
 
-    def _status(self, of: Told) -> Status:
+    def _status(self, of: RunView) -> RunStatus:
         run, group = of.run, of.run.group
-        running = group is not None and run.phase is Phase.RUNNING
-        return Status(
+        running = group is not None and run.phase is GenerationPhase.RUNNING
+        return RunStatus(
             run=self.site.folder.run,
             name=self.site.name,
             user=user_name(),
@@ -172,7 +172,7 @@ class Teller:
             coordinator_pid=os.getpid(),
         )
 
-    def _write(self, status: Status) -> None:
+    def _write(self, status: RunStatus) -> None:
         before = self._written
         same = before is not None and replace(status, updated=before.updated) == before
         if before is None or not same or status.updated - before.updated > REFRESH_S:
@@ -188,28 +188,28 @@ class Teller:
         return time.monotonic() - (time.time() - newest)
 
 
-def _phase(of: Told) -> RunPhase:
+def _phase(of: RunView) -> RunPhase:
     if of.end is not None or of.run.exit_code is not None:
         return RunPhase.ENDING
-    if of.run.phase is Phase.RUNNING:
+    if of.run.phase is GenerationPhase.RUNNING:
         return RunPhase.RUNNING
     if not of.staff.has_nodes:
         return RunPhase.WAITING
-    if of.run.phase is Phase.STOPPING and of.run.failures:
+    if of.run.phase is GenerationPhase.STOPPING and of.run.failures:
         return RunPhase.STOPPING
     return RunPhase.RESTARTING if of.started else RunPhase.STARTING
 
 
-def _message(of: Told) -> str:
+def _message(of: RunView) -> str:
     run = of.run
-    if run.phase is Phase.GATHERING and of.staff.has_nodes:
+    if run.phase is GenerationPhase.GATHERING and of.staff.has_nodes:
         return _shortage(of)
-    if run.phase is Phase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
+    if run.phase is GenerationPhase.RUNNING and run.group and len(run.group.places) < run.shape.max_nodes:
         return f"runs on {len(run.group.places)} of {run.shape.max_nodes} nodes: the effective batch is smaller"
     return ""
 
 
-def _shortage(of: Told) -> str:
+def _shortage(of: RunView) -> str:
     run, staff = of.run, of.staff
     coming = staff.coming - set(run.ready)
     if not run.generation and len(run.ready) + len(coming) >= run.shape.max_nodes:
@@ -217,7 +217,7 @@ def _shortage(of: Told) -> str:
     return shortage(run.shape.max_nodes - len(run.ready), coming, staff.waits, staff.refused)
 
 
-def _nodes(of: Told) -> tuple[NodeStatus, ...]:
+def _nodes(of: RunView) -> tuple[RunNodeStatus, ...]:
     seats = _seats(of.run)
     return tuple(_node(of.run, name, seats) for name in sorted(of.present, key=in_order))
 
@@ -226,9 +226,9 @@ def _seats(run: Run) -> dict[str, int]:
     return {place.agent: place.group_rank for place in run.group.places} if run.group else {}
 
 
-def _node(run: Run, name: str, seats: dict[str, int]) -> NodeStatus:
+def _node(run: Run, name: str, seats: dict[str, int]) -> RunNodeStatus:
     if name not in run.ready:
-        return NodeStatus(name, NodeRole.STARTING)
+        return RunNodeStatus(name, NodeRole.STARTING)
     if name in seats:
-        return NodeStatus(name, NodeRole.MEMBER, seats[name])
-    return NodeStatus(name, NodeRole.SPARE if run.generation else NodeRole.READY)
+        return RunNodeStatus(name, NodeRole.MEMBER, seats[name])
+    return RunNodeStatus(name, NodeRole.SPARE if run.generation else NodeRole.READY)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.runs.comment import JobRole
-from dalsegno.runs.coordinator.causes import Failure, Kind
-from dalsegno.runs.coordinator.generations import Phase, Run
-from dalsegno.runs.coordinator.group import Group, Place
+from dalsegno.runs.coordinator.causes import CauseKind, Failure
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
+from dalsegno.runs.coordinator.group import GroupPlace, Members
 from dalsegno.runs.folder import mending
 from dalsegno.system.children import Process
 from dalsegno.system.files import damaged, read_json, write_atomic
@@ -102,7 +102,7 @@ def _run_from_json(data: Mapping[str, Any], fresh: Run) -> Run:
         fresh,
         **{
             **plain,
-            "phase": Phase(data["phase"]),
+            "phase": GenerationPhase(data["phase"]),
             "ready": tuple(data["ready"]),
             "done": frozenset(data["done"]),
             "waiting_for": frozenset(data["waiting_for"]),
@@ -114,8 +114,8 @@ def _run_from_json(data: Mapping[str, Any], fresh: Run) -> Run:
     )
 
 
-def _group(generation: int, agents: list[str], nproc: int) -> Group:
-    return Group(generation, tuple(Place(agent, rank, rank * nproc) for rank, agent in enumerate(agents)), nproc)
+def _group(generation: int, agents: list[str], nproc: int) -> Members:
+    return Members(generation, tuple(GroupPlace(agent, rank, rank * nproc) for rank, agent in enumerate(agents)), nproc)
 
 
 def _failure_to_json(failure: Failure) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _failure_to_json(failure: Failure) -> dict[str, Any]:
 
 
 def _failure(data: Mapping[str, Any]) -> Failure:
-    return Failure(**{**data, "kind": Kind(data["kind"])})
+    return Failure(**{**data, "kind": CauseKind(data["kind"])})
 
 
 def _job_to_json(job: SavedJob) -> dict[str, Any]:

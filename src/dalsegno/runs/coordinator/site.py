@@ -25,7 +25,7 @@ class Seats:
     restarts: int
 
 
-class Terms(Protocol):
+class RunTerms(Protocol):
     """One run, asked for and planned: what every coordinator has to know."""
 
     @property
@@ -62,7 +62,7 @@ class Terms(Protocol):
         ...
 
 
-class Site(Terms, Protocol):
+class CoordinatorSite(RunTerms, Protocol):
     """And what one has to know that asks Slurm for its agents."""
 
     @property

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.saved_state import SavedJob, SavedStep
-from dalsegno.runs.coordinator.site import Site
+from dalsegno.runs.coordinator.site import CoordinatorSite
 from dalsegno.runs.coordinator.slurm_calls import PatientSlurm
 from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.parse.salloc import SallocAnswer, read_answer
@@ -32,7 +32,7 @@ LONGEST_S = 1800.0  # an image of many gigabytes is imported, or a prolog tries 
 
 
 @dataclass(eq=False)
-class Step:
+class AgentStep:
     """One srun. `left` are nodes whose agent came and went: this step will not bring another."""
 
     child: Child
@@ -63,7 +63,7 @@ class Job:
     id: int | None = None
     nodes: tuple[str, ...] = ()
     asking: Child | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AgentStep] = field(default_factory=list)
     given_back: bool = False
     adopted: bool = False  # a former self of ours was granted it
     ends_at: int | None = None
@@ -88,7 +88,7 @@ def fate(info: JobInfo) -> JobState:
 _MOST_BYTES = 1 << 20  # of what a step said: agents may have said much more
 
 
-class Listener(Protocol):
+class JobListener(Protocol):
     """Whom the jobs tell."""
 
     def job_granted(self, job: Job) -> None: ...
@@ -97,7 +97,7 @@ class Listener(Protocol):
 
     def job_over(self, job: Job, state: JobState) -> None: ...
 
-    def step_ended(self, job: Job, step: Step) -> None: ...
+    def step_ended(self, job: Job, step: AgentStep) -> None: ...
 
     def soon(self, work: Awaitable[None]) -> None:
         """Begin something that is not waited for."""
@@ -107,7 +107,7 @@ class Listener(Protocol):
 class SlurmJobs:
     """All jobs a run has, or asks for."""
 
-    def __init__(self, site: Site, listener: Listener) -> None:
+    def __init__(self, site: CoordinatorSite, listener: JobListener) -> None:
         self.site, self.listener = site, listener
         self.slurm = PatientSlurm(site.slurm)
         self.jobs: list[Job] = []
@@ -174,17 +174,17 @@ class SlurmJobs:
         stdin = folder.connect if folder.connect.exists() else None
         said_from = _size(folder.agents_log)
         child = start(argv, self.site.environment, stdin=stdin, output=folder.agents_log)
-        step = Step(child, tuple(nodes), time.monotonic(), said_from)
+        step = AgentStep(child, tuple(nodes), time.monotonic(), said_from)
         job.steps.append(step)
         self._watch(child, partial(self._step_ended, job, step))
 
-    def _step_ended(self, job: Job, step: Step) -> None:
+    def _step_ended(self, job: Job, step: AgentStep) -> None:
         step.child.poll()
         if step in job.steps:
             job.steps.remove(step)
         self.listener.step_ended(job, step)
 
-    def not_reached(self, job: Job, step: Step) -> dict[str, str]:
+    def not_reached(self, job: Job, step: AgentStep) -> dict[str, str]:
         """Node → why, for those on which srun could not start anything."""
         return launch_failures(self._said(step), job.id or 0, step.nodes)
 
@@ -232,7 +232,7 @@ class SlurmJobs:
         for step in [step for job in self.jobs for step in job.steps]:
             step.looked.update(dict.fromkeys({*nodes} & {*step.nodes}, now))
 
-    def _said(self, step: Step) -> str:
+    def _said(self, step: AgentStep) -> str:
         return _said_since(self.site.folder.agents_log, step.said_from)
 
     def expected(self, present: Collection[str]) -> set[str]:
@@ -349,7 +349,7 @@ class SlurmJobs:
         for each in saved.steps:
             child = adopt(each.process)
             if child is not None:
-                step = Step(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log), adopted=True)
+                step = AgentStep(child, each.nodes, time.monotonic(), _size(self.site.folder.agents_log), adopted=True)
                 job.steps.append(step)
                 self._watch(child, partial(self._step_ended, job, step))
         return job

@@ -14,7 +14,7 @@ Place = tuple[int, int]  # in the run's history: a generation, and a step of it
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldSnapshot:
     """A snapshot in a node's memory."""
 
     rank: int
@@ -30,7 +30,7 @@ class Held:
         return self.generation, self.step
 
 
-Holdings = Mapping[str, Sequence[Held]]  # by node
+Holdings = Mapping[str, Sequence[HeldSnapshot]]  # by node
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Resume:
 
 def whole_steps(holdings: Holdings, world: int) -> Iterator[Resume]:
     """The newest first. A later generation comes before a later step: it was begun on a later decision."""
-    steps: dict[Place, list[tuple[str, Held]]] = {}
+    steps: dict[Place, list[tuple[str, HeldSnapshot]]] = {}
     for node, held in holdings.items():
         for each in held:
             steps.setdefault(each.place, []).append((node, each))
@@ -65,7 +65,7 @@ def buddies(nodes: Sequence[str]) -> dict[str, str]:
     return dict(zip(nodes, (*nodes[1:], nodes[0]), strict=True)) if len(nodes) > 1 else {}
 
 
-def _whole(place: Place, found: Sequence[tuple[str, Held]], world: int) -> Resume | None:
+def _whole(place: Place, found: Sequence[tuple[str, HeldSnapshot]], world: int) -> Resume | None:
     owners: dict[int, dict[str, None]] = {}
     for node, each in found:
         if each.own:

@@ -217,7 +217,7 @@ class NoStaff:
 # ---- Things that are begun and not waited for. One that fails is not forgotten: it ends whoever lives by them.
 
 
-class Errands:
+class BackgroundTasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[None]] = set()
         self._failures: list[BaseException] = []

@@ -12,10 +12,10 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.runs.coordinator.actions import Doer, do
 from dalsegno.runs.coordinator.agents import Peer
 from dalsegno.runs.coordinator.causes import first_cause
-from dalsegno.runs.coordinator.events import Finish, Left, Moved, Order, Release, Waited
-from dalsegno.runs.coordinator.generations import Phase, Run
+from dalsegno.runs.coordinator.events import Finish, Left, Order, ReleaseNodes, RunMoved, Waited
+from dalsegno.runs.coordinator.generations import GenerationPhase, Run
 from dalsegno.runs.coordinator.saved_state import Saved, read_saved
-from dalsegno.runs.coordinator.site import Terms
+from dalsegno.runs.coordinator.site import RunTerms
 from dalsegno.runs.journal import RunEvent
 
 ADOPT_S = 10.0  # agents that have not found a new coordinator by then are lost
@@ -30,7 +30,7 @@ class Successor(Doer, Protocol):
 
 
 async def find_saved(
-    site: Terms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
+    site: RunTerms, give_back: Callable[[], Awaitable[None]], note: Callable[[str], None]
 ) -> Saved | None:
     """What a former self wrote down. Where it cannot be read the run begins anew, and must not hold its nodes twice.
 
@@ -66,7 +66,7 @@ async def go_on(of: Successor, saved: Saved) -> None:
 def _begin_anew(of: Successor) -> None:
     for agent in of.run.ready:
         of.apply(Left(agent))
-    of.apply(Moved())
+    of.apply(RunMoved())
     of.staff.begin()
 
 
@@ -77,9 +77,9 @@ def _give_up_on_missing(of: Successor) -> None:
 
 def unfinished(run: Run) -> list[Order]:
     """Orders that our former self may have died over: the farewell, or asking for the next job."""
-    if run.phase is Phase.ENDED:
+    if run.phase is GenerationPhase.ENDED:
         return [Finish(run.exit_code or 0, first_cause(run.failures), run.why)]
-    return [Release()] if run.leaving and run.phase is Phase.GATHERING else []
+    return [ReleaseNodes()] if run.leaving and run.phase is GenerationPhase.GATHERING else []
 
 
 def reconcile(of: Successor, peer: Peer) -> None:
@@ -87,10 +87,10 @@ def reconcile(of: Successor, peer: Peer) -> None:
     run = of.run
     if run.group is None or peer.name not in run.group.agents:
         return
-    if run.phase is Phase.OPENING and run.group.store_agent == peer.name:
+    if run.phase is GenerationPhase.OPENING and run.group.store_agent == peer.name:
         peer.send({"open_store": run.generation})
-    elif run.phase is Phase.STOPPING and peer.name in run.waiting_for:
+    elif run.phase is GenerationPhase.STOPPING and peer.name in run.waiting_for:
         peer.send({"stop": run.generation})
-    elif run.phase is Phase.RUNNING and not peer.hello.still_runs(run.generation):
+    elif run.phase is GenerationPhase.RUNNING and not peer.hello.still_runs(run.generation):
         of.apply(Left(peer.name))  # its peers wait for workers that are no more
         peer.send({"reset": True})

@@ -16,12 +16,12 @@ from dalsegno.runs import journal
 from dalsegno.runs.comment import JobRole
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.saved_state import Saved, write_saved
-from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, Site
-from dalsegno.runs.coordinator.slurm_jobs import Job, SlurmJobs, Step
-from dalsegno.runs.coordinator.staff import Errands
+from dalsegno.runs.coordinator.site import ASK_SLURM_S, CHECK_S, REFRESH_S, CoordinatorSite
+from dalsegno.runs.coordinator.slurm_jobs import AgentStep, Job, SlurmJobs
+from dalsegno.runs.coordinator.staff import BackgroundTasks
 from dalsegno.runs.coordinator.takeover import find_saved
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.status import RunCause, RunPhase, Status, read_status, write_status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, read_status, write_status
 from dalsegno.slurm.facts import JobState
 from dalsegno.slurm.parse.srun import first_exit_code, refused_containers
 from dalsegno.system.files import read_text
@@ -34,13 +34,13 @@ _NOT_ITS_OWN = (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL)
 class TaskRun:
     """The coordinator of such a run. It has no agents, so nothing in it can be started again but all of it."""
 
-    def __init__(self, site: Site, status: Status) -> None:
+    def __init__(self, site: CoordinatorSite, status: RunStatus) -> None:
         self.site, self.folder = site, site.folder
         self.status = read_status(site.folder.status) or status
         self.jobs = SlurmJobs(site, self)
         self.rests = False  # we end, and the run does not
         self._over = asyncio.Event()
-        self._errands = Errands()
+        self._errands = BackgroundTasks()
 
     async def serve(self) -> int:
         await self._begin()
@@ -105,7 +105,7 @@ class TaskRun:
     def _nproc(self) -> int:
         return self.site.shape.nproc_per_node
 
-    def step_ended(self, job: Job, step: Step) -> None:
+    def step_ended(self, job: Job, step: AgentStep) -> None:
         self._tasks_ended(job)
 
     def _tasks_ended(self, job: Job) -> None:

@@ -13,7 +13,7 @@ LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessLayout:
     """The processes of one generation: so many on each host, hosts in the order of their group ranks."""
 
     run: str
@@ -38,7 +38,9 @@ class World:
         return rank % self.nproc_per_node
 
 
-def framework_env(framework: str, world: World, rank: int, found: Mapping[str, str] | None = None) -> dict[str, str]:
+def framework_env(
+    framework: str, world: ProcessLayout, rank: int, found: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Variables of one process; `found` is what its agent found in its own environment."""
     if framework == "tensorflow":
         return tensorflow_env(world, rank, found or {})
@@ -47,7 +49,7 @@ def framework_env(framework: str, world: World, rank: int, found: Mapping[str, s
     return torch_env(world, rank, found or {}) if framework == "torch" else {}
 
 
-def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+def torch_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
     """As torchrun sets it. The store is in a process of ours, not in rank 0: that is what `USE_AGENT_STORE` says."""
     size, local_size = str(world.size), str(world.nproc_per_node)
     return {
@@ -71,7 +73,7 @@ def torch_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, st
     }
 
 
-def _local_rank(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+def _local_rank(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
     local = world.local_rank(rank)
     if not world.virtual_local_rank:
         return {"LOCAL_RANK": str(local)}
@@ -98,7 +100,7 @@ def torch_threads(nproc_per_node: int, cpus_per_process: int, found: Mapping[str
     return {"OMP_NUM_THREADS": str(threads)} if threads else {}
 
 
-def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+def tensorflow_env(world: ProcessLayout, rank: int, found: Mapping[str, str]) -> dict[str, str]:
     """TF_CONFIG as MultiWorkerMirroredStrategy wants it: all workers' addresses, and which of them this one is."""
     workers = [_worker_address(world, each) for each in range(world.size)]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
@@ -106,7 +108,7 @@ def tensorflow_env(world: World, rank: int, found: Mapping[str, str]) -> dict[st
     return {"TF_CONFIG": json.dumps(config), **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
 
 
-def _worker_address(world: World, rank: int) -> str:
+def _worker_address(world: ProcessLayout, rank: int) -> str:
     port = world.port + world.local_rank(rank)
     if port > LAST_PORT:
         what = f"there are no {world.nproc_per_node} ports from {world.port} on"
@@ -114,7 +116,7 @@ def _worker_address(world: World, rank: int) -> str:
     return host_port(world.hosts[world.group_rank(rank)], port)
 
 
-def jax_env(world: World, rank: int) -> dict[str, str]:
+def jax_env(world: ProcessLayout, rank: int) -> dict[str, str]:
     """For `jax.distributed.initialize()` without arguments, and for scripts that read the variables themselves.
 
     JAX takes the coordinator's address and the devices from its own variables, but count and id from Slurm's. Those

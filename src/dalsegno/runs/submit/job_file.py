@@ -25,7 +25,7 @@ from typing import Annotated
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 from pydantic_core import PydanticCustomError
 
-from dalsegno.runs.submit.options import Kind, Option
+from dalsegno.runs.submit.options import Option, ValueKind
 from dalsegno.runs.submit.values import parse_env_pairs, parse_words
 from dalsegno.spec.section import Section, show
 
@@ -166,7 +166,7 @@ _JOIN: dict[str, Callable[[list[str]], str]] = {"sbatch_args": shlex.join}
 _WORD: dict[str, Any] = {"type": ["string", "integer"]}
 _WORDS: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _WORD}]}
 _VARIABLES: dict[str, Any] = {"type": "object", "additionalProperties": _WORD}
-_SCHEMAS = {Kind.WORD: _WORD, Kind.LIST: _WORDS, Kind.MAPPING: _VARIABLES}
+_SCHEMAS = {ValueKind.WORD: _WORD, ValueKind.LIST: _WORDS, ValueKind.MAPPING: _VARIABLES}
 
 
 def _text(value: object) -> str:
@@ -190,9 +190,9 @@ def _variables(value: object) -> tuple[tuple[str, str], ...]:
 
 def _reader(option: Option) -> Callable[[object], object]:
     """How a value of the file is read: as text, by the parser of the command line."""
-    if option.kind is Kind.MAPPING:
+    if option.kind is ValueKind.MAPPING:
         return _variables
-    if option.kind is Kind.LIST:
+    if option.kind is ValueKind.LIST:
         return lambda value: option.parse(_joined(option, value) if isinstance(value, list) else _text(value))
     return lambda value: option.parse(_text(value))
 
@@ -214,7 +214,7 @@ def _value(read: Callable[[object], object], schema: dict[str, Any], examples: t
 
 def _field(option: Option) -> tuple[Any, Any]:
     about = Field(default=None, description=option.help)
-    if option.kind is Kind.FLAG:
+    if option.kind is ValueKind.FLAG:
         return bool, about
     return _value(_reader(option), _SCHEMAS[option.kind], option.examples), about
 

@@ -18,7 +18,7 @@ from dalsegno.runs.submit.request import RunRequest, check_framework, check_sbat
 ENV_PREFIX = "DALSEGNO_RUN_"
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What an option's value looks like in a job file."""
 
     WORD = "word"
@@ -35,7 +35,7 @@ class Option:
     parse: Callable[[str], object]
     help: str
     field: str = ""  # "": the same word
-    kind: Kind = Kind.WORD
+    kind: ValueKind = ValueKind.WORD
     examples: tuple[object, ...] = ()
     also: tuple[str, ...] = ()  # Slurm's and torchrun's own spellings of the flag
     shows: str = ""  # what stands for the value in `--help`
@@ -154,12 +154,14 @@ OPTIONS = (
         "exclude",
         values.parse_hosts,
         "Nodes not to use: gpu[3-4].",
-        kind=Kind.LIST,
+        kind=ValueKind.LIST,
         examples=("gpu[3-4]",),
         also=("-x",),
         shows="NODES",
     ),
-    Option("env", values.parse_env_words, "Environment variable of the processes.", kind=Kind.MAPPING, shows="K=V"),
+    Option(
+        "env", values.parse_env_words, "Environment variable of the processes.", kind=ValueKind.MAPPING, shows="K=V"
+    ),
     Option("venv", _path, "Python virtual environment to run in. Default: the active one.", shows="PATH"),
     Option("conda", _path, "Prefix of the conda environment to run in.", shows="PREFIX"),
     Option(
@@ -169,7 +171,7 @@ OPTIONS = (
         also=("-J", "--job-name"),
         shows="NAME",
     ),
-    Option("detach", values.parse_flag, "Submit and leave; do not follow the output.", kind=Kind.FLAG),
+    Option("detach", values.parse_flag, "Submit and leave; do not follow the output.", kind=ValueKind.FLAG),
     Option(
         "max_restarts",
         values.parse_count,
@@ -180,7 +182,7 @@ OPTIONS = (
         "preload",
         values.parse_modules,
         "Python modules to import once per node, ahead, beside the framework's own.",
-        kind=Kind.LIST,
+        kind=ValueKind.LIST,
         shows="MODULE",
     ),
     Option(
@@ -188,9 +190,9 @@ OPTIONS = (
         values.parse_flag,
         "Start plain processes; nothing is imported ahead. Restarts are slower, snapshots stay on their node, "
         "and torch can hang at the end of a script.",
-        kind=Kind.FLAG,
+        kind=ValueKind.FLAG,
     ),
-    Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=Kind.FLAG),
+    Option("fresh", values.parse_flag, "Start anew, whatever checkpoints there are.", kind=ValueKind.FLAG),
     Option(
         "framework",
         _checked(check_framework),
@@ -241,7 +243,7 @@ OPTIONS = (
         "container_mounts",
         parse_mounts,
         "Mounts into the container, beside the run's folders and this one.",
-        kind=Kind.LIST,
+        kind=ValueKind.LIST,
         examples=("/fsx:/fsx",),
         shows="SRC:DST[:ro]",
     ),
@@ -249,7 +251,7 @@ OPTIONS = (
         "sbatch_args",
         _sbatch_args,
         "Further options for Slurm, as they are, in one text: '--nice=10 --reservation=morning'.",
-        kind=Kind.LIST,
+        kind=ValueKind.LIST,
         examples=("--reservation=morning",),
         shows="WORDS",
     ),

@@ -13,7 +13,7 @@ from dalsegno.runs.coordinator.group import Shape, in_order
 from dalsegno.runs.submit.container import PYTHON, check_container, choose_mpi
 from dalsegno.runs.submit.program import python_of
 from dalsegno.runs.submit.request import RunRequest, check_for_salloc, check_name, check_node_names, check_signal
-from dalsegno.runs.submit.values import NO_GPUS, ONE_NODE, UNLIMITED_S, Gpus, Nodes
+from dalsegno.runs.submit.values import NO_GPUS, ONE_NODE, UNLIMITED_S, Gpus, NodeCount
 from dalsegno.slurm.facts import NodeInfo
 from dalsegno.slurm.names import node_list
 from dalsegno.slurm.parse.nodes import PartitionInfo
@@ -123,7 +123,7 @@ class JobAsk:
 
     name: str
     role: JobRole = JobRole.MAIN
-    nodes: Nodes = ONE_NODE
+    nodes: NodeCount = ONE_NODE
     tasks_per_node: int = 1
     cpus_per_task: int = 1
     memory_mib: int | None = None
@@ -175,7 +175,7 @@ def slurm_time(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _span(nodes: Nodes) -> str:
+def _span(nodes: NodeCount) -> str:
     return str(nodes.max) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}"
 
 
@@ -351,7 +351,7 @@ def _job(request: RunRequest, partition: PartitionFacts | None, run: str) -> Job
     )
 
 
-def _with_spares(request: RunRequest) -> Nodes:
+def _with_spares(request: RunRequest) -> NodeCount:
     """A run of fixed size waits for its spares too; one that may be smaller starts with what there is."""
     most = request.nodes.max + request.spares
-    return Nodes(most if request.nodes.min == request.nodes.max else request.nodes.min, most)
+    return NodeCount(most if request.nodes.min == request.nodes.max else request.nodes.min, most)

@@ -16,7 +16,7 @@ from dalsegno.errors import DalsegnoError, NotThere, UsageError
 from dalsegno.hardware import did_you_mean
 from dalsegno.runs.files import read_value
 from dalsegno.runs.folder import RunFolder, mending
-from dalsegno.runs.status import RunCause, RunPhase, Status, write_status
+from dalsegno.runs.status import RunCause, RunPhase, RunStatus, write_status
 from dalsegno.runs.submit.plan import RunPlan
 from dalsegno.runs.submit.values import shown
 from dalsegno.spec.facts import facts_from_json, facts_to_json
@@ -26,9 +26,9 @@ _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link,
 ELSEWHERE = "mend that, or have the run's folder elsewhere: `--output FOLDER`"
 
 
-def first_status(plan: RunPlan, user: str, now: float) -> Status:
+def first_status(plan: RunPlan, user: str, now: float) -> RunStatus:
     """What people are told until the run's coordinator speaks."""
-    return Status(
+    return RunStatus(
         run=plan.run,
         name=plan.request.label,
         user=user,
@@ -42,12 +42,12 @@ def first_status(plan: RunPlan, user: str, now: float) -> Status:
     )
 
 
-def given_up(status: Status, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER) -> Status:
+def given_up(status: RunStatus, now: float, exit_code: int, why: str, cause: RunCause = RunCause.OTHER) -> RunStatus:
     """The end of a run that has no coordinator to tell of it."""
     return replace(status, phase=RunPhase.ENDED, updated=now, ended=now, exit_code=exit_code, message=why, cause=cause)
 
 
-def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: Status, home: Path) -> RunFolder:
+def prepare_run(plan: RunPlan, environment: Mapping[str, str], status: RunStatus, home: Path) -> RunFolder:
     """Make the run's folder, whole or not at all. One that lies elsewhere is found in `home` by a link."""
     folder = Path(plan.folder)
     half = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -109,7 +109,7 @@ def _open_own(run: RunFolder) -> TextIO:
     raise DalsegnoError(f"run {run.run} belongs to {whose}", hint=f"ask {whose}, or use `sudo -u {whose}`")
 
 
-def _write_all(run: RunFolder, plan: RunPlan, environment: Mapping[str, str], status: Status) -> None:
+def _write_all(run: RunFolder, plan: RunPlan, environment: Mapping[str, str], status: RunStatus) -> None:
     make_folder(run.root)
     make_folder(run.logs)
     write_atomic(run.plan, json.dumps(facts_to_json(plan), indent=1), mode=0o600)

@@ -16,7 +16,7 @@ from dalsegno.runs.submit.values import (
     ONE_NODE,
     UNLIMITED_S,
     Gpus,
-    Nodes,
+    NodeCount,
     parse_env_pairs,
     parse_module,
     parse_nodes,
@@ -196,7 +196,7 @@ class RunRequest:
 
     script: str
     args: tuple[str, ...] = ()
-    nodes: Nodes = ONE_NODE
+    nodes: NodeCount = ONE_NODE
     nproc_per_node: int | None = None  # else one for each GPU, else 1
     gpus_per_node: Gpus = NO_GPUS
     cpus_per_task: int | None = None  # a task is one of the run's processes

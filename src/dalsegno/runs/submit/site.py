@@ -10,7 +10,7 @@ from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.folder import RunFolder
-from dalsegno.runs.submit.frameworks import World, framework_env, torch_threads
+from dalsegno.runs.submit.frameworks import ProcessLayout, framework_env, torch_threads
 from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
 from dalsegno.runs.submit.slurm_args import step_argv
 from dalsegno.slurm.client import SlurmClient
@@ -97,7 +97,7 @@ class RunSite:
         return max(1, self.plan.job.cpus_per_task // nproc) if self.plan.request.has_agents else 0
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        world = World(
+        world = ProcessLayout(
             run=self.folder.run,
             hosts=seats.hosts,
             nproc_per_node=seats.nproc_per_node,

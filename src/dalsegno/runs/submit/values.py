@@ -26,7 +26,7 @@ _SECONDS_HINT = "write seconds, or `90s`, `5m`, `1h`"
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeCount:
     """How many nodes a run wants: it starts with `max`, and may go on with `min`."""
 
     min: int
@@ -47,7 +47,7 @@ class Gpus:
         return f"{self.type}:{self.count}" if self.type else str(self.count)
 
 
-ONE_NODE = Nodes(1, 1)
+ONE_NODE = NodeCount(1, 1)
 NO_GPUS = Gpus()
 
 
@@ -57,10 +57,10 @@ def shown(text: str) -> str:
     return f"`{line[:60]}…`" if len(line) > 60 else f"`{line}`"
 
 
-def parse_nodes(text: str) -> Nodes:
+def parse_nodes(text: str) -> NodeCount:
     """`4`, or `1:4`: at least 1 and at most 4."""
     found = _NODES.fullmatch(text.strip())
-    nodes = Nodes(int(found[1]), int(found[2] or found[1])) if found else Nodes(0, 0)
+    nodes = NodeCount(int(found[1]), int(found[2] or found[1])) if found else NodeCount(0, 0)
     if not 1 <= nodes.min <= nodes.max <= MAX_NODES:
         raise UsageError(f"{shown(text)} is not a number of nodes", hint="write `4`, or `1:4`: at most 4, at least 1")
     return nodes

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dalsegno.runs.agent.agent import Agent
+from dalsegno.runs.agent.agent import RunAgent
 from dalsegno.runs.agent.orders import read_setup
 from dalsegno.runs.coordinator.causes import signal_name
 from dalsegno.runs.torchrun.args import TorchrunArgs
@@ -94,7 +94,7 @@ class Farewell:
     since: float
 
 
-class TorchrunAgent(Agent):
+class TorchrunAgent(RunAgent):
     """`hosted` is the coordinator, on the node that has it."""
 
     def __init__(

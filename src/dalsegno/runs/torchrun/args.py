@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
-from dalsegno.runs.submit.values import Nodes, parse_nodes, shown
+from dalsegno.runs.submit.values import NodeCount, parse_nodes, shown
 
 MASTER_PORT = 29_500
 _STREAMS = re.compile(r"[0-3]|[0-9]+:[0-3](,[0-9]+:[0-3])*", re.ASCII)
@@ -65,7 +65,7 @@ class TorchrunArgs:
         parse_streams(self.tee, "--tee")
 
     @property
-    def nodes(self) -> Nodes:
+    def nodes(self) -> NodeCount:
         return parse_nodes(self.nnodes)
 
     @property

@@ -15,19 +15,19 @@ from string import Template
 from zipfile import is_zipfile
 
 from dalsegno.errors import UsageError
-from dalsegno.runs.coordinator.agents import Agents, Peer
+from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.coordinator import Coordinator
 from dalsegno.runs.coordinator.events import Finish
 from dalsegno.runs.coordinator.generations import Run
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import Broken, Word
-from dalsegno.runs.coordinator.report import Teller, Told
+from dalsegno.runs.coordinator.report import RunView, StatusWriter
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.coordinator.staff import Boss, NoStaff
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.journal import RunEvent
-from dalsegno.runs.submit.frameworks import World, torch_env
+from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Meeting, host_of, is_loopback, parse_endpoint
@@ -83,7 +83,7 @@ class TorchrunSite:
         }
 
     def worker_env(self, seats: Seats, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-        world = World(
+        world = ProcessLayout(
             run=self.run,
             hosts=(self._master(seats.hosts), *seats.hosts[1:]),
             nproc_per_node=seats.nproc_per_node,
@@ -218,7 +218,7 @@ class TorchrunCoordinator(Coordinator):
 
     async def open(self) -> None:
         meeting, secret = self._terms.meeting, self._keys.secret
-        self.agents = Agents(self._keys.mark, secret, self._terms.timing, self)
+        self.agents = RunAgents(self._keys.mark, secret, self._terms.timing, self)
         greeting = None if meeting.alone else self._keys.greeting
         self._opened(await self.agents.open(meeting.port, greeting, LOOPBACK if meeting.alone else "0.0.0.0"))
 
@@ -262,7 +262,7 @@ class Patience(NoStaff):
             boss.stop(1, f"{len(boss.present)} of {self._least} nodes came within {self._join_s:.0f} s")
 
 
-class Voice(Teller):
+class Voice(StatusWriter):
     """Says the little that people want to know between start and end; torchrun's users look at nothing but output."""
 
     def __init__(self, site: TorchrunSite, talk: Talk) -> None:
@@ -284,8 +284,8 @@ class Voice(Teller):
             of = f"{run.restarts} of {run.max_restarts} restarts used"
             self._talk(f"starting again on {nodes} node{'s' if nodes > 1 else ''} ({of}){why}")
 
-    def status(self, of: Told) -> None:
+    def status(self, of: RunView) -> None:
         """There is no file to write it to."""
 
-    def ended(self, of: Told, end: Finish) -> None:
+    def ended(self, of: RunView, end: Finish) -> None:
         """Each agent says it, on its own node."""

@@ -31,7 +31,7 @@ _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tor
 
 
 @dataclass(frozen=True)
-class World:
+class LaunchWorld:
     """What a launch touches beside its own processes."""
 
     environ: Mapping[str, str]
@@ -39,7 +39,7 @@ class World:
     write: Write
 
 
-def launch(args: TorchrunArgs, world: World) -> int:
+def launch(args: TorchrunArgs, world: LaunchWorld) -> int:
     """Run the workers of this node to the end of the run; the exit code is torchrun's."""
     check(args, world.environ)
     check_size((args.training_script, *args.training_script_args))
@@ -58,7 +58,7 @@ def launch(args: TorchrunArgs, world: World) -> int:
 @dataclass
 class _Launch:
     args: TorchrunArgs
-    world: World
+    world: LaunchWorld
     nproc: int
     meeting: Meeting
     run: str

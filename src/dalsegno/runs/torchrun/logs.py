@@ -24,7 +24,7 @@ Write = Callable[[int, bytes], None]  # which output (1 or 2), and what
 
 
 @dataclass
-class Tail:
+class WorkerTail:
     """One file's: whose lines these are, and where they go; those with one of the `words` to the file `kept` too."""
 
     prefix: bytes
@@ -47,11 +47,11 @@ class Tee:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, WorkerTail] = {}
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def follow(self, path: str, tail: Tail) -> None:
+    def follow(self, path: str, tail: WorkerTail) -> None:
         """From its beginning; a file that is followed already goes on from where it is."""
         self._tails.setdefault(path, tail)
         if self._thread is None:
@@ -76,7 +76,7 @@ class Tee:
             if last:
                 self._show(tail, tail.take(b"", last=True))
 
-    def _show(self, tail: Tail, lines: list[bytes]) -> None:
+    def _show(self, tail: WorkerTail, lines: list[bytes]) -> None:
         if lines:
             self._write(tail.stream, b"".join(lines))
         chosen = [line for line in lines if any(word in line for word in tail.words)]
@@ -85,7 +85,7 @@ class Tee:
                 file.writelines(chosen)
 
 
-def _new_data(path: str, tail: Tail) -> Iterator[bytes]:
+def _new_data(path: str, tail: WorkerTail) -> Iterator[bytes]:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         file.seek(tail.offset)
         while data := file.read(_CHUNK):
@@ -108,7 +108,7 @@ def write_all(stream: int, data: bytes) -> None:
 PREFIX, LOCK = "torchelastic_", ".lock"
 
 
-class Temporary:
+class TemporaryLogs:
     """One such folder, ours until it is closed."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Logs:
         self.args, self.run, self._tee = args, run, tee
         self._redirects, self._tees = parse_streams(args.redirects), parse_streams(args.tee)
         self._base: Path | None = None
-        self._temporary: Temporary | None = None
+        self._temporary: TemporaryLogs | None = None
 
     def files(self, restarts: int, local_rank: int, rank: int) -> dict[str, str]:
         """Of one life of a worker: `output`, `log` (its errors), `error_file`. "" is where our own goes."""
@@ -194,13 +194,13 @@ class Logs:
         prefix = Template(template).safe_substitute(role_name=self.args.role, local_rank=local_rank, rank=rank)
         words = self.args.duplicate_stdout_filters if stream == STDOUT else self.args.duplicate_stderr_filters
         kept = str(attempt / f"filtered_{_NAMES[stream]}.log") if words else ""
-        self._tee.follow(path, Tail(prefix.encode(), stream, kept, tuple(word.encode() for word in words)))
+        self._tee.follow(path, WorkerTail(prefix.encode(), stream, kept, tuple(word.encode() for word in words)))
 
     def _folder(self) -> Path:
         if self._base is None:
             root = self.args.log_dir
             if not root:
-                self._temporary = Temporary()
+                self._temporary = TemporaryLogs()
                 root = self._temporary.path
             os.makedirs(root, exist_ok=True)
             safe = self.run.replace(os.sep, "_")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dalsegno.errors import UsageError
-from dalsegno.runs.agent.link import Refused
+from dalsegno.runs.agent.link import NotTheCoordinator
 from dalsegno.runs.submit.frameworks import LAST_PORT
 from dalsegno.runs.submit.values import shown
 from dalsegno.runs.torchrun.args import TorchrunArgs
@@ -245,9 +245,9 @@ class Keys:
         self.trouble = ""
         return data[len(mark) :]
 
-    def _refuse(self, why: str) -> Refused:
+    def _refuse(self, why: str) -> NotTheCoordinator:
         self.trouble = why
-        return Refused(why)
+        return NotTheCoordinator(why)
 
     @property
     def mark(self) -> str:

@@ -10,8 +10,8 @@ from dalsegno.hostlist import HostlistError, expand
 from dalsegno.slurm.facts import JobInfo, parse_job_state
 from dalsegno.slurm.parse.text import (
     PLAIN,
-    Marks,
     ParseError,
+    Separators,
     duration_s,
     epoch,
     gpus_in_tres,
@@ -97,34 +97,34 @@ JOBS_ARGV = ("squeue", "--all", "--noheader")
 
 
 @dataclass(frozen=True)
-class Queue:
+class JobList:
     """The jobs of an answer, and how many of its records could not be read."""
 
     jobs: tuple[JobInfo, ...] = ()
     unreadable: int = 0
 
 
-def jobs_env(marks: Marks, *, paths: bool = False) -> dict[str, str]:
+def jobs_env(marks: Separators, *, paths: bool = False) -> dict[str, str]:
     """Return what squeue must have in its environment: the format, where other users cannot read it."""
     return {"SQUEUE_FORMAT2": long_format(_names(paths), marks)}
 
 
-def parse_jobs(text: str, marks: Marks, *, paths: bool = False) -> Queue:
+def parse_jobs(text: str, marks: Separators, *, paths: bool = False) -> JobList:
     """Read the answer to JOBS_ARGV under `jobs_env` with the same marks."""
     fields = _names(paths)
     found = rows("squeue", text, marks)
     jobs = [job for row in found if (job := _read_queued(fields, row)) is not None]
     if found and not jobs and len(found[0]) != len(fields):
         raise malformed("squeue", " ".join(found[0]))  # another format altogether, not a record that is odd
-    return Queue(tuple(jobs), len(found) - len(jobs))
+    return JobList(tuple(jobs), len(found) - len(jobs))
 
 
-def excluded_env(marks: Marks) -> dict[str, str]:
+def excluded_env(marks: Separators) -> dict[str, str]:
     """Return the environment in which squeue tells the nodes that a job may not have. -O has no such field in 22.05."""
     return {"SQUEUE_FORMAT": f"%x{marks.record}"}
 
 
-def parse_excluded(text: str, marks: Marks) -> tuple[str, ...]:
+def parse_excluded(text: str, marks: Separators) -> tuple[str, ...]:
     """Read the answer to JOBS_ARGV with one job under `excluded_env`."""
     return next((node_names("squeue", row[0]) for row in rows("squeue", text, marks)), ())
 

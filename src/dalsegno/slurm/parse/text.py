@@ -11,14 +11,14 @@ from dalsegno.errors import DalsegnoError
 
 
 @dataclass(frozen=True)
-class Marks:
+class Separators:
     """What ends a field and what ends a record in an answer of squeue or sinfo."""
 
     field: str = "\x1f"
     record: str = "\x1e"
 
     @classmethod
-    def fresh(cls) -> Marks:
+    def fresh(cls) -> Separators:
         """Marks that nobody could write into a job's name or comment, because nobody knew them before.
 
         Hand them over in the environment: other users can read a command line while the command runs.
@@ -28,7 +28,7 @@ class Marks:
 
 
 # For answers that hold only what administrators wrote.
-PLAIN = Marks()
+PLAIN = Separators()
 
 # Set for every call: times come as seconds since 1970, whatever the time zone and the user's own setting.
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
@@ -47,12 +47,12 @@ def malformed(command: str, text: str) -> ParseError:
     return ParseError(f"`{command}` answered something unexpected: {shown!r}", hint="is this Slurm older than 20.11?")
 
 
-def long_format(fields: Sequence[str], marks: Marks = PLAIN) -> str:
+def long_format(fields: Sequence[str], marks: Separators = PLAIN) -> str:
     """Return the -O argument of squeue and sinfo. A suffix without a width makes Slurm write the field in full."""
     return ",".join(f"{field}:{marks.field}" for field in fields[:-1]) + f",{fields[-1]}:{marks.record}"
 
 
-def rows(command: str, text: str, marks: Marks = PLAIN) -> list[list[str]]:
+def rows(command: str, text: str, marks: Separators = PLAIN) -> list[list[str]]:
     """Return the fields of each record, however many it has. An answer that is cut off is an error."""
     if not text.strip():
         return []

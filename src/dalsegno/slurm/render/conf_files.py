@@ -5,7 +5,7 @@ from __future__ import annotations
 from dalsegno.errors import DalsegnoError
 from dalsegno.hostlist import compress
 from dalsegno.slurm import versions
-from dalsegno.slurm.layout import Dbd, Layout, Spank, Storage
+from dalsegno.slurm.layout import DatabaseStorage, Dbd, Layout, Spank
 from dalsegno.slurm.render.lines import Settings, header, line, lines
 from dalsegno.slurm.versions import Version
 from dalsegno.spec.facts import Cluster, Node, Switch
@@ -143,7 +143,7 @@ def _daemon(layout: Layout, dbd: Dbd) -> Settings:
     }
 
 
-def _storage(storage: Storage) -> Settings:
+def _storage(storage: DatabaseStorage) -> Settings:
     """slurmdbd.conf has no setting for a socket: `localhost` means "through a socket", MYSQL_UNIX_PORT says which."""
     where = {"StorageHost": "localhost"} if storage.socket else _over_tcp(storage)
     return {
@@ -155,7 +155,7 @@ def _storage(storage: Storage) -> Settings:
     }
 
 
-def _over_tcp(storage: Storage) -> Settings:
+def _over_tcp(storage: DatabaseStorage) -> Settings:
     return {"StorageHost": storage.host, "StoragePort": str(storage.port)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.spec.checks.machines import check_machines, check_partitions, check_topology
 from dalsegno.spec.checks.policy import check_accounting, check_people, check_policy, check_reservations
-from dalsegno.spec.checks.report import Report, check_duplicates, check_health, check_raw_settings
+from dalsegno.spec.checks.report import Problems, check_duplicates, check_health, check_raw_settings
 from dalsegno.spec.checks.targets import (
     check_containers,
     check_platforms,
@@ -35,7 +35,7 @@ _CHECKS = (
 )
 
 
-def run_checks(spec: ClusterSpec, report: Report) -> None:
+def run_checks(spec: ClusterSpec, report: Problems) -> None:
     """Runs every check; what they find is in the report."""
     for check in _CHECKS:
         check(spec, report)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dalsegno.errors import NotThere
 from dalsegno.hardware import Instance, did_you_mean, find_instance, gpu_of, gpus, instances
 from dalsegno.hostlist import MAX_NODES
-from dalsegno.spec.checks.report import Report
+from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import catalog_gpu, catalog_instance, find_circle, find_cycle, members, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import Machine, Partition
+from dalsegno.spec.partition import MachineSpec, PartitionSpec
 from dalsegno.spec.section import place
-from dalsegno.spec.slurm import Switch, Topology
+from dalsegno.spec.slurm import SwitchSpec, Topology
 
 _PROVIDERS = {"parallelcluster": "aws", "hyperpod": "aws", "oci": "oci"}
 
 
-def check_machines(spec: ClusterSpec, report: Report) -> None:
+def check_machines(spec: ClusterSpec, report: Problems) -> None:
     """Head, login and every partition that brings machines of its own."""
-    machines: list[tuple[Machine, str]] = [(spec.head, "the head node"), (spec.login, "a login node")]
+    machines: list[tuple[MachineSpec, str]] = [(spec.head, "the head node"), (spec.login, "a login node")]
     own = [partition for partition in spec.partitions if not partition.nodes_from]
     machines += [(partition, f"partition `{partition.name}`") for partition in own]
     for machine, whose in machines:
@@ -29,7 +29,7 @@ def check_machines(spec: ClusterSpec, report: Report) -> None:
         _cloud_needs_instance(partition, spec, report)
 
 
-def _instance(machine: Machine, whose: str, spec: ClusterSpec, report: Report) -> None:
+def _instance(machine: MachineSpec, whose: str, spec: ClusterSpec, report: Problems) -> None:
     if not machine.instance:
         return
     try:
@@ -46,7 +46,7 @@ def _instance(machine: Machine, whose: str, spec: ClusterSpec, report: Report) -
         report.add(machine, "instance", what, f"choose an instance type of {wanted}")
 
 
-def _sizes(machine: Machine, whose: str, instance: Instance, report: Report) -> None:
+def _sizes(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     if instance.flexible or instance.cpus is None or instance.memory_gib is None:
         _sizes_needed(machine, whose, instance, report)
     if instance.flexible:
@@ -55,7 +55,7 @@ def _sizes(machine: Machine, whose: str, instance: Instance, report: Report) -> 
         _agree(machine, whose, instance, report)
 
 
-def _sizes_needed(machine: Machine, whose: str, instance: Instance, report: Report) -> None:
+def _sizes_needed(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     missing = [field for field in ("cpus", "memory") if getattr(machine, field) is None]
     if missing:
         why = "comes in any size" if instance.flexible else "has no such figures in the catalog yet"
@@ -63,7 +63,7 @@ def _sizes_needed(machine: Machine, whose: str, instance: Instance, report: Repo
         report.add(machine, "instance", what, "add for example `cpus: 16` and `memory: 128G`", reads=tuple(missing))
 
 
-def _within(machine: Machine, whose: str, instance: Instance, report: Report) -> None:
+def _within(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     if machine.cpus and instance.cpus and machine.cpus > instance.cpus:
         what = f"{whose} asks for {machine.cpus} cpus, but `{instance.name}` has at most {instance.cpus}"
         report.add(machine, "cpus", what, f"write at most {instance.cpus}", reads=("instance",))
@@ -72,7 +72,7 @@ def _within(machine: Machine, whose: str, instance: Instance, report: Report) ->
         report.add(machine, "memory", what, f"write at most {instance.memory_gib:g}G", reads=("instance",))
 
 
-def _agree(machine: Machine, whose: str, instance: Instance, report: Report) -> None:
+def _agree(machine: MachineSpec, whose: str, instance: Instance, report: Problems) -> None:
     if machine.cpus and instance.cpus and machine.cpus != instance.cpus:
         what = f"{whose} asks for {machine.cpus} cpus, but `{instance.name}` has {instance.cpus}"
         report.add(machine, "cpus", what, "leave `cpus` out; the catalog knows", reads=("instance",))
@@ -85,7 +85,7 @@ def _gib(mib: int) -> str:
     return f"{mib / 1024:g} GiB"
 
 
-def _gpus(partition: Partition, report: Report) -> None:
+def _gpus(partition: PartitionSpec, report: Problems) -> None:
     instance = catalog_instance(partition)
     if instance is None:
         _plain_gpus(partition, report)
@@ -116,7 +116,7 @@ def _is_sister(one: Instance, other: Instance) -> bool:
     return (one.provider, one.gpu) == (other.provider, other.gpu)
 
 
-def _plain_gpus(partition: Partition, report: Report) -> None:
+def _plain_gpus(partition: PartitionSpec, report: Problems) -> None:
     if partition.gpu_type and not partition.gpus:
         what = f"partition `{partition.name}` has a `gpu_type` but no `gpus`"
         report.add(partition, "gpu_type", what, "say how many each node has: `gpus: 8`", reads=("gpus", "instance"))
@@ -132,7 +132,7 @@ def _misspelt_gpu(gpu_type: str) -> str:
     return bare if bare in known and catalog_gpu(gpu_type) is None else ""
 
 
-def _cloud_needs_instance(partition: Partition, spec: ClusterSpec, report: Report) -> None:
+def _cloud_needs_instance(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> None:
     if spec.target in _PROVIDERS and not partition.instance and report.whole("target"):
         example = "BM.GPU.H100.8" if spec.target == "oci" else "p5.48xlarge"
         what = f"partition `{partition.name}` needs an `instance`: {spec.target} rents machines by type"
@@ -145,7 +145,7 @@ def _cloud_needs_instance(partition: Partition, spec: ClusterSpec, report: Repor
 _OF_THE_MACHINE = ("instance", "cpus", "memory", "gpus", "gpu_type", "features", "weight")
 
 
-def check_partitions(spec: ClusterSpec, report: Report) -> None:
+def check_partitions(spec: ClusterSpec, report: Problems) -> None:
     """Nodes, shared nodes, spares, limits, the default."""
     if not spec.partitions and report.whole("partitions"):
         report.add(spec, "partitions", "there is no partition", "add `partitions: [{name: train, nodes: 4}]`")
@@ -160,7 +160,7 @@ def check_partitions(spec: ClusterSpec, report: Report) -> None:
     _total(spec, report)
 
 
-def _partition_nodes(partition: Partition, spec: ClusterSpec, report: Report) -> None:
+def _partition_nodes(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> None:
     if partition.nodes is None and not partition.nodes_from:
         hint = "add `nodes: 4`, or `nodes_from:` with another partition's name"
         report.add(partition, "nodes", f"partition `{partition.name}` has no nodes", hint, reads=("nodes_from",))
@@ -169,7 +169,7 @@ def _partition_nodes(partition: Partition, spec: ClusterSpec, report: Report) ->
         report.add(partition, "nodes", what, "with `nodes_from`, `nodes` is how many of them", reads=("nodes_from",))
 
 
-def _spares(partition: Partition, report: Report) -> None:
+def _spares(partition: PartitionSpec, report: Problems) -> None:
     if not partition.spares:
         return
     if partition.nodes_from:
@@ -184,7 +184,7 @@ def _spares(partition: Partition, report: Report) -> None:
         report.add(partition, "spares", what, f"write how many: `spares: {len(partition.spares)}`", reads=("nodes",))
 
 
-def _sources(partition: Partition, spec: ClusterSpec, report: Report) -> None:
+def _sources(partition: PartitionSpec, spec: ClusterSpec, report: Problems) -> None:
     names = [each.name for each in spec.partitions]
     for source in partition.nodes_from:
         if source not in names and report.unnamed(source, "partitions"):
@@ -197,14 +197,14 @@ def _sources(partition: Partition, spec: ClusterSpec, report: Report) -> None:
             report.add(partition, field, what, f"set it in `{source}`", reads=("nodes_from",))
 
 
-def _times(partition: Partition, report: Report) -> None:
+def _times(partition: PartitionSpec, report: Problems) -> None:
     limit, default = partition.time_limit, partition.default_time
     if limit is not None and default is not None and default > limit:
         what = f"`default_time` of partition `{partition.name}` ({default} min) is over its `time_limit` ({limit} min)"
         report.add(partition, "default_time", what, "make it shorter, or leave it out", reads=("time_limit",))
 
 
-def _partition_cycle(spec: ClusterSpec, report: Report) -> None:
+def _partition_cycle(spec: ClusterSpec, report: Problems) -> None:
     circle = find_circle(spec)
     if circle:
         first = next(partition for partition in spec.partitions if partition.name == circle[0])
@@ -215,14 +215,14 @@ def _partition_cycle(spec: ClusterSpec, report: Report) -> None:
         report.add(first, "nodes_from", what, "let one of them have `nodes`")
 
 
-def _defaults(spec: ClusterSpec, report: Report) -> None:
+def _defaults(spec: ClusterSpec, report: Problems) -> None:
     defaults = [partition for partition in spec.partitions if partition.default]
     for other in defaults[1:]:
         what = f"partitions `{defaults[0].name}` and `{other.name}` are both default"
         report.add(other, "default", what, "keep `default: true` in one")
 
 
-def _counts(spec: ClusterSpec, report: Report) -> None:
+def _counts(spec: ClusterSpec, report: Problems) -> None:
     held = members(spec)
     spares = {name for partition in spec.partitions for name in own_spares(partition)}
     if not nodes_known(spec, report):
@@ -234,7 +234,7 @@ def _counts(spec: ClusterSpec, report: Report) -> None:
             _limits(partition, count, report)
 
 
-def _share(partition: Partition, spec: ClusterSpec, held: dict[str, list[str]], report: Report) -> None:
+def _share(partition: PartitionSpec, spec: ClusterSpec, held: dict[str, list[str]], report: Problems) -> None:
     """With `nodes_from`, `nodes: K` must not ask for more than there are."""
     there = len({name for source in partition.nodes_from for name in held.get(source, [])})
     if partition.nodes_from and isinstance(partition.nodes, int) and partition.nodes > there:
@@ -243,7 +243,7 @@ def _share(partition: Partition, spec: ClusterSpec, held: dict[str, list[str]], 
         report.add(partition, "nodes", what, f"write at most `nodes: {there}`, or leave it out for all")
 
 
-def _limits(partition: Partition, count: int, report: Report) -> None:
+def _limits(partition: PartitionSpec, count: int, report: Problems) -> None:
     name, most, least = partition.name, partition.max_nodes, partition.min_nodes
     if most is not None and most > count:
         what = f"`max_nodes` of partition `{name}` is {most}, but it has {count} nodes"
@@ -256,13 +256,13 @@ def _limits(partition: Partition, count: int, report: Report) -> None:
         report.add(partition, "min_nodes", what, "no job would fit", reads=("max_nodes",))
 
 
-def _total(spec: ClusterSpec, report: Report) -> None:
+def _total(spec: ClusterSpec, report: Problems) -> None:
     total = sum(len(own_nodes(partition)) + len(own_spares(partition)) for partition in spec.partitions)
     if total > MAX_NODES:
         report.add(spec, "partitions", f"the cluster has {total:,} nodes", f"Slurm takes at most {MAX_NODES:,}")
 
 
-def nodes_known(spec: ClusterSpec, report: Report) -> bool:
+def nodes_known(spec: ClusterSpec, report: Problems) -> bool:
     """The names of all nodes can be trusted: nothing that makes them was faulty."""
     fields = ("name", "nodes", "nodes_from", "spares")
     return report.complete("partitions") and all(
@@ -276,7 +276,7 @@ def nodes_known(spec: ClusterSpec, report: Report) -> bool:
 _SHOWN = 4
 
 
-def check_topology(spec: ClusterSpec, report: Report) -> None:
+def check_topology(spec: ClusterSpec, report: Problems) -> None:
     """Switches that are there, and nodes on exactly one leaf."""
     topology = spec.slurm.topology
     if topology is None:
@@ -291,7 +291,7 @@ def check_topology(spec: ClusterSpec, report: Report) -> None:
         _switch_nodes(topology, spec, report)
 
 
-def _switch(switch: Switch, topology: Topology, report: Report) -> None:
+def _switch(switch: SwitchSpec, topology: Topology, report: Problems) -> None:
     if bool(switch.nodes) == bool(switch.switches):
         what = f"switch `{switch.name}` must name either nodes or switches"
         report.add(switch, "name", what, "a leaf has `nodes`, any other has `switches`", reads=("nodes", "switches"))
@@ -302,7 +302,7 @@ def _switch(switch: Switch, topology: Topology, report: Report) -> None:
             report.add(switch, "switches", what, did_you_mean(other, names, "add it"))
 
 
-def _switch_cycle(topology: Topology, report: Report) -> None:
+def _switch_cycle(topology: Topology, report: Problems) -> None:
     circle = find_cycle({switch.name: switch.switches for switch in topology.switches})
     if circle:
         first = next(switch for switch in topology.switches if switch.name == circle[0])
@@ -310,7 +310,7 @@ def _switch_cycle(topology: Topology, report: Report) -> None:
         report.add(first, "switches", f"switches {said} are above each other in a circle", "make it a tree")
 
 
-def _switch_nodes(topology: Topology, spec: ClusterSpec, report: Report) -> None:
+def _switch_nodes(topology: Topology, spec: ClusterSpec, report: Problems) -> None:
     known = {name for partition in spec.partitions for name in (*own_nodes(partition), *own_spares(partition))}
     leaf_of: dict[str, str] = {}
     for switch in topology.switches:
@@ -326,7 +326,7 @@ def _switch_nodes(topology: Topology, spec: ClusterSpec, report: Report) -> None
     _left_out(known - leaf_of.keys(), topology, report)
 
 
-def _left_out(names: set[str], topology: Topology, report: Report) -> None:
+def _left_out(names: set[str], topology: Topology, report: Problems) -> None:
     if names:
         shown = ", ".join(f"`{name}`" for name in sorted(names)[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
-from dalsegno.spec.checks.report import Report
+from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import find_cycle, members
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.people import User
+from dalsegno.spec.people import UserSpec
 from dalsegno.spec.section import Section
-from dalsegno.spec.slurm import Qos, Reservation
+from dalsegno.spec.slurm import QosSpec, ReservationSpec
 
 BUILT_IN_QOS = "normal"  # Slurm makes it; everyone has it
 
@@ -21,7 +21,7 @@ def known_qos(spec: ClusterSpec) -> list[str]:
     return [*(qos.name for qos in spec.slurm.qos), BUILT_IN_QOS]
 
 
-def check_policy(spec: ClusterSpec, report: Report) -> None:
+def check_policy(spec: ClusterSpec, report: Problems) -> None:
     """QOS that preempt, and partitions with a preempt mode."""
     for qos in spec.slurm.qos:
         _preempts(qos, spec, report)
@@ -36,7 +36,7 @@ def preempts(spec: ClusterSpec) -> bool:
     return spec.slurm.preemption is not None or any(qos.preempts for qos in spec.slurm.qos)
 
 
-def _preempts(qos: Qos, spec: ClusterSpec, report: Report) -> None:
+def _preempts(qos: QosSpec, spec: ClusterSpec, report: Problems) -> None:
     known = known_qos(spec)
     for other in qos.preempts:
         if other == qos.name:
@@ -60,7 +60,7 @@ _WEIGHTS = ("fair_share", "qos", "half_life", "usage_reset")
 _OF_USERS = ("accounts", "default_account", "qos", "default_qos", "fair_share")
 
 
-def check_accounting(spec: ClusterSpec, report: Report) -> None:
+def check_accounting(spec: ClusterSpec, report: Problems) -> None:
     """Everything that would silently do nothing: with accounting off, or limits that Slurm is not told to apply."""
     if spec.slurm.accounting:
         _check_limits(spec, report)
@@ -71,7 +71,7 @@ def check_accounting(spec: ClusterSpec, report: Report) -> None:
         report.add(section, field, f"{subject} needs accounting, which is off", _HINT)
 
 
-def _check_limits(spec: ClusterSpec, report: Report) -> None:
+def _check_limits(spec: ClusterSpec, report: Problems) -> None:
     if {"limits", "safe"} & set(spec.slurm.enforce) or not report.whole("slurm", "enforce"):
         return
     for section, name in [
@@ -119,10 +119,10 @@ def known_accounts(spec: ClusterSpec) -> list[str]:
     return [*(account.name for account in spec.accounts), "root", *extra]
 
 
-class _Known:
+class _KnownNames:
     """Accounts and QOS that are there, gathered once."""
 
-    def __init__(self, spec: ClusterSpec, report: Report) -> None:
+    def __init__(self, spec: ClusterSpec, report: Problems) -> None:
         self.report = report
         self._accounts = dict.fromkeys(known_accounts(spec))
         self._qos = dict.fromkeys(known_qos(spec))
@@ -140,9 +140,9 @@ class _Known:
                 self.report.add(section, field, f"{whose} the qos `{name}`, which is not there", hint)
 
 
-def check_people(spec: ClusterSpec, report: Report) -> None:
+def check_people(spec: ClusterSpec, report: Problems) -> None:
     """Every account and QOS that is named must be there."""
-    known = _Known(spec, report)
+    known = _KnownNames(spec, report)
     for partition in spec.partitions:
         whose = f"partition `{partition.name}` allows"
         known.accounts(partition, "allow_accounts", partition.allow_accounts, whose)
@@ -159,7 +159,7 @@ def check_people(spec: ClusterSpec, report: Report) -> None:
     _circle(spec, report)
 
 
-def _defaults(user: User, known: _Known) -> None:
+def _defaults(user: UserSpec, known: _KnownNames) -> None:
     if user.default_account and user.default_account not in (user.accounts or [DEFAULT_ACCOUNT]):
         what = f"`default_account` of user `{user.name}` is `{user.default_account}`, which is not among their accounts"
         known.report.add(user, "default_account", what, f"add it to `accounts` of `{user.name}`", reads=("accounts",))
@@ -170,7 +170,7 @@ def _defaults(user: User, known: _Known) -> None:
         known.qos(user, "default_qos", [user.default_qos], f"user `{user.name}` uses")
 
 
-def _circle(spec: ClusterSpec, report: Report) -> None:
+def _circle(spec: ClusterSpec, report: Problems) -> None:
     circle = find_cycle({account.name: [account.parent] for account in spec.accounts})
     if circle:
         first = next(account for account in spec.accounts if account.name == circle[0])
@@ -181,7 +181,7 @@ def _circle(spec: ClusterSpec, report: Report) -> None:
 # ---- Reservations: of nodes that are there, for someone.
 
 
-def check_reservations(spec: ClusterSpec, report: Report) -> None:
+def check_reservations(spec: ClusterSpec, report: Problems) -> None:
     """Nodes, partition, and who it is for."""
     for reservation in spec.reservations:
         _nodes_or_count(reservation, report)
@@ -194,19 +194,19 @@ def check_reservations(spec: ClusterSpec, report: Report) -> None:
             _nodes(reservation, held.get(reservation.partition, everything), report)
 
 
-def _nodes_or_count(reservation: Reservation, report: Report) -> None:
+def _nodes_or_count(reservation: ReservationSpec, report: Problems) -> None:
     if bool(reservation.nodes) == bool(reservation.node_count):
         what = f"reservation `{reservation.name}` must have either `nodes` or `node_count`"
         report.add(reservation, "name", what, "name the nodes, or say how many", reads=("nodes", "node_count"))
 
 
-def _for_whom(reservation: Reservation, report: Report) -> None:
+def _for_whom(reservation: ReservationSpec, report: Problems) -> None:
     if not reservation.users and not reservation.accounts:
         what = f"reservation `{reservation.name}` is for nobody"
         report.add(reservation, "name", what, "add `users: [root]` or `accounts:`", reads=("users", "accounts"))
 
 
-def _partition(reservation: Reservation, spec: ClusterSpec, report: Report) -> None:
+def _partition(reservation: ReservationSpec, spec: ClusterSpec, report: Problems) -> None:
     names = [partition.name for partition in spec.partitions]
     if (
         reservation.partition
@@ -217,7 +217,7 @@ def _partition(reservation: Reservation, spec: ClusterSpec, report: Report) -> N
         report.add(reservation, "partition", what, did_you_mean(reservation.partition, names))
 
 
-def _nodes(reservation: Reservation, there: dict[str, None], report: Report) -> None:
+def _nodes(reservation: ReservationSpec, there: dict[str, None], report: Problems) -> None:
     strange = next((name for name in reservation.nodes if name not in there), None)
     if strange:
         where = f"not in `{reservation.partition}`" if reservation.partition else "not there"

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from dalsegno.errors import Problem
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.document import Document, KeyPath
-from dalsegno.spec.health import CHECK_THRESHOLDS, Check, Health
+from dalsegno.spec.health import CHECK_THRESHOLDS, CheckSpec, HealthSpec
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.partition import Partition
+from dalsegno.spec.partition import PartitionSpec
 from dalsegno.spec.section import Section, place
 from dalsegno.spec.slurm import OWNED, OWNED_IN_PARTITION
 
 
-class Report:
+class Problems:
     """Collects problems with their lines."""
 
     def __init__(self, document: Document, cut: set[KeyPath], written: Any = None) -> None:
@@ -72,7 +72,7 @@ class _Owner:
     partition: str = ""
 
 
-def check_duplicates(spec: ClusterSpec, report: Report) -> None:
+def check_duplicates(spec: ClusterSpec, report: Problems) -> None:
     """Partitions, nodes, QOS, accounts, users, user ids, storage, reservations, switches."""
     _names(spec.partitions, "partition", report)
     _names(spec.slurm.qos, "qos", report)
@@ -86,7 +86,7 @@ def check_duplicates(spec: ClusterSpec, report: Report) -> None:
     _nodes(spec, report)
 
 
-def _names(sections: Sequence[_Named], noun: str, report: Report) -> None:
+def _names(sections: Sequence[_Named], noun: str, report: Problems) -> None:
     first: dict[str, Section] = {}
     for section in sections:
         assert isinstance(section, Section)
@@ -97,7 +97,7 @@ def _names(sections: Sequence[_Named], noun: str, report: Report) -> None:
         first.setdefault(section.name, section)
 
 
-def _user_ids(spec: ClusterSpec, report: Report) -> None:
+def _user_ids(spec: ClusterSpec, report: Problems) -> None:
     owner: dict[int, str] = {}
     for user in spec.users:
         if user.uid is not None and owner.setdefault(user.uid, user.name) != user.name:
@@ -105,7 +105,7 @@ def _user_ids(spec: ClusterSpec, report: Report) -> None:
             report.add(user, "uid", what, "give one of them another uid, or leave it out")
 
 
-def _nodes(spec: ClusterSpec, report: Report) -> None:
+def _nodes(spec: ClusterSpec, report: Problems) -> None:
     owner = {spec.head.name: _Owner("the head node")} | dict.fromkeys(login_nodes(spec), _Owner("a login node"))
     if spec.head.name in login_nodes(spec):
         report.add(spec.login, "names", f"the head node and a login node are both called `{spec.head.name}`")
@@ -120,7 +120,7 @@ def _nodes(spec: ClusterSpec, report: Report) -> None:
         _within(partition, report)
 
 
-def _first_taken(partition: Partition, owner: Mapping[str, _Owner]) -> str | None:
+def _first_taken(partition: PartitionSpec, owner: Mapping[str, _Owner]) -> str | None:
     return next((name for name in (*own_nodes(partition), *own_spares(partition)) if name in owner), None)
 
 
@@ -130,7 +130,7 @@ def _hint(owner: _Owner) -> str:
     return "give the partition or the machine another name"
 
 
-def _within(partition: Partition, report: Report) -> None:
+def _within(partition: PartitionSpec, report: Problems) -> None:
     names = own_nodes(partition) + own_spares(partition)
     if len(set(names)) < len(names):
         again = next(name for at, name in enumerate(names) if name in names[:at])
@@ -141,7 +141,7 @@ def _within(partition: Partition, report: Report) -> None:
 # ---- Names of health checks and of their thresholds: a misspelt one would change nothing, and nobody would know.
 
 
-def check_health(spec: ClusterSpec, report: Report) -> None:
+def check_health(spec: ClusterSpec, report: Problems) -> None:
     for name, check in spec.health.checks.items():
         if name not in CHECK_THRESHOLDS:
             hint = did_you_mean(name, CHECK_THRESHOLDS, "`dalsegno health --list` shows them")
@@ -150,7 +150,7 @@ def check_health(spec: ClusterSpec, report: Report) -> None:
             _thresholds(spec.health, name, check, report)
 
 
-def _thresholds(health: Health, name: str, check: Check, report: Report) -> None:
+def _thresholds(health: HealthSpec, name: str, check: CheckSpec, report: Problems) -> None:
     known = CHECK_THRESHOLDS[name]
     for threshold in check.thresholds:
         if threshold not in known:
@@ -162,14 +162,14 @@ def _thresholds(health: Health, name: str, check: Check, report: Report) -> None
 # ---- Raw Slurm settings: none that we write ourselves, none twice.
 
 
-def check_raw_settings(spec: ClusterSpec, report: Report) -> None:
+def check_raw_settings(spec: ClusterSpec, report: Problems) -> None:
     """`slurm.extra` and each partition's `extra`."""
     _extra(spec.slurm, spec.slurm.extra, OWNED, "`slurm.extra`", report)
     for partition in spec.partitions:
         _extra(partition, partition.extra, OWNED_IN_PARTITION, f"`extra` of partition `{partition.name}`", report)
 
 
-def _extra(section: Section, extra: dict[str, str], owned: dict[str, str], whose: str, report: Report) -> None:
+def _extra(section: Section, extra: dict[str, str], owned: dict[str, str], whose: str, report: Problems) -> None:
     ours = {key.lower(): key for key in owned}
     seen: dict[str, str] = {}
     for key in extra:

@@ -8,10 +8,10 @@ import re
 
 from dalsegno.hardware import did_you_mean
 from dalsegno.spec.checks.machines import nodes_known
-from dalsegno.spec.checks.report import Report
+from dalsegno.spec.checks.report import Problems
 from dalsegno.spec.layout import login_nodes, own_nodes, own_spares
 from dalsegno.spec.model import ClusterSpec
-from dalsegno.spec.people import Storage
+from dalsegno.spec.people import StorageSpec
 from dalsegno.spec.section import Section, required_keys
 from dalsegno.spec.targets import TARGETS, HyperPod, Oci, ParallelCluster, Ssh, addresses
 from dalsegno.spec.unbuilt import UNBUILT_FIELDS
@@ -21,7 +21,7 @@ _CLOUDS = ("parallelcluster", "hyperpod", "oci")
 _OWNS_CONTROLLER = ("parallelcluster", "hyperpod")
 
 
-def check_targets(spec: ClusterSpec, report: Report) -> None:
+def check_targets(spec: ClusterSpec, report: Problems) -> None:
     """The right block and no other; nothing the platform does not let us have."""
     if not report.whole("target"):
         return
@@ -32,7 +32,7 @@ def check_targets(spec: ClusterSpec, report: Report) -> None:
     _subnet(spec, report)
 
 
-def _blocks(spec: ClusterSpec, report: Report) -> None:
+def _blocks(spec: ClusterSpec, report: Problems) -> None:
     for name in TARGETS:
         if name != spec.target and getattr(spec, name) is not None:
             what = f"there is a `{name}:` block, but the target is `{spec.target}`"
@@ -43,27 +43,27 @@ def _blocks(spec: ClusterSpec, report: Report) -> None:
         report.add(spec, "target", what, f"`dalsegno init --target {spec.target}` writes one")
 
 
-def _controller(spec: ClusterSpec, report: Report) -> None:
+def _controller(spec: ClusterSpec, report: Problems) -> None:
     if spec.slurm.backup_controller and spec.target in _OWNS_CONTROLLER:
         what = f"there can be no `backup_controller` on {spec.target}: the platform owns the controller"
         report.add(spec.slurm, "backup_controller", what, "leave it out")
 
 
-def _node_names(spec: ClusterSpec, report: Report) -> None:
+def _node_names(spec: ClusterSpec, report: Problems) -> None:
     for partition in spec.partitions:
         if spec.target in _CLOUDS and isinstance(partition.nodes, list):
             what = f"partition `{partition.name}` names its nodes, but on {spec.target} the platform names them"
             report.add(partition, "nodes", what, f"write how many: `nodes: {len(partition.nodes)}`")
 
 
-def _logins(spec: ClusterSpec, report: Report) -> None:
+def _logins(spec: ClusterSpec, report: Problems) -> None:
     login = spec.login
     if login.names and "count" in login.model_fields_set and login.count != len(login.names):
         what = f"`login.count` is {login.count}, but {len(login.names)} login nodes are named"
         report.add(login, "count", what, "leave `count` out", reads=("names",))
 
 
-def _subnet(spec: ClusterSpec, report: Report) -> None:
+def _subnet(spec: ClusterSpec, report: Problems) -> None:
     """The virtual hosts must fit: nodes, logins, head, backup, and the bridge itself."""
     if spec.local is None or not spec.local.subnet or not report.whole("partitions"):
         return
@@ -82,7 +82,7 @@ _QUEUE_NAME = re.compile(r"[a-z][a-z0-9-]{0,24}")
 _HYPHENS_ONLY = ("parallelcluster", "hyperpod", "oci")
 
 
-def check_platforms(spec: ClusterSpec, report: Report) -> None:
+def check_platforms(spec: ClusterSpec, report: Problems) -> None:
     """Names and settings that ParallelCluster, HyperPod or OCI would refuse, most of them only after minutes."""
     if not report.whole("target"):
         return
@@ -96,7 +96,7 @@ def check_platforms(spec: ClusterSpec, report: Report) -> None:
         _oci(spec.oci, report)
 
 
-def _names(spec: ClusterSpec, report: Report) -> None:
+def _names(spec: ClusterSpec, report: Problems) -> None:
     if "_" in spec.name:
         what = f"a cluster on {spec.target} cannot be called `{spec.name}`"
         report.add(spec, "name", what, f"write `{spec.name.replace('_', '-')}`")
@@ -107,7 +107,7 @@ def _names(spec: ClusterSpec, report: Report) -> None:
             report.add(partition, "name", what, hint)
 
 
-def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Report) -> None:
+def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Problems) -> None:
     _partitions_named(settings, "queues", list(settings.queues), spec, report)
     if settings.subnets and not settings.head_subnet:
         what = "`parallelcluster.subnets` is given without `head_subnet`"
@@ -121,20 +121,20 @@ def _parallelcluster(settings: ParallelCluster, spec: ClusterSpec, report: Repor
         _grows(name, queue.max_count, queue, spec, report)
 
 
-def _block_without_id(section: Section, whose: str, report: Report) -> None:
+def _block_without_id(section: Section, whose: str, report: Problems) -> None:
     what = f"`{whose}` buys a CAPACITY_BLOCK without saying which"
     hint = "add `capacity_reservation: cr-…`"
     report.add(section, "capacity_type", what, hint, reads=("capacity_reservation",))
 
 
-def _grows(name: str, most: int | None, queue: Section, spec: ClusterSpec, report: Report) -> None:
+def _grows(name: str, most: int | None, queue: Section, spec: ClusterSpec, report: Problems) -> None:
     always = next((partition.nodes for partition in spec.partitions if partition.name == name), None)
     if most is not None and isinstance(always, int) and most < always:
         what = f"queue `{name}` may grow to {most} nodes, but partition `{name}` always has {always}"
         report.add(queue, "max_count", what, f"write at least {always}, or leave it out")
 
 
-def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Report) -> None:
+def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Problems) -> None:
     _partitions_named(settings, "groups", list(settings.groups), spec, report)
     if bool(settings.subnets) != bool(settings.security_groups):
         given = "subnets" if settings.subnets else "security_groups"
@@ -146,7 +146,7 @@ def _hyperpod(settings: HyperPod, spec: ClusterSpec, report: Report) -> None:
         report.add(partition, "name", what, "give the partition another name")
 
 
-def _partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Report) -> None:
+def _partitions_named(section: Section, field: str, names: list[str], spec: ClusterSpec, report: Problems) -> None:
     known = [partition.name for partition in spec.partitions]
     for name in names:
         if name not in known and report.unnamed(name, "partitions"):
@@ -154,7 +154,7 @@ def _partitions_named(section: Section, field: str, names: list[str], spec: Clus
             report.add(section, f"{field}.{name}", what, did_you_mean(name, known))
 
 
-def _oci(settings: Oci, report: Report) -> None:
+def _oci(settings: Oci, report: Problems) -> None:
     subnets = [field for field in ("public_subnet", "private_subnet") if getattr(settings, field)]
     if subnets and not settings.vcn:
         what = f"`oci.{subnets[0]}` is given without the `vcn` it belongs to"
@@ -167,7 +167,7 @@ def _oci(settings: Oci, report: Report) -> None:
 _SHOWN = 4
 
 
-def check_ssh_hosts(spec: ClusterSpec, report: Report) -> None:
+def check_ssh_hosts(spec: ClusterSpec, report: Problems) -> None:
     """Hosts against machines."""
     if spec.target != "ssh" or not report.whole("target"):
         return
@@ -196,7 +196,7 @@ def _machines(spec: ClusterSpec) -> dict[str, bool]:
     return machines
 
 
-def _hosts(ssh: Ssh, report: Report) -> dict[str, str]:
+def _hosts(ssh: Ssh, report: Problems) -> dict[str, str]:
     """Machine to the key of `hosts` that names it."""
     found: dict[str, str] = {}
     for key, host in ssh.hosts.items():
@@ -212,7 +212,7 @@ def _hosts(ssh: Ssh, report: Report) -> dict[str, str]:
     return found
 
 
-def _strange(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Report) -> None:
+def _strange(ssh: Ssh, hosts: dict[str, str], machines: set[str], report: Problems) -> None:
     for name, key in hosts.items():
         if name not in machines:
             what = f"`ssh.hosts` names `{name}`, which is no machine of this cluster"
@@ -238,7 +238,7 @@ _SYSTEM_TREES = ("/boot/", "/dev/", "/etc/", "/proc/", "/sys/", "/bin/", "/sbin/
 _LUSTRE_FIRST_GIB, _LUSTRE_STEP_GIB = 1200, 2400
 
 
-def check_storage(spec: ClusterSpec, report: Report) -> None:
+def check_storage(spec: ClusterSpec, report: Problems) -> None:
     """Mounts apart from each other and from the system, types the target has, sizes it sells."""
     for storage in spec.storage:
         _mount(storage, report)
@@ -248,7 +248,7 @@ def check_storage(spec: ClusterSpec, report: Report) -> None:
     _homes(spec, report)
 
 
-def _mount(storage: Storage, report: Report) -> None:
+def _mount(storage: StorageSpec, report: Problems) -> None:
     straight = posixpath.normpath(storage.mount)
     if straight != storage.mount:
         what = f"storage `{storage.name}` is mounted at `{storage.mount}`"
@@ -258,14 +258,14 @@ def _mount(storage: Storage, report: Report) -> None:
         report.add(storage, "mount", what, "choose a place of its own, such as `/fsx` or `/shared`")
 
 
-def _type(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+def _type(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     types = _TYPES[spec.target]
     if storage.type not in types and report.whole("target"):
         what = f"storage `{storage.name}` is of type `{storage.type}`, which target `{spec.target}` does not have"
         report.add(storage, "type", what, f"use {' or '.join(f'`{each}`' for each in types)}")
 
 
-def _source_or_size(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+def _source_or_size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     if not report.whole("target"):
         return
     if storage.type == "nfs" and ":/" not in storage.source:
@@ -278,7 +278,7 @@ def _source_or_size(storage: Storage, spec: ClusterSpec, report: Report) -> None
         _size(storage, spec, report)
 
 
-def _size(storage: Storage, spec: ClusterSpec, report: Report) -> None:
+def _size(storage: StorageSpec, spec: ClusterSpec, report: Problems) -> None:
     if not storage.source and storage.size is None:
         what = f"storage `{storage.name}` needs a `size`, or the `source` of one that exists"
         report.add(storage, "size", what, "add `size: 1200G`", reads=("source", "type"))
@@ -290,7 +290,7 @@ def _size(storage: Storage, spec: ClusterSpec, report: Report) -> None:
             report.add(storage, "size", what, "write `1200G`, `2400G`, `4800G` …", reads=("source", "type"))
 
 
-def _overlaps(spec: ClusterSpec, report: Report) -> None:
+def _overlaps(spec: ClusterSpec, report: Problems) -> None:
     for at, storage in enumerate(spec.storage):
         for other in spec.storage[:at]:
             first, second = f"{posixpath.normpath(other.mount)}/", f"{posixpath.normpath(storage.mount)}/"
@@ -299,7 +299,7 @@ def _overlaps(spec: ClusterSpec, report: Report) -> None:
                 report.add(storage, "mount", what, "keep them side by side")
 
 
-def _homes(spec: ClusterSpec, report: Report) -> None:
+def _homes(spec: ClusterSpec, report: Problems) -> None:
     homes = [storage for storage in spec.storage if storage.home]
     for other in homes[1:]:
         what = f"storage `{homes[0].name}` and `{other.name}` both hold people's homes"
@@ -309,7 +309,7 @@ def _homes(spec: ClusterSpec, report: Report) -> None:
 # ---- Images that nobody could run.
 
 
-def check_containers(spec: ClusterSpec, report: Report) -> None:
+def check_containers(spec: ClusterSpec, report: Problems) -> None:
     if spec.containers.images and spec.containers.enabled is False:
         what = "`images` are to be imported, but the cluster is to run no containers"
         report.add(spec.containers, "images", what, "remove `enabled: false`, or `images`", reads=("enabled",))
@@ -318,7 +318,7 @@ def check_containers(spec: ClusterSpec, report: Report) -> None:
 # ---- Fields that no code acts on yet.
 
 
-def check_unbuilt(spec: ClusterSpec, report: Report) -> None:
+def check_unbuilt(spec: ClusterSpec, report: Problems) -> None:
     """Refuse fields that would do nothing; an empty value asks for nothing, and is accepted."""
     for each in UNBUILT_FIELDS:
         if each.targets and (spec.target not in each.targets or not report.whole("target")):

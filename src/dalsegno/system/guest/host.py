@@ -25,7 +25,7 @@ LOOK_AT_LOGS_S = 30.0
 MOST_LOG_BYTES, OLD_LOGS = 16 << 20, 2  # of each log: what a host writes stays bounded, however long it lives
 
 
-class Host:
+class GuestHost:
     """SIGHUP: read the plan again and follow it. SIGTERM: stop the services and end."""
 
     def __init__(self, plan_path: str, plan: Plan) -> None:

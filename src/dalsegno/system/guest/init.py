@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dalsegno.system.guest.host import SIGNALS, Host, Plan, write_json, write_text
+from dalsegno.system.guest.host import SIGNALS, GuestHost, Plan, write_json, write_text
 from dalsegno.system.guest.kernel import (
     MS_BIND,
     MS_NODEV,
@@ -87,7 +87,7 @@ def _become_host(plan_path: str, plan: Plan, tell: int) -> NoReturn:
         if plan["address"]:
             wait_for_link(plan["interface"])
             give_address(plan["interface"], plan["address"])
-        Host(plan_path, plan).live()
+        GuestHost(plan_path, plan).live()
         os._exit(0)
     except BaseException as error:  # whatever it is, this copy of the booter must not go on as if it were the booter
         sys.stderr.write(f"{plan['name']}: {error}\n")

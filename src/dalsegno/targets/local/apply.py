@@ -18,7 +18,7 @@ from dalsegno.system.children import Process
 from dalsegno.system.execute import caller
 from dalsegno.system.files import make_folder, write_atomic
 from dalsegno.system.hosts import HostPlan, boot, has_its_files, host_process, reload, write_plan
-from dalsegno.system.machine import Machine
+from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
 from dalsegno.targets.local.accounting import fill_database, register_cluster, update_people, update_reservations
@@ -34,10 +34,10 @@ from dalsegno.targets.local.daemons import (
 )
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
-from dalsegno.targets.local.folder import ApplyStage, Folder, State, write_applied, write_state
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_applied, write_state
 from dalsegno.targets.local.machine_room import draw_secret
 from dalsegno.targets.local.network import plug_in, remove_hosts
-from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.nodes import LocalNodes
 from dalsegno.targets.local.placement import BACKUP, LOOPBACK, REST, ROOM, SWITCH, VIRTUAL
 from dalsegno.targets.local.plan import LocalPlan
 from dalsegno.targets.local.sweep import end_strays
@@ -123,20 +123,20 @@ MOUNT_S = 10.0  # for living hosts to mount files again
 
 
 @dataclass(frozen=True)
-class Site:
+class ApplySite:
     """What the steps work with."""
 
     runner: Runner
     folder: Folder
-    machine: Machine
+    machine: MachineFacts
     cache: Path
     slurm: SlurmClient
     say: Say
 
 
-def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
+def apply(site: ApplySite, plan: LocalPlan, before: ClusterState | None) -> None:
     """Bring the cluster from where it is to where the plan says."""
-    state = State(
+    state = ClusterState(
         phase=ApplyStage.MAKING,
         placement=plan.placement,
         slurm_version=site.machine.slurm_version,
@@ -166,7 +166,7 @@ def apply(site: Site, plan: LocalPlan, before: State | None) -> None:
     write_state(site.folder, replace(state, phase=ApplyStage.UP))
 
 
-def _put_files(site: Site, plan: LocalPlan) -> None:
+def _put_files(site: ApplySite, plan: LocalPlan) -> None:
     make_devices(site.folder, plan)
     make_key(site.folder)
     make_secrets(site.folder, plan)
@@ -183,7 +183,7 @@ def _put_files(site: Site, plan: LocalPlan) -> None:
         fill_database(site.runner, site.folder.database, site.cache, site.machine.user)
 
 
-def _mount_again(site: Site, plan: LocalPlan) -> None:
+def _mount_again(site: ApplySite, plan: LocalPlan) -> None:
     """Have living hosts see the new files in the place of those they have mounted.
 
     A host that is stopped sees them when it goes on, and is not waited for.
@@ -196,7 +196,7 @@ def _mount_again(site: Site, plan: LocalPlan) -> None:
         time.sleep(0.01)
 
 
-def _boot_hosts(site: Site, plan: LocalPlan) -> None:
+def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
     """Boot what is missing; virtual hosts get their cables. Services wait for their turn."""
     missing = [plan.desired.hosts[name] for name in plan.boot]
     if missing:
@@ -210,10 +210,10 @@ def _boot_hosts(site: Site, plan: LocalPlan) -> None:
     for name in plan.bind:
         reload(site.folder.host(name))  # a host looks after its mounts when it reads its plan again
     for name in plan.mend:
-        clear(Nodes(site.runner, site.folder, plan.placement, plan.cluster), name)
+        clear(LocalNodes(site.runner, site.folder, plan.placement, plan.cluster), name)
 
 
-def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
+def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:
     """Cables for those that have none: new hosts, all hosts of a new switch, those of an `up` that was cut short."""
     living = _living(site, plan)
     switch = living.pop(SWITCH, None)
@@ -225,12 +225,12 @@ def _connect(site: Site, plan: LocalPlan, booted: Mapping[str, Process]) -> None
         reload(site.folder.host(name))  # have it give its new cable an address
 
 
-def _living(site: Site, plan: LocalPlan) -> dict[str, Process]:
+def _living(site: ApplySite, plan: LocalPlan) -> dict[str, Process]:
     found = {name: host_process(site.folder.host(name)) for name in plan.desired.hosts}
     return {name: process for name, process in found.items() if process is not None}
 
 
-def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
+def _start_head(site: ApplySite, plan: LocalPlan, state: ClusterState) -> ClusterState:
     """munge, database, accounting, controller: each when the one before it answers."""
     head = plan.desired.hosts[plan.cluster.head]
     up = ["munged"]
@@ -251,7 +251,7 @@ def _start_head(site: Site, plan: LocalPlan, state: State) -> State:
     return state
 
 
-def _say_if(site: Site, plan: LocalPlan, service: str, text: str) -> None:
+def _say_if(site: ApplySite, plan: LocalPlan, service: str, text: str) -> None:
     """Only what really happens: services that run as they should are left alone."""
     moved = {name.partition(":")[0] for _, name in (*plan.start, *plan.restart)}
     booted = {one.name.partition(":")[0] for host in plan.boot for one in plan.desired.hosts[host].services}
@@ -259,7 +259,7 @@ def _say_if(site: Site, plan: LocalPlan, service: str, text: str) -> None:
         site.say(text)
 
 
-def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) -> State:
+def _start_accounting(site: ApplySite, plan: LocalPlan, state: ClusterState, up: list[str]) -> ClusterState:
     head = plan.desired.hosts[plan.cluster.head]
     address = plan.placement.addresses[plan.cluster.head]
     _say_if(site, plan, "slurmdbd", "starting accounting (MariaDB, slurmdbd)")
@@ -278,7 +278,7 @@ def _start_accounting(site: Site, plan: LocalPlan, state: State, up: list[str]) 
     return state
 
 
-def _start_nodes(site: Site, plan: LocalPlan) -> None:
+def _start_nodes(site: ApplySite, plan: LocalPlan) -> None:
     """slurmd after slurmctld: one that finds no controller waits a whole second before it asks again. Our own
     controller comes up beside them; node agents come last, when there is somebody to talk to."""
     _say_if(site, plan, "slurmd", f"starting {len(plan.cluster.nodes)} slurmd")
@@ -297,7 +297,7 @@ def _head_and_nodes(plan: LocalPlan) -> Sequence[HostPlan]:
     return [head]
 
 
-def _settle(site: Site, plan: LocalPlan, since: float) -> None:
+def _settle(site: ApplySite, plan: LocalPlan, since: float) -> None:
     if plan.accounting:  # slurmdbd knows limits on GPUs only once slurmctld has told it of them
         update_people(site.slurm, plan.cluster, fresh=plan.fresh)
     changed = plan.reconfigure and not plan.unfinished
@@ -316,7 +316,7 @@ def _settle(site: Site, plan: LocalPlan, since: float) -> None:
         update_reservations(site.slurm, plan.cluster, plan.old_reservations)
 
 
-def _save_partitions(site: Site, plan: LocalPlan) -> None:
+def _save_partitions(site: ApplySite, plan: LocalPlan) -> None:
     """Have slurmctld save its partitions anew: a backup that takes over reads them from the saved state, and ends if
     they name nodes that are gone. Setting what is already so is enough."""
     for partition in plan.cluster.partitions:

@@ -18,7 +18,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.apart import slowness
 from dalsegno.system.children import MARK
 from dalsegno.system.hosts import HostPlan, Service, host_process, reload, revision, service_facts, write_plan
-from dalsegno.system.machine import Machine, program
+from dalsegno.system.machine import MachineFacts, program
 from dalsegno.system.processes import Runner
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.placement import AGENTS, AGENTS_PORT, ROOM, Placement
@@ -50,7 +50,7 @@ class Services:
     """Makes service definitions; `structure` names all that a running Slurm daemon cannot take up by `reconfigure`."""
 
     def __init__(
-        self, cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, structure: str
+        self, cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, structure: str
     ) -> None:
         self.cluster, self.folder, self.machine, self.structure = cluster, folder, machine, structure
         self.door = f"{placement.addresses[cluster.head]}:{placement.ports.get(AGENTS, AGENTS_PORT)}"  # for node agents

@@ -13,7 +13,7 @@ from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.health.settings import settings_text
 from dalsegno.health.telemetry import telemetry_text
 from dalsegno.slurm import versions
-from dalsegno.slurm.layout import Cgroups, Dbd, Host, Layout, NodePlace, Paths, Spank, Storage, Timeouts
+from dalsegno.slurm.layout import Cgroups, DaemonHost, DatabaseStorage, Dbd, Layout, NodePlace, Paths, Spank, Timeouts
 from dalsegno.slurm.render import (
     render_cgroup_conf,
     render_gres_conf,
@@ -27,7 +27,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.spec.layout import UNSIZED_MIB
 from dalsegno.system.cgroups import CgroupTree
 from dalsegno.system.hosts import HostPlan, Service, revision
-from dalsegno.system.machine import Machine
+from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.local.daemons import Services
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.people import People, group_file, passwd_file
@@ -52,14 +52,14 @@ from dalsegno.targets.local.shell import RESUME, own_command, resume_command
 CREDENTIAL_S = 30  # Slurm holds a requeued job back for as long as its old credential could still be used
 
 
-def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Layout:
+def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Layout:
     """Daemons log to the standard error that their host writes to a file, so no log file is named here."""
     loopback = placement.hosts == LOOPBACK
     tracked = machine.cgroups.version > 0 and not loopback
     held = tuple(name for name, why_not in limits(cluster, placement, machine).items() if not why_not)
     heads = [machine.hostname] if loopback else head_hosts(cluster)
     user = versions.user_word(machine.user, Version.parse(machine.slurm_version))
-    controllers = tuple(Host(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
+    controllers = tuple(DaemonHost(name, placement.addresses.get(name, "127.0.0.1")) for name in heads)
     return Layout(
         paths=slurm_paths(folder),
         controllers=controllers,
@@ -79,7 +79,7 @@ def slurm_layout(cluster: Cluster, folder: Folder, placement: Placement, machine
     )
 
 
-def limits(cluster: Cluster, placement: Placement, machine: Machine) -> dict[str, str]:
+def limits(cluster: Cluster, placement: Placement, machine: MachineFacts) -> dict[str, str]:
     """Return what jobs could be held to, and for each why they are not; "" if they are.
 
     A size that the file does not name is only Slurm's bookkeeping: nobody chose to have jobs killed at that line. Each
@@ -104,7 +104,7 @@ def _lacking(controller: str, tree: CgroupTree) -> str:
     return "" if controller in tree.controllers else f"cgroups here can have no controller `{controller}`"
 
 
-def limits_sentence(cluster: Cluster, placement: Placement, machine: Machine) -> str:
+def limits_sentence(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
     """Say what jobs are held to and what they are not, for `plan`."""
     told = limits(cluster, placement, machine)
     held = [name for name, why_not in told.items() if not why_not]
@@ -114,7 +114,7 @@ def limits_sentence(cluster: Cluster, placement: Placement, machine: Machine) ->
     return f"jobs are held {', '.join([*(f'to their {name}' for name in held), *not_held])}"
 
 
-def _cgroups(machine: Machine, tracked: bool, held: tuple[str, ...]) -> Cgroups:
+def _cgroups(machine: MachineFacts, tracked: bool, held: tuple[str, ...]) -> Cgroups:
     """Slurm's plugin for cgroup v2 needs folders that only root can make, even where nothing is tracked by them."""
     if not tracked:
         return Cgroups(plugin="none" if machine.cgroups.version != 1 else "")
@@ -122,7 +122,7 @@ def _cgroups(machine: Machine, tracked: bool, held: tuple[str, ...]) -> Cgroups:
     return Cgroups(plugin=f"cgroup/v{version}", constrain=held, ignore_systemd=version == 2)
 
 
-def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> Spank:
+def container_plugin(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> Spank:
     """What containers keep is each node's own, in its host's folder; what had to be unpacked, all nodes share. Real
     GPUs are in /dev, which every container has; the simulated ones are shown beside it."""
     built = folder.native / build_key(machine.slurm_version)
@@ -164,7 +164,7 @@ def slurm_paths(folder: Folder) -> Paths:
     )
 
 
-def _node_place(name: str, placement: Placement, machine: Machine, loopback: bool) -> NodePlace:
+def _node_place(name: str, placement: Placement, machine: MachineFacts, loopback: bool) -> NodePlace:
     return NodePlace(
         address=placement.addresses[name],
         hostname=machine.hostname if loopback else "",
@@ -173,8 +173,8 @@ def _node_place(name: str, placement: Placement, machine: Machine, loopback: boo
     )
 
 
-def _dbd(head: Host, folder: Folder, placement: Placement) -> Dbd:
-    storage = Storage(user="root", socket=str(folder.database_socket))
+def _dbd(head: DaemonHost, folder: Folder, placement: Placement) -> Dbd:
+    storage = DatabaseStorage(user="root", socket=str(folder.database_socket))
     return Dbd(head, storage, placement.ports.get("slurmdbd", 6819))
 
 
@@ -185,14 +185,14 @@ DISK_MIB = 64  # of a virtual host: scripts and credentials of jobs lie there, a
 
 
 def host_plans(
-    cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, services: Services
+    cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
     """Loopback: one host that holds every daemon. Virtual: a switch, the head, and a host for everything else."""
     plans = _host_plans(cluster, folder, placement, machine, services)
     return [_with_cgroups(plan, folder, machine, {node.name for node in cluster.nodes}) for plan in plans]
 
 
-def _with_cgroups(plan: HostPlan, folder: Folder, machine: Machine, nodes: Collection[str]) -> HostPlan:
+def _with_cgroups(plan: HostPlan, folder: Folder, machine: MachineFacts, nodes: Collection[str]) -> HostPlan:
     """Return the plan with the host's place among control groups.
 
     With cgroup v2 there is one hierarchy, and every host has a folder in it. With v1 compute hosts have one in the
@@ -209,7 +209,7 @@ def _with_cgroups(plan: HostPlan, folder: Folder, machine: Machine, nodes: Colle
 
 
 def _host_plans(
-    cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, services: Services
+    cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, services: Services
 ) -> list[HostPlan]:
     rest = [_plain(folder, REST, isolate=False, services=[services.slurmrestd(REST)])] if cluster.slurm.rest else []
     room = _plain(folder, ROOM, isolate=False, services=[services.machine_room()])
@@ -284,7 +284,7 @@ class Desired:
     hosts: Mapping[str, HostPlan]
 
 
-def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine, people: People) -> Desired:
+def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts, people: People) -> Desired:
     """`people` are the machine's own, to whom a virtual host adds the cluster's users."""
     files = _slurm_files(cluster, folder, placement, machine)
     files |= _host_files(cluster, folder, placement, people, machine)
@@ -294,7 +294,7 @@ def desired(cluster: Cluster, folder: Folder, placement: Placement, machine: Mac
     return Desired(files, {plan.name: plan for plan in plans})
 
 
-def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine: Machine) -> dict[str, File]:
+def _slurm_files(cluster: Cluster, folder: Folder, placement: Placement, machine: MachineFacts) -> dict[str, File]:
     version = Version.parse(machine.slurm_version)
     layout = slurm_layout(cluster, folder, placement, machine)
     files = {
@@ -323,7 +323,7 @@ def _structure(files: Mapping[str, File]) -> list[str]:
 
 
 def _host_files(
-    cluster: Cluster, folder: Folder, placement: Placement, people: People, machine: Machine
+    cluster: Cluster, folder: Folder, placement: Placement, people: People, machine: MachineFacts
 ) -> dict[str, File]:
     files = {
         f"hosts/{node.name}/telemetry.json": File(telemetry_text(told), stamp=told.stamp)
@@ -343,7 +343,7 @@ def _host_files(
     return files
 
 
-def hosts_file(cluster: Cluster, placement: Placement, machine: Machine) -> str:
+def hosts_file(cluster: Cluster, placement: Placement, machine: MachineFacts) -> str:
     """The second line of each host is for programs that listen on both protocols, as torch's store does: they ask for
     the names of their callers in that form. Its name is another, so that who asks for a host gets its plain address."""
     names = [("127.0.0.1", "localhost"), *((placement.addresses[name], name) for name in host_names(cluster))]

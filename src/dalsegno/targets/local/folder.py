@@ -207,7 +207,7 @@ class ApplyStage(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class ClusterState:
     """`phase` says how far the last command came; `registered`, whether slurmdbd knows the cluster; `owner` is the uid
     of the person whose it is: who made it, with sudo or without."""
 
@@ -234,11 +234,11 @@ def _read(kind: type[T], path: Path) -> T | None:
         raise damaged(path, str(error)) from error
 
 
-def read_state(folder: Folder) -> State | None:
-    return _read(State, folder.state)
+def read_state(folder: Folder) -> ClusterState | None:
+    return _read(ClusterState, folder.state)
 
 
-def read_state_leniently(folder: Folder) -> State | None:
+def read_state_leniently(folder: Folder) -> ClusterState | None:
     """For taking a cluster down: a state file that cannot be read must not stand in the way."""
     try:
         return read_state(folder)
@@ -246,7 +246,7 @@ def read_state_leniently(folder: Folder) -> State | None:
         return None
 
 
-def write_state(folder: Folder, state: State) -> None:
+def write_state(folder: Folder, state: ClusterState) -> None:
     write_atomic(folder.state, json.dumps(facts_to_json(state), indent=1))
 
 

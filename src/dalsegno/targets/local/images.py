@@ -62,10 +62,10 @@ def _importer(folder: Path, say: Say, image: str) -> Importer:
     from dalsegno.containers.import_image import Importer  # with all of HTTP, which most commands can do without
     from dalsegno.containers.store import open_store
 
-    return Importer(open_store(folder, folder), Told(say, image), enroot=program("enroot") or "")
+    return Importer(open_store(folder, folder), ImportLines(say, image), enroot=program("enroot") or "")
 
 
-class Told:
+class ImportLines:
     """How far an import is, in the lines of `up`."""
 
     def __init__(self, say: Say, image: str) -> None:

@@ -29,7 +29,7 @@ from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, note
 from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.nodes import Nodes, open_nodes
+from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.targets.local.rack import power_off, power_on
 
@@ -39,7 +39,7 @@ from dalsegno.targets.local.rack import power_off, power_on
 BAD = "bad-replacement"
 
 
-def reset_gpus(nodes: Nodes, node: str) -> None:
+def reset_gpus(nodes: LocalNodes, node: str) -> None:
     if not nodes.is_on(node):
         raise TargetError(f"{node} is off", hint="reboot or replace it")
     if not nodes.placement.gpus_simulated:
@@ -47,14 +47,14 @@ def reset_gpus(nodes: Nodes, node: str) -> None:
     mend(nodes, node, Remedy.RESET)
 
 
-def reboot(nodes: Nodes, node: str) -> None:
+def reboot(nodes: LocalNodes, node: str) -> None:
     """Whether it is on, hangs or is off."""
     power_off(nodes, node)
     mend(nodes, node, Remedy.REBOOT)
     power_on(nodes, node)
 
 
-def replace(nodes: Nodes, node: str) -> None:
+def replace(nodes: LocalNodes, node: str) -> None:
     """Other GPUs, another secret, nothing of what the old machine kept."""
     power_off(nodes, node)
     remove_tree(nodes.folder.spool(node))
@@ -72,7 +72,7 @@ def draw_secret(folder: Folder, node: str) -> None:
     write_atomic(folder.agent_secret(node), secrets.token_hex(32), 0o600, durable=False)
 
 
-def mend(nodes: Nodes, node: str, remedy: Remedy) -> None:
+def mend(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
     """What this remedy helps against is over; a machine that is said to be bad comes with a fault of its own."""
     found = injected_into(nodes.folder, node)
     for fault in found:
@@ -84,7 +84,7 @@ def mend(nodes: Nodes, node: str, remedy: Remedy) -> None:
     tell(nodes.folder, nodes.node(node), nodes.placement.gpus_simulated)
 
 
-def _bad(nodes: Nodes, node: str) -> Injected | None:
+def _bad(nodes: LocalNodes, node: str) -> Injected | None:
     return next((fault for fault in injected_into(nodes.folder, node) if fault.fault == BAD), None)
 
 
@@ -104,7 +104,7 @@ def _spoil(folder: Folder, bad: Injected) -> None:
 
 CALL_S = 5.0  # whoever has not asked by then is cut off
 LONGEST = 4096
-WORK: Mapping[str, Callable[[Nodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
+WORK: Mapping[str, Callable[[LocalNodes, str], None]] = {"reboot": reboot, "replace": replace, "reset_gpus": reset_gpus}
 
 
 def main(arguments: list[str]) -> int:
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     folder = Folder(Path(arguments[0]))
     try:
         with locked(folder.host(ROOM) / "lock", "this cluster's machine room", wait_s=5.0):
-            Room(folder, say).serve()
+            MachineRoomServer(folder, say).serve()
     except DalsegnoError as error:
         say(f"cannot go on: {error}")
     return 1
@@ -123,7 +123,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-class Room:
+class MachineRoomServer:
     """A thread for each caller; never two at work on one node."""
 
     def __init__(self, folder: Folder, say: Callable[[str], None]) -> None:

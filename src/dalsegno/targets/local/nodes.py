@@ -13,7 +13,7 @@ from dalsegno.system.children import Process, arguments, descendants, environmen
 from dalsegno.system.files import locked
 from dalsegno.system.hosts import host_process, read_plan, reload, write_plan
 from dalsegno.system.processes import Runner
-from dalsegno.targets.base import Worker
+from dalsegno.targets.base import NodeWorker
 from dalsegno.targets.local.folder import ApplyStage, Folder, read_applied, read_state
 from dalsegno.targets.local.network import port_name
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
@@ -21,7 +21,7 @@ from dalsegno.targets.workers import choose, see
 
 
 @dataclass(frozen=True)
-class Nodes:
+class LocalNodes:
     """The nodes of a cluster and where they are."""
 
     runner: Runner
@@ -81,21 +81,21 @@ class Nodes:
         return switch
 
 
-def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> Nodes:
+def open_nodes(runner: Runner, folder: Folder, *, to_look: bool = False) -> LocalNodes:
     """Of a cluster that is up: one that is being changed has no nodes to work on, only to look at."""
     state, applied = read_state(folder), read_applied(folder)
     if state is None or applied is None:
         raise TargetError(f"{folder.name} is not there", hint="`dalsegno up` makes it")
     if state.phase is not ApplyStage.UP and not to_look:
         raise TargetError(f"{folder.name} is being changed", hint="try again when `dalsegno up` has ended")
-    return Nodes(runner, folder, state.placement, applied)
+    return LocalNodes(runner, folder, state.placement, applied)
 
 
 # ---- What runs on a node: its services and its jobs' tasks, found from outside; and keeping a service from
 # running.
 
 
-def hold(nodes: Nodes, node: str, names: Collection[str], held: bool) -> None:
+def hold(nodes: LocalNodes, node: str, names: Collection[str], held: bool) -> None:
     """Have the node's host leave these services alone, or not any more; those that it keeps stay dead meanwhile."""
     folder = nodes.folder.host(nodes.host_name(node))
     with locked(folder / "plan.lock", f"the plan of {nodes.host_name(node)}", wait_s=5.0):
@@ -107,14 +107,14 @@ def hold(nodes: Nodes, node: str, names: Collection[str], held: bool) -> None:
     reload(folder)
 
 
-def service_processes(nodes: Nodes, node: str, names: Collection[str]) -> list[Process]:
+def service_processes(nodes: LocalNodes, node: str, names: Collection[str]) -> list[Process]:
     """By their arguments: the PIDs that a host knows are of its own namespace."""
     plan = read_plan(nodes.folder.host(nodes.host_name(node)))
     wanted = [list(each.argv) for each in plan.services if each.name in names] if plan else []
     return [process for process in _below(nodes, node) if arguments(process.pid) in wanted]
 
 
-def tasks_of(nodes: Nodes, node: str) -> list[Process]:
+def tasks_of(nodes: LocalNodes, node: str) -> list[Process]:
     """The processes of jobs on the node."""
     if not nodes.virtual:  # nodes share the machine: Slurm tells its tasks which one they are on
         conf, name = f"SLURM_CONF={nodes.folder.slurm_conf}".encode(), f"SLURMD_NODENAME={node}".encode()
@@ -122,7 +122,7 @@ def tasks_of(nodes: Nodes, node: str) -> list[Process]:
     return [process for process in _below(nodes, node) if _is_task(process.pid)]
 
 
-def _below(nodes: Nodes, node: str) -> list[Process]:
+def _below(nodes: LocalNodes, node: str) -> list[Process]:
     found = ((pid, start_ticks(pid)) for pid in descendants(nodes.host(node).pid))
     return [Process(pid, start) for pid, start in found if start is not None]
 
@@ -137,20 +137,20 @@ def _is_task(pid: int) -> bool:
 # ---- The workers of runs on a node, and killing one on purpose.
 
 
-def kill_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> Worker:
+def kill_worker(nodes: LocalNodes, node: str, run: str | None, rank: int | None) -> NodeWorker:
     """Without a word, as a kernel that is out of memory does it."""
     worker, process = find_worker(nodes, node, run, rank)
     send(process, signal.SIGKILL)
     return worker
 
 
-def find_worker(nodes: Nodes, node: str, run: str | None, rank: int | None) -> tuple[Worker, Process]:
+def find_worker(nodes: LocalNodes, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
     """The one of this run and rank, where they are named, else of the lowest rank."""
     seen = [see(pid) for pid in _pids_on(nodes, node)]
     return choose([one for one in seen if one is not None], node, run, rank)
 
 
-def _pids_on(nodes: Nodes, node: str) -> list[int]:
+def _pids_on(nodes: LocalNodes, node: str) -> list[int]:
     if nodes.virtual:
         return descendants(nodes.host(node).pid)
     return [process.pid for process in tasks_of(nodes, node)]

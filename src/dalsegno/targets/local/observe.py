@@ -10,11 +10,11 @@ from dalsegno.system.files import read_text
 from dalsegno.system.hosts import has_its_files, host_process, service_facts
 from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.desired import Desired
-from dalsegno.targets.local.folder import Folder, State, read_applied
+from dalsegno.targets.local.folder import ClusterState, Folder, read_applied
 from dalsegno.targets.local.plan import Observed, RunningJob
 
 
-def observe(folder: Folder, state: State | None, wanted: Desired, slurm: SlurmClient) -> Observed:
+def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: SlurmClient) -> Observed:
     """Everything a plan is made from; nothing is touched."""
     if state is None:
         return Observed()

@@ -18,7 +18,7 @@ PRIVILEGED = frozenset({
 
 
 @dataclass(frozen=True)
-class Account:
+class PasswdEntry:
     name: str
     uid: int
     gid: int
@@ -45,14 +45,14 @@ class People:
         rows = (line.split(":") for line in self.group.splitlines())
         return {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdigit()}
 
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[PasswdEntry]:
         rows = [row for line in self.passwd.splitlines() if len(row := line.split(":")) > 3]
-        return [Account(row[0], int(row[2]), int(row[3])) for row in rows if row[2].isdigit() and row[3].isdigit()]
+        return [PasswdEntry(row[0], int(row[2]), int(row[3])) for row in rows if row[2].isdigit() and row[3].isdigit()]
 
-    def account(self, name: str) -> Account | None:
+    def account(self, name: str) -> PasswdEntry | None:
         return next((account for account in self.accounts() if account.name == name), None)
 
-    def privileges(self, account: Account) -> list[str]:
+    def privileges(self, account: PasswdEntry) -> list[str]:
         """The privileged groups that an account is in."""
         rows = [row for line in self.group.splitlines() if len(row := line.split(":")) > 3 and row[2].isdigit()]
         mine = [row[0] for row in rows if account.name in row[3].split(",") or int(row[2]) == account.gid]
@@ -79,7 +79,7 @@ def check_people(users: Sequence[User], machine: People, before: Mapping[str, in
         raise TargetError(f"{names} have the same uid", hint="give each user a `uid` of its own, or leave it out")
 
 
-def _check_account(user: User, account: Account, machine: People, before: Mapping[str, int]) -> None:
+def _check_account(user: User, account: PasswdEntry, machine: People, before: Mapping[str, int]) -> None:
     """An account of the machine is used as it is: only a person's, and a powerful one only if its uid is named."""
     name, other = f"`{user.name}`", "choose another name in the cluster file"
     if account.uid < FIRST_PERSON or account.uid == NOBODY:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, healthy
 from dalsegno.spec.facts import Cluster, Node
-from dalsegno.system.machine import Machine
+from dalsegno.system.machine import MachineFacts
 from dalsegno.targets.local.people import People, assign_uids, check_people
 
 VIRTUAL, LOOPBACK = "virtual", "loopback"
@@ -77,7 +77,7 @@ def submit_hosts(cluster: Cluster, placement: Placement, machine: str) -> dict[s
     return {**own, **outside_hosts(cluster, placement, machine)}
 
 
-def choose_hosts(cluster: Cluster, machine: Machine) -> str:
+def choose_hosts(cluster: Cluster, machine: MachineFacts) -> str:
     """Virtual hosts where we may make them; a plain wish for them that cannot be met is an error."""
     wish = cluster.local.hosts
     able = machine.is_root and machine.namespaces
@@ -89,7 +89,7 @@ def choose_hosts(cluster: Cluster, machine: Machine) -> str:
 
 
 def place(
-    cluster: Cluster, machine: Machine, folder_id: str, before: Placement | None, free: Free, devices: str
+    cluster: Cluster, machine: MachineFacts, folder_id: str, before: Placement | None, free: Free, devices: str
 ) -> Placement:
     """Place every host; whoever has a place keeps it."""
     hosts = before.hosts if before else choose_hosts(cluster, machine)
@@ -176,7 +176,7 @@ def _place_loopback(cluster: Cluster, base: Placement, free: Free) -> Placement:
     return replace(base, ports=ports, addresses=addresses)
 
 
-def _place_gpus(cluster: Cluster, machine: Machine, base: Placement, devices: str) -> Placement:
+def _place_gpus(cluster: Cluster, machine: MachineFacts, base: Placement, devices: str) -> Placement:
     """Real GPUs are dealt out in order when there are enough for all nodes; otherwise all are simulated."""
     total = sum(node.gpus for node in cluster.nodes)
     enough = 0 < total <= len(machine.gpu_files)

@@ -10,7 +10,7 @@ from dalsegno.health.settings import FILE as HEALTH
 from dalsegno.spec.facts import Cluster
 from dalsegno.system.hosts import ServiceFact
 from dalsegno.targets.local.desired import Desired, File
-from dalsegno.targets.local.folder import ApplyStage, State
+from dalsegno.targets.local.folder import ApplyStage, ClusterState
 from dalsegno.targets.local.placement import Placement
 
 
@@ -27,7 +27,7 @@ class RunningJob:
 class Observed:
     """A cluster as it stands: all empty where there is none."""
 
-    state: State | None = None
+    state: ClusterState | None = None
     applied: Cluster | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()  # hosts

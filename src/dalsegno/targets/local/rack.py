@@ -14,12 +14,12 @@ from dalsegno.system.files import write_atomic
 from dalsegno.system.hosts import PACKAGES, boot, host_process, read_plan, reload, write_plan
 from dalsegno.system.network import link_names, run_ip
 from dalsegno.targets.local.network import plug_in, remove_cgroups_of
-from dalsegno.targets.local.nodes import Nodes, hold, service_processes, tasks_of
+from dalsegno.targets.local.nodes import LocalNodes, hold, service_processes, tasks_of
 
 NODE_SERVICES = ("slurmd", "node-agent")
 
 
-def power_off(nodes: Nodes, node: str) -> None:
+def power_off(nodes: LocalNodes, node: str) -> None:
     """Gone from one moment to the next; off already is fine."""
     if nodes.virtual:
         _cut_power(nodes, node)
@@ -27,7 +27,7 @@ def power_off(nodes: Nodes, node: str) -> None:
         _kill_all(nodes, node)
 
 
-def power_on(nodes: Nodes, node: str) -> None:
+def power_on(nodes: LocalNodes, node: str) -> None:
     """Boot a node that is off, with all its services. One that was cut short is finished by doing it again."""
     if nodes.virtual:
         _boot(nodes, node)
@@ -35,7 +35,7 @@ def power_on(nodes: Nodes, node: str) -> None:
         _start_all(nodes, node)
 
 
-def _cut_power(nodes: Nodes, node: str) -> None:
+def _cut_power(nodes: LocalNodes, node: str) -> None:
     """The cable first: what the kernel says for a dying host's connections must reach no one."""
     host = host_process(nodes.folder.host(node))
     if host is None:
@@ -47,7 +47,7 @@ def _cut_power(nodes: Nodes, node: str) -> None:
         raise TargetError(f"{node} does not die", hint="a process of it may hang in the kernel")
 
 
-def _boot(nodes: Nodes, node: str) -> None:
+def _boot(nodes: LocalNodes, node: str) -> None:
     plan = read_plan(nodes.folder.host(node))
     if plan is None:
         raise TargetError(f"{node} was never booted", hint="run `dalsegno up`")
@@ -59,21 +59,21 @@ def _boot(nodes: Nodes, node: str) -> None:
     plug_in(nodes.runner, nodes.placement, nodes.switch().pid, booted, new=booted.keys())
 
 
-def _half_booted(nodes: Nodes, plan: str) -> list[Process]:
+def _half_booted(nodes: LocalNodes, plan: str) -> list[Process]:
     """Of a boot whose booter was killed: it may still be about to become the host. (Hosts that were booted together
     have each other's plans among their arguments.)"""
     ours = marked(str(nodes.folder.root))
     return [process for process in ours if arguments(process.pid)[-2:] == [PACKAGES, plan]]
 
 
-def _kill_all(nodes: Nodes, node: str) -> None:
+def _kill_all(nodes: LocalNodes, node: str) -> None:
     """On loopback ports: its daemons and its jobs' tasks. Its supervisor, which is everybody's, lives on."""
     names = [nodes.service(node, name) for name in NODE_SERVICES]
     hold(nodes, node, names, True)
     end([*service_processes(nodes, node, names), *tasks_of(nodes, node)])
 
 
-def _start_all(nodes: Nodes, node: str) -> None:
+def _start_all(nodes: LocalNodes, node: str) -> None:
     write_atomic(nodes.folder.boot_id(node), secrets.token_hex(8), durable=False)
     hold(nodes, node, [nodes.service(node, name) for name in NODE_SERVICES], False)
     reload(nodes.folder.host(nodes.host_name(node)))

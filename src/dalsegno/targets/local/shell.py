@@ -19,7 +19,7 @@ from dalsegno.system.files import read_text
 from dalsegno.system.hosts import host_process
 from dalsegno.system.machine import program
 from dalsegno.targets.local.daemons import slurm_env
-from dalsegno.targets.local.folder import Folder, State, read_applied, read_state
+from dalsegno.targets.local.folder import ClusterState, Folder, read_applied, read_state
 from dalsegno.targets.local.placement import SHELL, VIRTUAL
 
 ON_ONE_MACHINE_S = "1.5"  # no real network lies between its hosts: a silent one is sooner known to be lost
@@ -117,7 +117,7 @@ def entrance(folder: Folder, cwd: str, *, host: str | None = None, user: str | N
     return [*nsenter, *renamed, *become, "/bin/sh", "-c", GO, "sh", cwd]
 
 
-def _host(folder: Folder, name: str | None, state: State | None) -> Process | None:
+def _host(folder: Folder, name: str | None, state: ClusterState | None) -> Process | None:
     applied = read_applied(folder)
     known = list(state.placement.addresses) if state else []
     if name is not None and name not in known:

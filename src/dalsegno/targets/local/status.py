@@ -12,19 +12,19 @@ from dalsegno.slurm.facts import JobInfo, NodeInfo
 from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
-from dalsegno.targets.base import ClusterPhase, DaemonStatus, JobStatus, NodeStatus, Status
+from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, JobStatus, NodeStatus
 from dalsegno.targets.local.breaking.records import injected_into
-from dalsegno.targets.local.folder import ApplyStage, Folder, State, read_applied, read_state
+from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_applied, read_state
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
 
 
-def read_status(folder: Folder, slurm: SlurmClient) -> Status:
+def read_status(folder: Folder, slurm: SlurmClient) -> ClusterStatus:
     """Never raises for a cluster that is broken: telling that is what it is for."""
     state = read_state(folder)
     applied = read_applied(folder)
     if state is None:
-        return Status(
+        return ClusterStatus(
             folder.name,
             "local",
             ClusterPhase.GONE,
@@ -33,7 +33,7 @@ def read_status(folder: Folder, slurm: SlurmClient) -> Status:
     daemons = _daemons(folder)
     nodes, jobs, silence = _ask(slurm) if controller_runs(folder) else ([], None, [])
     problems = [*_advice(state, applied), *silence, *_dead(daemons), *_injected(folder), *_unbound(folder)]
-    return Status(
+    return ClusterStatus(
         folder.name,
         "local",
         _phase(state, problems, applied),
@@ -50,7 +50,7 @@ def _unbound(folder: Folder) -> list[str]:
     return [f"{compress(names)}: the cluster's users are not known there; `dalsegno up` repairs it"] if names else []
 
 
-def _advice(state: State, applied: Cluster | None) -> list[str]:
+def _advice(state: ClusterState, applied: Cluster | None) -> list[str]:
     if state.phase is ApplyStage.UP:
         return []
     if state.phase is not ApplyStage.MAKING:
@@ -78,7 +78,7 @@ def _is_alive(folder: Folder, host: str) -> bool:
         return False
 
 
-def _phase(state: State, problems: list[str], applied: Cluster | None) -> ClusterPhase:
+def _phase(state: ClusterState, problems: list[str], applied: Cluster | None) -> ClusterPhase:
     if state.phase is ApplyStage.REMOVING:
         return ClusterPhase.HALF_REMOVED
     if state.phase is ApplyStage.MAKING:
@@ -86,7 +86,7 @@ def _phase(state: State, problems: list[str], applied: Cluster | None) -> Cluste
     return ClusterPhase.DEGRADED if problems else ClusterPhase.UP
 
 
-def _facts(state: State, applied: Cluster | None) -> dict[str, str]:
+def _facts(state: ClusterState, applied: Cluster | None) -> dict[str, str]:
     accounting = {"accounting": "on" if applied.slurm.accounting else "off"} if applied else {}
     return {"Slurm": state.slurm_version.split()[-1], "hosts": state.placement.hosts, **accounting}
 

@@ -18,27 +18,27 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.cgroups import ends_with_session
 from dalsegno.system.files import closed_to_others
 from dalsegno.system.hosts import PACKAGES
-from dalsegno.system.machine import DAEMONS, Machine, look, missing_packages
+from dalsegno.system.machine import DAEMONS, MachineFacts, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import Plan, Say, Status, Wound
-from dalsegno.targets.faults import FAULTS, Fault, Options
-from dalsegno.targets.local.apply import Site, apply
+from dalsegno.targets.base import ClusterStatus, Plan, Say, Wound
+from dalsegno.targets.faults import FAULTS, FaultOptions, InjectedFault
+from dalsegno.targets.local.apply import ApplySite, apply
 from dalsegno.targets.local.breaking.doing import clear, inject
 from dalsegno.targets.local.breaking.records import Injected, injected_into, remembered
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.desired import desired, images_folder, limits_sentence
 from dalsegno.targets.local.folder import (
     ApplyStage,
+    ClusterState,
     Folder,
-    State,
     read_applied,
     read_state,
     read_state_leniently,
     write_state,
 )
 from dalsegno.targets.local.images import import_all, present
-from dalsegno.targets.local.nodes import Nodes, open_nodes
+from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.observe import controller_runs, observe
 from dalsegno.targets.local.people import People, shared_accounts
 from dalsegno.targets.local.placement import FIRST_PORT, LAST_PORT, LOOPBACK, Free, Placement, place
@@ -107,7 +107,7 @@ class LocalTarget:
         self.slurm = self._client()
 
     @cached_property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineFacts:
         return look(self.runner)
 
     def plan(self, cluster: Cluster) -> LocalPlan:
@@ -170,7 +170,7 @@ class LocalTarget:
         state = self._state()
         if state is None:
             sweep(self.runner, self.folder)  # what an earlier cluster of this name, or half a `down`, has left
-        site = Site(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
+        site = ApplySite(self.runner, self.folder, self.machine, self.cache, self.slurm, say)
         before = read_applied(self.folder)
         try:
             apply(site, plan, state)
@@ -184,7 +184,7 @@ class LocalTarget:
         """Those that the plan names. The cluster is up already, and may be used and changed meanwhile."""
         import_all(images_folder(plan.cluster, self.folder), plan.import_images, say, plan.cluster.name)
 
-    def _put_back(self, site: Site, before: Cluster, state: State, error: DalsegnoError) -> NoReturn:
+    def _put_back(self, site: ApplySite, before: Cluster, state: ClusterState, error: DalsegnoError) -> NoReturn:
         """Undo a change that Slurm did not take, then tell of it."""
         try:
             # The old places, since hosts that were to go still live there; and unfinished, so that all is looked at.
@@ -213,7 +213,7 @@ class LocalTarget:
                 write_state(self.folder, replace(state, phase=ApplyStage.REMOVING))
         return sweep(self.runner, self.folder)
 
-    def status(self) -> Status:
+    def status(self) -> ClusterStatus:
         """Asked from inside where we may enter: only there do the cluster's own users have names. And not for long."""
         return read_status(self.folder, self._client(self._way_in(), timeout_s=STATUS_S))
 
@@ -263,12 +263,12 @@ class LocalTarget:
         """Where the cluster's controller is asked to keep a run."""
         return self.folder.controller_socket
 
-    def inject(self, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
         return inject(self._nodes(), fault, node, options)
 
     def power_off(self, node: str) -> None:
         """As if its power were cut: nothing on it says goodbye."""
-        self.inject(FAULTS["power-off"], node, Options())
+        self.inject(FAULTS["power-off"], node, FaultOptions())
 
     def injected(self) -> list[Wound]:
         nodes = self._nodes()
@@ -282,7 +282,7 @@ class LocalTarget:
     def clear(self, node: str, fault: str | None = None) -> list[Wound]:
         return [_wound(one) for one in clear(self._nodes(), node, fault)]
 
-    def _nodes(self) -> Nodes:
+    def _nodes(self) -> LocalNodes:
         return open_nodes(self.runner, self.folder)
 
     def ask(self, *argv: str) -> str:
@@ -297,7 +297,7 @@ class LocalTarget:
         env = {"PATH": NODE_PATH, **slurm_env(self.folder)}
         return SlurmClient(self.runner, env, prefix=prefix, timeout_s=timeout_s)
 
-    def _state(self) -> State | None:
+    def _state(self) -> ClusterState | None:
         """The state to go on from: none where a `down` was cut short."""
         state = read_state(self.folder)
         return None if state is not None and state.phase is ApplyStage.REMOVING else state

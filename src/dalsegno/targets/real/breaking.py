@@ -23,13 +23,13 @@ from dalsegno.slurm.facts import JobInfo, JobState
 from dalsegno.slurm.names import job_id, node_list
 from dalsegno.system.children import Child, start
 from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import SAFE, Fault, Options
-from dalsegno.targets.real.on_node import CLEAR, LOOK, PROGRAM, Wish
+from dalsegno.targets.faults import SAFE, FaultOptions, InjectedFault
+from dalsegno.targets.real.on_node import CLEAR, LOOK, PROGRAM, WantedWorker
 
 ANSWER_S = 60.0  # a step starts in a tenth of a second, on a busy cluster in some
 
 Message = dict[str, Any]
-Enter = Callable[[str, str, Wish], Message]  # job, node, what to do there -> what was said there
+Enter = Callable[[str, str, WantedWorker], Message]  # job, node, what to do there -> what was said there
 
 
 class RealNodes:
@@ -38,13 +38,13 @@ class RealNodes:
     def __init__(self, slurm: SlurmClient, enter: Enter) -> None:
         self._slurm, self._enter = slurm, enter
 
-    def inject(self, fault: Fault, node: str, options: Options) -> Mapping[str, Any]:
+    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
         check_safe(fault, options)
         jobs = self._jobs(node, options.run)
-        wish = Wish("", fault.name, options.run, options.rank, _gpu(fault, options), options.for_s)
+        wish = WantedWorker("", fault.name, options.run, options.rank, _gpu(fault, options), options.for_s)
         refusals = []
         for job in jobs:
-            answer = self._enter(job, node, Wish(**{**asdict(wish), "job": job}))
+            answer = self._enter(job, node, WantedWorker(**{**asdict(wish), "job": job}))
             if "error" not in answer:
                 return answer
             refusals.append(answer)
@@ -63,7 +63,7 @@ class RealNodes:
         return found if fault is None else []
 
     def _ask(self, job: str, node: str, what: str) -> list[Wound]:
-        answer = self._enter(job, node, Wish(job, what))
+        answer = self._enter(job, node, WantedWorker(job, what))
         return [Wound(str(fault), node, time.time()) for fault in answer.get("found", ())]
 
     def _own(self) -> list[JobInfo]:
@@ -80,7 +80,7 @@ class RealNodes:
         return jobs
 
 
-def check_safe(fault: Fault, options: Options) -> None:
+def check_safe(fault: InjectedFault, options: FaultOptions) -> None:
     """What would hurt others is refused, and an option that means nothing here too."""
     if not fault.safe:
         raise UsageError(
@@ -91,12 +91,12 @@ def check_safe(fault: Fault, options: Options) -> None:
         raise UsageError("`--until` says nothing of real nodes", hint="`--for TIME` or `--clear` ends it")
 
 
-def _gpu(fault: Fault, options: Options) -> int | None:
+def _gpu(fault: InjectedFault, options: FaultOptions) -> int | None:
     """A slow GPU is that of a worker: the one in its place on the node."""
     return (options.gpu or 0) if "gpu" in fault.heeds else None
 
 
-def step_argv(job: str, node: str, wish: Wish) -> list[str]:
+def step_argv(job: str, node: str, wish: WantedWorker) -> list[str]:
     """One task more in a running job, beside all that it has."""
     return [
         "srun", f"--jobid={job_id(job)}", "--overlap", f"--nodelist={node_list(node)}", "--nodes=1", "--ntasks=1",
@@ -109,7 +109,7 @@ def enter_with_srun(env: Mapping[str, str]) -> Enter:
     """`env` is that of Slurm's commands; what it says of a job that we are in ourselves is left out."""
     bare = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
 
-    def enter(job: str, node: str, wish: Wish) -> Message:
+    def enter(job: str, node: str, wish: WantedWorker) -> Message:
         """What lasts goes on after us: srun is a process of its own, and is not waited for."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "said"

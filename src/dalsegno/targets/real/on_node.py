@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 
 from dalsegno.errors import DalsegnoError, NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
-from dalsegno.targets.base import Worker
-from dalsegno.targets.workers import Seen, choose, find_workers, see
+from dalsegno.targets.base import NodeWorker
+from dalsegno.targets.workers import SeenProcess, choose, find_workers, see
 
 PROGRAM = "break-worker"
 KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
@@ -26,7 +26,7 @@ SLOW_S, FAST_S = 0.2, 0.1  # still for two thirds of the time, as with a clock a
 
 
 @dataclass(frozen=True)
-class Wish:
+class WantedWorker:
     """Which worker: by run and rank, or the one of a GPU, which is the one in this place on the node."""
 
     job: str
@@ -39,7 +39,7 @@ class Wish:
 
 def main(arguments: list[str]) -> int:
     try:
-        _carry_out(Wish(**json.loads(arguments[0])), _say)
+        _carry_out(WantedWorker(**json.loads(arguments[0])), _say)
     except DalsegnoError as error:
         _say({"error": error.what, "hint": error.hint})
     return 0
@@ -50,7 +50,7 @@ def _say(facts: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> None:
+def _carry_out(wish: WantedWorker, say: Callable[[dict[str, object]], None]) -> None:
     if wish.what == LOOK:
         say({"found": _lasting(wish.job)})
     elif wish.what == CLEAR:
@@ -64,7 +64,7 @@ def _carry_out(wish: Wish, say: Callable[[dict[str, object]], None]) -> None:
             _hold(wish, worker, process, say)
 
 
-def _choose(wish: Wish) -> tuple[Worker, Process]:
+def _choose(wish: WantedWorker) -> tuple[NodeWorker, Process]:
     node = os.environ.get("SLURMD_NODENAME", "this node")
     if wish.gpu is None:
         return choose(_seen(wish.job), node, wish.run, wish.rank)
@@ -80,11 +80,11 @@ def _own(job: str) -> list[Process]:
     return find(lambda pid: owner(pid) == uid and mark in environment(pid))
 
 
-def _seen(job: str) -> list[Seen]:
+def _seen(job: str) -> list[SeenProcess]:
     return [seen for process in _own(job) if (seen := see(process.pid)) is not None]
 
 
-def _hold(wish: Wish, worker: Worker, process: Process, say: Callable[[dict[str, object]], None]) -> None:
+def _hold(wish: WantedWorker, worker: NodeWorker, process: Process, say: Callable[[dict[str, object]], None]) -> None:
     """Still, or slow, until the time is over; a worker that stays still until somebody clears it needs no holder."""
     if wish.what == HANG and wish.for_s is None:
         send(process, signal.SIGSTOP)
@@ -134,11 +134,11 @@ def _holders(job: str) -> list[Process]:
     return [process for process in like_us if _wish_of(process).what in (HANG, SLOW)]
 
 
-def _wish_of(process: Process) -> Wish:
+def _wish_of(process: Process) -> WantedWorker:
     try:
-        return Wish(**json.loads(arguments(process.pid)[-1]))
+        return WantedWorker(**json.loads(arguments(process.pid)[-1]))
     except (ValueError, TypeError, IndexError):
-        return Wish("", "")
+        return WantedWorker("", "")
 
 
 def _still(job: str) -> list[Process]:

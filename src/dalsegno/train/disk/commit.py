@@ -30,17 +30,17 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from dalsegno.train.disk.files import ChecksummedFile, link_durably, remove_tree, sync_folder, told, write_durably
-from dalsegno.train.disk.folder import Keep, tidy
+from dalsegno.train.disk.folder import Retention, tidy
 from dalsegno.train.disk.format import (
     LATEST,
     MANIFEST,
     METADATA,
+    CheckpointManifest,
     Chunk,
-    Entry,
+    DataEntry,
     FileMark,
-    Manifest,
-    Part,
-    Temporary,
+    RankPart,
+    TemporaryName,
     data_name,
     failed_name,
     parse_part,
@@ -66,7 +66,7 @@ def never(missing: Sequence[int]) -> bool:
     return False
 
 
-def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[Part]:
+def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Abandoned = never) -> list[RankPart]:
     """The parts of all ranks, as soon as they are there; if they never are, an error that says who failed.
 
     `abandoned`: whether to wait no longer for these ranks.
@@ -89,7 +89,7 @@ def gather_parts(temporary: Path, world: int, timeout_s: float, abandoned: Aband
         time.sleep(_PAUSE_S)
 
 
-def moved_on(folder: Path, ours: Temporary, ranks: Sequence[int]) -> bool:
+def moved_on(folder: Path, ours: TemporaryName, ranks: Sequence[int]) -> bool:
     """One of these ranks is writing a newer step of the same generation: its share of this one will not come."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -101,7 +101,7 @@ def moved_on(folder: Path, ours: Temporary, ranks: Sequence[int]) -> bool:
     return False
 
 
-def _read(temporary: Path, rank: int, world: int) -> Part:
+def _read(temporary: Path, rank: int, world: int) -> RankPart:
     part = parse_part((temporary / part_name(rank)).read_bytes())
     if part.world != world:
         raise CheckpointError(f"rank {rank} wrote its share for {part.world} ranks, but there are {world}")
@@ -151,7 +151,7 @@ def commit(
     What goes wrong before the rename is a CheckpointError and leaves nothing; after it the checkpoint is there, and
     what fails then is only warned of.
     """
-    ours = Temporary(step, run, generation)
+    ours = TemporaryName(step, run, generation)
     temporary, final = folder / ours.name, folder / step_name(step)
     try:
         with told("cannot write the checkpoint", folder):
@@ -164,17 +164,17 @@ def commit(
         raise
     _tell_of_differences(parts, warn)
     _point_latest(folder, final.name, warn)
-    tidy(folder, ours, Keep(keep, every), warn)
+    tidy(folder, ours, Retention(keep, every), warn)
     return final
 
 
-def _complete(temporary: Path, ours: Temporary, parts: Sequence[Part]) -> None:
+def _complete(temporary: Path, ours: TemporaryName, parts: Sequence[RankPart]) -> None:
     files = {part.file: part.mark for part in parts}
     files[METADATA] = _write_metadata(temporary, merge(parts))
     for part in parts:
         os.unlink(temporary / part_name(part.rank))
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest = Manifest(ours.step, len(parts), ours.run, ours.generation, parts[0].torch, now, files)
+    manifest = CheckpointManifest(ours.step, len(parts), ours.run, ours.generation, parts[0].torch, now, files)
     write_durably(temporary / MANIFEST, render(manifest).encode())
     sync_folder(temporary)
 
@@ -185,7 +185,7 @@ def _write_metadata(temporary: Path, data: bytes) -> FileMark:
         return file.finish()
 
 
-def _ask(grant: Grant, ours: Temporary) -> None:
+def _ask(grant: Grant, ours: TemporaryName) -> None:
     try:
         granted = grant()
     except OSError as error:
@@ -214,7 +214,7 @@ def _put_in_place(temporary: Path, final: Path, step: int) -> None:
     sync_folder(final.parent)
 
 
-def _tell_of_differences(parts: Sequence[Part], warn: Warn) -> None:
+def _tell_of_differences(parts: Sequence[RankPart], warn: Warn) -> None:
     from dalsegno.train.disk.write import differing
 
     words = differing(parts)
@@ -232,7 +232,7 @@ def _point_latest(folder: Path, name: str, warn: Warn) -> None:
 # ---- The parts of all ranks put together: `.metadata`, by which torch.distributed.checkpoint finds every tensor.
 
 
-def merge(parts: Sequence[Part]) -> bytes:
+def merge(parts: Sequence[RankPart]) -> bytes:
     """Refuses what could not be loaded: a tensor of which something is missing, or that ranks see differently."""
     items: dict[str, Any] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
@@ -245,7 +245,7 @@ def merge(parts: Sequence[Part]) -> bytes:
     return pickle.dumps(metadata)
 
 
-def _add(items: dict[str, Any], places: dict[MetadataIndex, _StorageInfo], entry: Entry, file: str) -> None:
+def _add(items: dict[str, Any], places: dict[MetadataIndex, _StorageInfo], entry: DataEntry, file: str) -> None:
     chunk = entry.chunk
     index = MetadataIndex(entry.key, chunk.offsets if chunk else None)
     if index in places:
@@ -277,7 +277,7 @@ def _refuse_gaps(items: dict[str, Any]) -> None:
                 raise CheckpointError(f"the ranks wrote {written} of the {math.prod(item.size)} elements of {key}")
 
 
-def _paths(parts: Sequence[Part], items: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+def _paths(parts: Sequence[RankPart], items: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Where each key stands in the nested state; a name that nobody knows the path of is cut at its first dot."""
     known = {key: tuple(path) for part in parts for key, path in part.paths.items()}
     return {key: known.get(key) or tuple(key.split(".", 1)) for key in items}

@@ -14,7 +14,7 @@ import torch
 from dalsegno.train.disk.commit import commit
 from dalsegno.train.disk.files import ChecksummedFile, sync_folder, told
 from dalsegno.train.disk.folder import lock_folder
-from dalsegno.train.disk.load import Found
+from dalsegno.train.disk.load import FoundCheckpoint
 from dalsegno.train.disk.write import write_share
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.state import put_together, take
@@ -24,7 +24,7 @@ _NO_PICKLE = ("Unsupported operand", "invalid load key", "truncated")  # what un
 _OWN = "what each rank had of its own: random numbers, its place in the data"
 
 
-def to_torch_file(found: Found, target: Path) -> list[str]:
+def to_torch_file(found: FoundCheckpoint, target: Path) -> list[str]:
     """A file for torch.load: the nested state dicts as they were. Gives what was not kept."""
     try:
         nested = put_together(found.shell, _tensors(found), found.unpickle)
@@ -41,7 +41,7 @@ def _torch_save(value: object, path: Path) -> None:
         file.finish()
 
 
-def to_safetensors(found: Found, target: Path) -> list[str]:
+def to_safetensors(found: FoundCheckpoint, target: Path) -> list[str]:
     """All tensors by name. Gives what was not kept."""
     save_file = _safetensors().save_file
     from safetensors import SafetensorError
@@ -98,7 +98,7 @@ def _save(folder: Path, nested: Mapping[str, Any], step: int) -> Path:
         lock.release()
 
 
-def _tensors(found: Found) -> dict[str, torch.Tensor]:
+def _tensors(found: FoundCheckpoint) -> dict[str, torch.Tensor]:
     tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in found.sizes.items()}
     found.fill(tensors)
     return tensors

@@ -22,7 +22,7 @@ from dalsegno.train.disk.format import (
     LATEST,
     LOCK,
     MANIFEST,
-    Temporary,
+    TemporaryName,
     is_of,
     is_trash,
     numbered,
@@ -240,19 +240,19 @@ def _lock(fd: int, kind: int) -> bool:
 # ---- Which checkpoints go, and how they go: first out of sight in one stroke, then file by file.
 
 
-class Keep(NamedTuple):
+class Retention(NamedTuple):
     last: int
     every: int | None = None  # steps that are multiples of this stay for ever
 
 
-def to_remove(steps: Collection[int], newest: int, keep: Keep) -> list[int]:
+def to_remove(steps: Collection[int], newest: int, keep: Retention) -> list[int]:
     """Of the checkpoints up to the one just written. Later ones are of another history: not ours to judge."""
     ours = sorted(step for step in steps if step <= newest)
     old = ours[: -max(1, keep.last)]
     return [step for step in old if not (keep.every and step % keep.every == 0)]
 
 
-def left_behind(names: Collection[str], ours: Temporary) -> list[str]:
+def left_behind(names: Collection[str], ours: TemporaryName) -> list[str]:
     """Folders of savers that were killed, and removals that were cut short.
 
     Whoever writes here holds the lock, so what other runs left is dead; of our own run it is what is older.
@@ -275,7 +275,7 @@ def remove_namesakes(folder: Path, run: str, generation: int) -> None:
             remove_tree(folder / name)
 
 
-def tidy(folder: Path, ours: Temporary, keep: Keep, warn: Callable[[str], None]) -> None:
+def tidy(folder: Path, ours: TemporaryName, keep: Retention, warn: Callable[[str], None]) -> None:
     """After a commit. What cannot be removed now is tried again after the next one."""
     try:
         for name in left_behind(os.listdir(folder), ours):
@@ -285,7 +285,7 @@ def tidy(folder: Path, ours: Temporary, keep: Keep, warn: Callable[[str], None])
         warn(f"cannot remove old checkpoints in {folder}: {error.strerror}")
 
 
-def _retain(folder: Path, newest: int, keep: Keep) -> None:
+def _retain(folder: Path, newest: int, keep: Retention) -> None:
     whole = [path for path in list_steps(folder) if not faults_of(path, every_byte=False)]
     steps = {step: path for path in whole if (step := parse_step(path.name)) is not None}
     for step in to_remove(steps, newest, keep):
@@ -308,7 +308,7 @@ def _latest(folder: Path) -> str:
         return ""
 
 
-def _age(temporary: Temporary) -> tuple[int, int]:
+def _age(temporary: TemporaryName) -> tuple[int, int]:
     return temporary.generation, temporary.step
 
 

@@ -30,7 +30,7 @@ _TEMPORARY = re.compile(r"\.step-(\d{12,})\.(.*)\.g(\d+)\.tmp")
 _TRASH = re.compile(r"\.trash-step-\d{12,}\..+")
 
 
-class Temporary(NamedTuple):
+class TemporaryName(NamedTuple):
     """A checkpoint that is being written: of which step, by which run, in which generation of it."""
 
     step: int
@@ -62,9 +62,9 @@ def parse_step(name: str) -> int | None:
     return int(found[1]) if found and step_name(int(found[1])) == name else None
 
 
-def parse_temporary(name: str) -> Temporary | None:
+def parse_temporary(name: str) -> TemporaryName | None:
     found = _TEMPORARY.fullmatch(name)
-    return Temporary(int(found[1]), unquote(found[2]), int(found[3])) if found else None
+    return TemporaryName(int(found[1]), unquote(found[2]), int(found[3])) if found else None
 
 
 def trash_name(step: int, unique: str) -> str:
@@ -107,7 +107,7 @@ class FileMark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     step: int
     world: int  # ranks that wrote it; any number can read it
     run: str
@@ -121,7 +121,7 @@ class Manifest:
         return sum(mark.bytes for mark in self.files.values())
 
 
-def render(manifest: Manifest) -> str:
+def render(manifest: CheckpointManifest) -> str:
     content: dict[str, Any] = {
         "format": FORMAT,
         "step": manifest.step,
@@ -137,7 +137,7 @@ def render(manifest: Manifest) -> str:
     return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
 
 
-def parse(text: str) -> Manifest:
+def parse(text: str) -> CheckpointManifest:
     """Raises ValueError, with what is wrong, for anything but a text that `render` gave."""
     try:
         content = json.loads(text)
@@ -151,9 +151,9 @@ def parse(text: str) -> Manifest:
     return manifest
 
 
-def _manifest(content: Mapping[str, Any]) -> Manifest:
+def _manifest(content: Mapping[str, Any]) -> CheckpointManifest:
     files = {name: FileMark(mark["bytes"], int(mark["crc32"], 16)) for name, mark in content["files"].items()}
-    return Manifest(
+    return CheckpointManifest(
         step=content["step"],
         world=content["world"],
         run=content["run"],
@@ -185,7 +185,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DataEntry:
     """One thing in a data file: a chunk of a tensor, or, without a chunk, any other value."""
 
     key: str
@@ -195,25 +195,25 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     rank: int
     world: int
     file: str
     mark: FileMark
-    entries: Sequence[Entry]
+    entries: Sequence[DataEntry]
     torch: str
     paths: Mapping[str, Sequence[PathStep]] = field(default_factory=dict)  # of every key, from rank 0 alone
     prints: Mapping[str, int] = field(default_factory=dict)  # of what every rank holds
 
 
-def render_part(part: Part) -> bytes:
+def render_part(part: RankPart) -> bytes:
     return json.dumps({**asdict(part), "mark": list(part.mark)}).encode()
 
 
-def parse_part(text: bytes) -> Part:
+def parse_part(text: bytes) -> RankPart:
     content = json.loads(text)
-    entries = [Entry(each["key"], each["at"], each["length"], _chunk(each["chunk"])) for each in content["entries"]]
-    return Part(**{**content, "mark": FileMark(*content["mark"]), "entries": entries})
+    entries = [DataEntry(each["key"], each["at"], each["length"], _chunk(each["chunk"])) for each in content["entries"]]
+    return RankPart(**{**content, "mark": FileMark(*content["mark"]), "entries": entries})
 
 
 def _chunk(content: Mapping[str, Sequence[int]] | None) -> Chunk | None:

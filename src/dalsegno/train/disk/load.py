@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 from dalsegno.train.disk.files import told
 from dalsegno.train.disk.folder import ReadLock
-from dalsegno.train.disk.format import METADATA, SHELL, Manifest, own_key
+from dalsegno.train.disk.format import METADATA, SHELL, CheckpointManifest, own_key
 from dalsegno.train.disk.verify import byte_faults, check, list_steps
 from dalsegno.train.errors import CheckpointError
 
@@ -49,7 +49,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-class NotPlain(CheckpointError):
+class NotPlainValue(CheckpointError):
     """There is more in it than plain values."""
 
 
@@ -75,7 +75,7 @@ class _Unpickler(pickle.Unpickler):
             return _load_storage
         if (module, name) == ("builtins", "getattr"):
             return _get_member
-        raise NotPlain(f"{module}.{name} is not a plain value")
+        raise NotPlainValue(f"{module}.{name} is not a plain value")
 
 
 def _load_storage(raw: bytes) -> Any:
@@ -88,20 +88,20 @@ def _get_member(of: Any, name: str) -> Any:
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     if of is not _MEM_FORMAT_ENCODING:
-        raise NotPlain(f"the attribute {name} of {of!r} is not a plain value")
+        raise NotPlainValue(f"the attribute {name} of {of!r} is not a plain value")
     return _MEM_FORMAT_ENCODING[name]
 
 
 # ---- The newest whole checkpoint of a folder, and what is in it.
 
 
-class Found:
+class FoundCheckpoint:
     """A checkpoint that was found whole. It is not removed before `close`.
 
     `trust`: whether to run code that is in it. None: where nobody else can have written it.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, lock: ReadLock, trust: bool | None) -> None:
+    def __init__(self, path: Path, manifest: CheckpointManifest, lock: ReadLock, trust: bool | None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
         self.step, self.world, self.run = manifest.step, manifest.world, manifest.run
         self._told, self._trusted = trust, trust is not False
@@ -119,7 +119,7 @@ class Found:
             return pickle.loads(raw)
         try:
             return load_plain(raw)
-        except NotPlain as error:
+        except NotPlainValue as error:
             raise CheckpointError(
                 f"{self.path} holds more than tensors and plain values ({error})",
                 hint=f"`ckpt convert --trust`, or {TRUST}=1 for training, loads it anyway and runs the code in it",
@@ -166,14 +166,14 @@ class Found:
     def close(self) -> None:
         self._lock.release()
 
-    def __enter__(self) -> Found:
+    def __enter__(self) -> FoundCheckpoint:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> Found | None:
+def find_newest(folder: Path, warn: Callable[[str], None], trust: bool | None = None) -> FoundCheckpoint | None:
     """The newest checkpoint that is whole to the last byte; damaged ones are told of and passed over.
 
     None if there has never been one. If there were some and none is whole, that is an error: to start from nothing
@@ -192,7 +192,7 @@ def newest_but(
     warn: Callable[[str], None],
     every_byte: bool = False,
     trust: bool | None = None,
-) -> Found | None:
+) -> FoundCheckpoint | None:
     """The newest that is none of the damaged. Those that it finds to be so it adds to them, and tells of."""
     with told("cannot read", folder):
         for path in list_steps(folder):
@@ -212,7 +212,7 @@ def none_is_whole(folder: Path, damaged: Sequence[str]) -> CheckpointError:
     )
 
 
-def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> Found:
+def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = None) -> FoundCheckpoint:
     """This checkpoint and no other. `every_byte=False` looks at sizes only: another rank has read all of it.
 
     `trust`: whether to run code that is in it. By default that depends on who can have written it.
@@ -224,7 +224,7 @@ def open_checkpoint(path: Path, every_byte: bool = True, trust: bool | None = No
     return found
 
 
-def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Found | None, tuple[str, ...]]:
+def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[FoundCheckpoint | None, tuple[str, ...]]:
     """The checkpoint, or what is wrong with it; neither if it has been removed in this moment."""
     try:
         lock = ReadLock(path)
@@ -237,7 +237,7 @@ def _open_checked(path: Path, every_byte: bool, trust: bool | None) -> tuple[Fou
             index = {name: mark for name, mark in checked.manifest.files.items() if name == METADATA}
             faults = tuple(byte_faults(path, index))
         if checked.manifest and not faults:
-            return Found(path, checked.manifest, lock, trust), ()
+            return FoundCheckpoint(path, checked.manifest, lock, trust), ()
     except BaseException:
         lock.release()
         raise

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dalsegno.train.disk.format import MANIFEST, FileMark, Manifest, parse, parse_step
+from dalsegno.train.disk.format import MANIFEST, CheckpointManifest, FileMark, parse, parse_step
 
 _BLOCK = 8 << 20
 _THREADS = 2
@@ -20,7 +20,7 @@ class Checked:
     """A checkpoint's folder, what its manifest says (None: there is no valid one), and what is wrong with it."""
 
     path: Path
-    manifest: Manifest | None
+    manifest: CheckpointManifest | None
     faults: tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ def faults_of(path: Path, every_byte: bool = True) -> tuple[str, ...]:
     return check(path, every_byte).faults
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """Raises ValueError, saying what is wrong with it, if there is none that holds for this folder."""
     try:
         text = (path / MANIFEST).read_bytes().decode()

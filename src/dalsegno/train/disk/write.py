@@ -16,17 +16,17 @@ from dalsegno.train.disk.files import ChecksummedFile, remove_tree, told, unlink
 from dalsegno.train.disk.format import (
     SHELL,
     Chunk,
-    Entry,
-    Part,
+    DataEntry,
     PathStep,
-    Temporary,
+    RankPart,
+    TemporaryName,
     data_name,
     failed_name,
     own_key,
     part_name,
     render_part,
 )
-from dalsegno.train.state import Piece, State
+from dalsegno.train.state import Piece, TrainingState
 
 # ---- Who writes what: every rank works it out alone and finds the same, so nobody has to be asked.
 
@@ -100,7 +100,7 @@ def _owner(byte: int, total: int, world: int) -> int:
 # own.
 
 
-def write_entries(file: ChecksummedFile, state: State) -> list[Entry]:
+def write_entries(file: ChecksummedFile, state: TrainingState) -> list[DataEntry]:
     """All that falls to this rank: its share of the tensors, what is its own, and on rank 0 the rest."""
     with _without_torchs_checksums():
         return [
@@ -109,7 +109,7 @@ def write_entries(file: ChecksummedFile, state: State) -> list[Entry]:
         ]
 
 
-def _values(state: State) -> Iterator[tuple[str, object]]:
+def _values(state: TrainingState) -> Iterator[tuple[str, object]]:
     if state.own:
         yield own_key(state.rank), state.own
     if state.rank == 0:
@@ -117,7 +117,7 @@ def _values(state: State) -> Iterator[tuple[str, object]]:
         yield from state.values.items()
 
 
-def _share(state: State) -> Iterator[tuple[Piece, Slice]]:
+def _share(state: TrainingState) -> Iterator[tuple[Piece, Slice]]:
     shared = {piece.key: piece for piece in state.pieces if piece.shared}
     tensors = [Shared(piece.key, piece.size, piece.tensor.element_size()) for piece in shared.values()]
     for part in divide(tensors, state.world)[state.rank]:
@@ -127,7 +127,7 @@ def _share(state: State) -> Iterator[tuple[Piece, Slice]]:
             yield piece, Slice(piece.key, 0, 0, piece.tensor.shape[0] if piece.tensor.dim() else 1)
 
 
-def _write_chunk(file: ChecksummedFile, piece: Piece, part: Slice) -> Entry:
+def _write_chunk(file: ChecksummedFile, piece: Piece, part: Slice) -> DataEntry:
     data = _dense_slice(piece.tensor, part)
     offsets = list(piece.offsets)
     if offsets:
@@ -147,11 +147,11 @@ def _dense_slice(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
     return torch.empty(0, dtype=dense.dtype).set_(alone, 0, dense.shape, dense.stride())
 
 
-def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None) -> Entry:
+def _write_entry(file: ChecksummedFile, key: str, value: Any, chunk: Any = None) -> DataEntry:
     at = file.position
     torch.save(value, file)
     file.check()
-    return Entry(key, at, file.position - at, chunk)
+    return DataEntry(key, at, file.position - at, chunk)
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ SAMPLES = 1024  # elements of each tensor that are looked at
 _FACTOR = 0x9E3779B97F4A7C1  # odd, and large: neighbours that are swapped show
 
 
-def prints_of(state: State) -> dict[str, int]:
+def prints_of(state: TrainingState) -> dict[str, int]:
     """Of all that every rank holds; of nothing where there is only one."""
     shared = [piece for piece in state.pieces if piece.shared] if state.world > 1 else []
     return {piece.key: print_of(piece.tensor) for piece in shared}
@@ -189,7 +189,7 @@ def print_of(tensor: torch.Tensor) -> int:
     return int((numbers * (torch.arange(len(numbers)) * 2 + 1) * _FACTOR).sum())
 
 
-def differing(parts: Sequence[Part]) -> str:
+def differing(parts: Sequence[RankPart]) -> str:
     """What is to be said of it; nothing if all ranks hold the same."""
     first = min(parts, key=lambda part: part.rank)
     unlike = {key: part.rank for part in parts for key, value in part.prints.items() if first.prints.get(key) != value}
@@ -231,12 +231,12 @@ def paths_in(shell: bytes, keys: Collection[str]) -> dict[str, tuple[PathStep, .
 # ---- A rank's share of a checkpoint: one data file, on the disk, and a part that tells rank 0 what is in it.
 
 
-def write_share(folder: Path, state: State, run: str, generation: int) -> None:
+def write_share(folder: Path, state: TrainingState, run: str, generation: int) -> None:
     """Every rank calls this, in any process; rank 0 then commits. Run and generation together must never come twice.
 
     What goes wrong is a CheckpointError, and leaves nothing of this rank's behind.
     """
-    temporary = folder / Temporary(state.step, run, generation).name
+    temporary = folder / TemporaryName(state.step, run, generation).name
     try:
         with told("cannot write the checkpoint", folder):
             _make(temporary)
@@ -252,14 +252,14 @@ def _make(temporary: Path) -> None:
         os.mkdir(temporary)
 
 
-def _write(temporary: Path, state: State) -> None:
+def _write(temporary: Path, state: TrainingState) -> None:
     _remove_files(temporary, state.rank)
     name = data_name(state.rank)
     with ChecksummedFile(temporary / name) as file:
         entries = write_entries(file, state)
         mark = file.finish()
     paths = paths_in(state.shell, {*state.values, *(piece.key for piece in state.pieces)}) if state.rank == 0 else {}
-    part = Part(state.rank, state.world, name, mark, entries, str(torch.__version__), paths, prints_of(state))
+    part = RankPart(state.rank, state.world, name, mark, entries, str(torch.__version__), paths, prints_of(state))
     write_durably(temporary / part_name(state.rank), render_part(part))
 
 

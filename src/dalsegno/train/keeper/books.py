@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dalsegno.train.frames import Message
-from dalsegno.train.keeper.holdings import Held, holdings
-from dalsegno.train.keeper.plan import Keep, KeeperAddress, Sent, key_of, spent
+from dalsegno.train.keeper.holdings import StoredSnapshot, holdings
+from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, key_of, spent
 from dalsegno.train.memory.files import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
 
@@ -23,17 +23,17 @@ class Books:
     def __init__(self, folder: Path, tell: Tell) -> None:
         self.folder, self.tell = folder, tell
         self.changed = threading.Condition(threading.RLock())
-        self.keep: Keep | None = None
+        self.keep: KeepOrder | None = None
         self._sent: dict[Sent, KeeperAddress] = {}
         self._told: list[Message] | None = None
         self._trouble = ""
 
-    def order(self, keep: Keep) -> None:
+    def order(self, keep: KeepOrder) -> None:
         with self.changed:
             self.keep = keep
             self.look()
 
-    def wait_for_orders(self, timeout_s: float) -> Keep | None:
+    def wait_for_orders(self, timeout_s: float) -> KeepOrder | None:
         """A keeper's port is known before its agent has spoken to it."""
         with self.changed:
             self.changed.wait_for(lambda: self.keep is not None, timeout_s)
@@ -56,7 +56,7 @@ class Books:
                 self.tell({"trouble": why})
                 self._trouble = why
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[StoredSnapshot]:
         return holdings(self.keep.run, self.folder) if self.keep else []
 
     def sent(self) -> set[Sent]:
@@ -64,7 +64,7 @@ class Books:
         buddy = self.keep.buddy if self.keep else None
         return {key for key, address in self._sent.items() if address == buddy}
 
-    def note_sent(self, one: Held, buddy: KeeperAddress) -> None:
+    def note_sent(self, one: StoredSnapshot, buddy: KeeperAddress) -> None:
         with self.changed:
             here = {key_of(held) for held in self.held()}
             self._sent = {key: address for key, address in self._sent.items() if key in here}
@@ -79,7 +79,7 @@ class Books:
         assert self.keep is not None
         return self.folder / str(SlotName(self.keep.run, rank, slot, copy=True))
 
-    def path_of(self, one: Held) -> Path:
+    def path_of(self, one: StoredSnapshot) -> Path:
         return self.folder / str(one.name)
 
     def remove(self, names: Iterable[SlotName]) -> None:

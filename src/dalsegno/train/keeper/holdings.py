@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.train.memory.files import SlotName, find_folder, open_own, slots_of
-from dalsegno.train.memory.record import ABSENT, HEADER, Record, parse_record, parse_sums
+from dalsegno.train.memory.record import ABSENT, HEADER, SnapshotRecord, parse_record, parse_sums
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredSnapshot:
     """A committed snapshot, or a part of one: whose it is, of which step, and which of its two parts are here."""
 
     name: SlotName
-    record: Record
+    record: SnapshotRecord
     summed: bool  # its checksums are made
 
     @property
@@ -49,7 +49,7 @@ class Held:
         }  # fmt: skip
 
 
-def holdings(run: str, folder: Path | None = None) -> list[Held]:
+def holdings(run: str, folder: Path | None = None) -> list[StoredSnapshot]:
     """All that is committed; what is being written, is visibly damaged or another user's, is not there."""
     folder = folder or find_folder()
     if folder is None:
@@ -58,7 +58,7 @@ def holdings(run: str, folder: Path | None = None) -> list[Held]:
     return [held for held in found if held is not None]
 
 
-def _held(name: SlotName, path: Path) -> Held | None:
+def _held(name: SlotName, path: Path) -> StoredSnapshot | None:
     fd = open_own(path)
     if fd is None:
         return None
@@ -71,7 +71,7 @@ def _held(name: SlotName, path: Path) -> Held | None:
         return None
     if record.rank != name.rank and record.own != ABSENT:
         return None  # what all ranks have may come from any of them; the rest may not
-    return Held(name, record, sums is not None and sums.seq == record.seq)
+    return StoredSnapshot(name, record, sums is not None and sums.seq == record.seq)
 
 
 # ---- The port of a keeper. Whoever starts keepers opens it, and hands it from one to the next.

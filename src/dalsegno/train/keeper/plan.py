@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.memory.files import check_run
-from dalsegno.train.memory.record import Record, free_slots
+from dalsegno.train.memory.record import SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import Safe
 
 # ---- What the agent orders, read once where it comes in. Pure.
@@ -32,7 +32,7 @@ RATE = 2 << 30  # bytes in a second
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepOrder:
     """Whose snapshots these are, and who is to have a copy of them."""
 
     run: str
@@ -45,7 +45,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CommittedSnapshot:
     """A rank of this node has committed a step. What it is stands in its slot: this is only a call to look."""
 
 
@@ -68,7 +68,7 @@ class Drop:
     ranks: tuple[int, ...]
 
 
-Order = Union[Keep, Snapshot, Fetch, Drop]
+Order = Union[KeepOrder, CommittedSnapshot, Fetch, Drop]
 
 
 def parse_order(message: Mapping[str, Any]) -> Order | None:
@@ -76,7 +76,7 @@ def parse_order(message: Mapping[str, Any]) -> Order | None:
     if "keep" in message:
         return _keep(message["keep"])
     if "snapshot" in message:
-        return Snapshot()
+        return CommittedSnapshot()
     if "fetch" in message:
         return _fetch(message["fetch"])
     if "drop" in message:
@@ -84,10 +84,10 @@ def parse_order(message: Mapping[str, Any]) -> Order | None:
     return None
 
 
-def _keep(told: Mapping[str, Any]) -> Keep:
+def _keep(told: Mapping[str, Any]) -> KeepOrder:
     run, buddy, resumed = str(told["run"]), told.get("buddy"), told.get("resumed", UNTOLD)
     check_run(run)
-    return Keep(
+    return KeepOrder(
         run,
         bytes.fromhex(told["secret"]),
         str(told["node"]),
@@ -118,15 +118,19 @@ OWN, SHARED = 3, 4  # and those for the parts that were fetched for it
 Sent = tuple[int, int]  # a rank, and the number of its snapshot
 
 
-def to_sum(held: Iterable[Held], failed: Collection[Sent] = ()) -> Held | None:
+def to_sum(held: Iterable[StoredSnapshot], failed: Collection[Sent] = ()) -> StoredSnapshot | None:
     """The newest snapshot of this node that has no checksums."""
     without = [one for one in held if not one.copy and not one.summed and key_of(one) not in failed]
     return max(without, key=_place, default=None)
 
 
 def to_send(
-    held: Sequence[Held], keep: Keep, sent: Collection[Sent], safe: Safe | None = None, skipped: bool = False
-) -> Held | None:
+    held: Sequence[StoredSnapshot],
+    keep: KeepOrder,
+    sent: Collection[Sent],
+    safe: Safe | None = None,
+    skipped: bool = False,
+) -> StoredSnapshot | None:
     """The newest snapshot that the buddy lacks, of the rank whose turn it is. `skipped`: or an older one, after all."""
     mine = [one for one in held if not one.copy and one.summed and _counts(one, keep, safe)]
     waiting = [one for one in mine if key_of(one) not in sent]
@@ -138,28 +142,30 @@ def to_send(
     return max((one for one in fit if one.rank == turn), key=_place, default=None)
 
 
-def key_of(one: Held) -> Sent:
+def key_of(one: StoredSnapshot) -> Sent:
     return one.rank, one.record.seq
 
 
-def slot_for(copies: Sequence[Record | None], made: Sequence[bool], keep: Keep, safe: Safe | None) -> int | None:
+def slot_for(
+    copies: Sequence[SnapshotRecord | None], made: Sequence[bool], keep: KeepOrder, safe: Safe | None
+) -> int | None:
     """Where the next copy of a rank goes; None while all are needed. No file is made before those that are there."""
     free = free_slots(copies, keep.generation, _resumed(copies, keep), safe)
     return min(free, key=lambda number: (not made[number], free.index(number)), default=None)
 
 
-def find_own(held: Iterable[Held], rank: int, generation: int, step: int) -> Held | None:
+def find_own(held: Iterable[StoredSnapshot], rank: int, generation: int, step: int) -> StoredSnapshot | None:
     fit = [one for one in held if one.own and one.rank == rank and one.place == (generation, step)]
     return min(fit, key=lambda one: one.copy, default=None)
 
 
-def find_shared(held: Iterable[Held], generation: int, step: int) -> Held | None:
+def find_shared(held: Iterable[StoredSnapshot], generation: int, step: int) -> StoredSnapshot | None:
     """Of any rank: all have the same."""
     fit = [one for one in held if one.shared and one.place == (generation, step)]
     return min(fit, key=lambda one: one.copy, default=None)
 
 
-def spent(held: Sequence[Held], safe: Safe | None) -> list[Held]:
+def spent(held: Sequence[StoredSnapshot], safe: Safe | None) -> list[StoredSnapshot]:
     """What is of no use any more, and would only take memory.
 
     That is what was fetched to start from, once the run has come further; and all that is left of a rank that has gone
@@ -174,19 +180,19 @@ def spent(held: Sequence[Held], safe: Safe | None) -> list[Held]:
     return fetched + [one for one in held if one not in fetched and (one.rank, one.copy) not in here]
 
 
-def _counts(one: Held, keep: Keep, safe: Safe | None) -> bool:
+def _counts(one: StoredSnapshot, keep: KeepOrder, safe: Safe | None) -> bool:
     """Whether anyone may ever go on from it: not from steps that were given up, nor from before what is safe."""
     if safe is not None and not safe.needs(one.place):
         return False
     return one.record.generation == keep.generation or keep.resumed in (UNTOLD, one.record.step)
 
 
-def _resumed(copies: Iterable[Record | None], keep: Keep) -> int | None:
+def _resumed(copies: Iterable[SnapshotRecord | None], keep: KeepOrder) -> int | None:
     """Untold: it may be the newest one, so that is kept."""
     if keep.resumed != UNTOLD:
         return keep.resumed
     return max((copy.step for copy in copies if copy and copy.generation < keep.generation), default=None)
 
 
-def _place(one: Held) -> tuple[int, int]:
+def _place(one: StoredSnapshot) -> tuple[int, int]:
     return one.place

@@ -13,14 +13,14 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books, unlimited
-from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, find_own, find_shared, slot_for
 from dalsegno.train.keeper.wire import IDLE_S, PROOF_S, STALL_S, Channel, Stranger, prove_as_called
-from dalsegno.train.memory.record import ABSENT, Record, parse_record, parse_sums
-from dalsegno.train.memory.room import Room, check_room, read_room
+from dalsegno.train.memory.record import ABSENT, SnapshotRecord, parse_record, parse_sums
+from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.slots import capacity_for
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header, read_record
-from dalsegno.wire.bounds import Waiting
+from dalsegno.wire.bounds import WaitingConnections
 
 # ---- To a keeper that asks for a part of a snapshot: its header, then its bytes.
 
@@ -34,7 +34,7 @@ def give(channel: Channel, message: Message, books: Books) -> None:
         channel.send({"gone": True})
 
 
-def _give(channel: Channel, message: Message, books: Books, one: Held, shared: bool) -> bool:
+def _give(channel: Channel, message: Message, books: Books, one: StoredSnapshot, shared: bool) -> bool:
     path = books.path_of(one)
     with held_snapshot(path) as snapshot:
         if snapshot is None or snapshot.record != one.record:
@@ -60,7 +60,7 @@ MOST_RANKS = 1 << 20
 class Receiving:
     """One copy of a rank at a time: should its sender have called anew, the old call ends first."""
 
-    def __init__(self, books: Books, read_room: Callable[[Path], Room] = read_room) -> None:
+    def __init__(self, books: Books, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
         self._books, self._read_room = books, read_room
         self._busy: set[int] = set()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Receiving:
             self._busy.add(rank)
             return free
 
-    def _answer(self, channel: Channel, record: Record, header: bytes, generation: int) -> Message:
+    def _answer(self, channel: Channel, record: SnapshotRecord, header: bytes, generation: int) -> Message:
         keep = self._books.keep
         if keep is None or generation < keep.generation:
             return {"refused": "the run has gone on without this generation"}
@@ -101,7 +101,7 @@ class Receiving:
             return {"later": True}
         return self._receive(channel, paths[slot], header, record)
 
-    def _receive(self, channel: Channel, path: Path, header: bytes, record: Record) -> Message:
+    def _receive(self, channel: Channel, path: Path, header: bytes, record: SnapshotRecord) -> Message:
         make_room(path, record, self._read_room)
         with channel.at_work():
             coming = Incoming(path, header)
@@ -121,7 +121,7 @@ class Receiving:
         return {"kept": True}
 
 
-def make_room(path: Path, record: Record, read_room: Callable[[Path], Room] = read_room) -> None:
+def make_room(path: Path, record: SnapshotRecord, read_room: Callable[[Path], FreeMemory] = read_room) -> None:
     """Refuse what would not fit, before a byte of it is allocated."""
     there = path.stat().st_size if path.exists() else 0
     check_room(max(0, capacity_for(record.end) - there), read_room(path.parent), 1)
@@ -145,14 +145,14 @@ class _Stranger:
     until: float
 
 
-class Server:
+class KeeperServer:
     """A thread for each call. Of strangers only few may wait at a time: the address with the most loses its oldest."""
 
     def __init__(self, books: Books, listener: socket.socket) -> None:
         self._books, self._listener = books, listener
         self._receiving = Receiving(books)
         self._lock = threading.Lock()
-        self._unproven: Waiting[_Stranger] = Waiting(_MOST_UNPROVEN)
+        self._unproven: WaitingConnections[_Stranger] = WaitingConnections(_MOST_UNPROVEN)
         self._calls = threading.BoundedSemaphore(_MOST_CALLS)
         self._heard = threading.BoundedSemaphore(_MOST_HEARD)
 

@@ -15,8 +15,8 @@ import torch
 
 from dalsegno.train.frames import BadFrame, Message, Reader, send
 from dalsegno.train.keeper.books import Books
-from dalsegno.train.keeper.plan import Drop, Fetch, Keep, Order, Sent, key_of, parse_order, to_sum
-from dalsegno.train.keeper.server import Server
+from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, key_of, parse_order, to_sum
+from dalsegno.train.keeper.server import KeeperServer
 from dalsegno.train.keeper.transfer import Fetching, Sending
 from dalsegno.train.memory.files import own_folder
 from dalsegno.train.memory.snapshot import checksum
@@ -52,7 +52,7 @@ def serve(agent: str, listener: socket.socket, folder: Path | None = None, nice:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect("\0" + agent)
         check_peer(sock)
-        keeper = Keeper(folder or own_folder(), sock, listener)
+        keeper = SnapshotKeeper(folder or own_folder(), sock, listener)
         keeper.start()
         with contextlib.suppress(OSError, BadFrame):
             keeper.hear()
@@ -73,13 +73,13 @@ def _end(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-class Keeper:
+class SnapshotKeeper:
     """The threads and what they share."""
 
     def __init__(self, folder: Path, agent: socket.socket, listener: socket.socket) -> None:
         self._agent, self._telling = agent, threading.Lock()
         self._books = Books(folder, self._tell)
-        self._server = Server(self._books, listener)
+        self._server = KeeperServer(self._books, listener)
         self._fetching, self._sending = Fetching(self._books), Sending(self._books)
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Keeper:
                 self._do(parse_order(message))
 
     def _do(self, order: Order | None) -> None:
-        if isinstance(order, Keep):
+        if isinstance(order, KeepOrder):
             self._books.order(order)
             self._sending.turn_to(order.buddy)
         elif isinstance(order, Fetch):

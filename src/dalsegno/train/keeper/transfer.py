@@ -14,13 +14,13 @@ from pathlib import Path
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books, Pace
-from dalsegno.train.keeper.holdings import Held
+from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import (
     OWN,
     SHARED,
     Fetch,
-    Keep,
     KeeperAddress,
+    KeepOrder,
     Sent,
     find_own,
     find_shared,
@@ -29,7 +29,7 @@ from dalsegno.train.keeper.plan import (
 )
 from dalsegno.train.keeper.server import make_room
 from dalsegno.train.keeper.wire import Channel, Stranger, dial
-from dalsegno.train.memory.record import ABSENT, Record, Sums, parse_record, parse_sums
+from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
 
 # ---- A part on its way in, from one holder after the other.
@@ -42,7 +42,7 @@ class Wanted:
     step: int
     shared: bool  # what all ranks have: then it may come from any
 
-    def is_met_by(self, record: Record | None) -> bool:
+    def is_met_by(self, record: SnapshotRecord | None) -> bool:
         if record is None or (record.generation, record.step) != (self.generation, self.step):
             return False
         return record.own == ABSENT if self.shared else record.shared == ABSENT and record.rank == self.rank
@@ -188,7 +188,7 @@ class Turns:
 _FAILURES = (OSError, BadFrame, Stranger, CheckpointError, KeyError, ValueError)
 
 
-def _take(arriving: Arriving, holder: KeeperAddress, keep: Keep) -> None:
+def _take(arriving: Arriving, holder: KeeperAddress, keep: KeepOrder) -> None:
     with dial(holder, keep.run, keep.secret) as channel:
         arriving.take_from(channel)
 
@@ -205,7 +205,7 @@ _MOST_S = 0.5  # between two calls to a buddy that does not answer
 _SKIPPED_S = 1.0  # so long nothing new was to be sent: then what was skipped may help others
 
 
-class Outcome(Enum):
+class TransferOutcome(Enum):
     SENT = "the buddy has it"
     GONE = "it was overwritten, or is damaged"
     LATER = "no slot was free there"
@@ -214,7 +214,7 @@ class Outcome(Enum):
 
 
 # How long others come first. A slot becomes free within a step or so.
-_REST_S = {Outcome.LATER: 0.05, Outcome.REFUSED: 0.5, Outcome.GONE: 0.5}
+_REST_S = {TransferOutcome.LATER: 0.05, TransferOutcome.REFUSED: 0.5, TransferOutcome.GONE: 0.5}
 
 
 class Sending:
@@ -233,11 +233,11 @@ class Sending:
         while True:
             keep, buddy, one = self._next()
             outcome = self._send(keep, buddy, one)
-            self._broken = self._broken + 1 if outcome is Outcome.BROKEN else 0
-            if outcome is Outcome.SENT:
+            self._broken = self._broken + 1 if outcome is TransferOutcome.BROKEN else 0
+            if outcome is TransferOutcome.SENT:
                 self._moved = time.monotonic()
                 self._books.note_sent(one, buddy)
-            elif outcome is Outcome.BROKEN:
+            elif outcome is TransferOutcome.BROKEN:
                 self._rest(min(_MOST_S, 0.01 * 2 ** min(self._broken, 10)))
             else:
                 self._aside[key_of(one)] = time.monotonic() + _REST_S[outcome]
@@ -248,16 +248,16 @@ class Sending:
         if channel is not None and self._buddy != buddy:
             channel.hang_up()
 
-    def _next(self) -> tuple[Keep, KeeperAddress, Held]:
+    def _next(self) -> tuple[KeepOrder, KeeperAddress, StoredSnapshot]:
         with self._books.changed:
             while True:
                 keep = self._books.keep
                 one = self._choose(keep) if keep else None
                 if keep and keep.buddy and one:
                     return keep, keep.buddy, one
-                self._books.changed.wait(_REST_S[Outcome.LATER] if self._aside else _SKIPPED_S)
+                self._books.changed.wait(_REST_S[TransferOutcome.LATER] if self._aside else _SKIPPED_S)
 
-    def _choose(self, keep: Keep) -> Held | None:
+    def _choose(self, keep: KeepOrder) -> StoredSnapshot | None:
         now = time.monotonic()
         self._aside = {key: until for key, until in self._aside.items() if until > now}
         held, sent = self._books.held(), self._books.sent() | self._aside.keys()
@@ -268,11 +268,11 @@ class Sending:
         with self._books.changed:
             self._books.changed.wait(seconds)
 
-    def _send(self, keep: Keep, buddy: KeeperAddress, one: Held) -> Outcome:
+    def _send(self, keep: KeepOrder, buddy: KeeperAddress, one: StoredSnapshot) -> TransferOutcome:
         path = self._books.path_of(one)
         with held_snapshot(path) as snapshot:
             if snapshot is None or key_of(one) != (snapshot.record.rank, snapshot.record.seq):
-                return Outcome.GONE
+                return TransferOutcome.GONE
             header, _ = outgoing(snapshot, _sums(read_header(path), snapshot.record.seq))
             try:
                 channel = self._connect(keep, buddy)
@@ -283,18 +283,18 @@ class Sending:
                     said = channel.answer()
             except (OSError, BadFrame, Stranger, CheckpointError):
                 self._close()
-                return Outcome.BROKEN
+                return TransferOutcome.BROKEN
         return self._outcome(said)
 
-    def _outcome(self, said: Message) -> Outcome:
+    def _outcome(self, said: Message) -> TransferOutcome:
         if said.get("kept") or said.get("have"):
-            return Outcome.SENT
+            return TransferOutcome.SENT
         if said.get("later"):
-            return Outcome.LATER
+            return TransferOutcome.LATER
         self._books.complain(str(said.get("refused") or "a copy was damaged on its way"))
-        return Outcome.REFUSED
+        return TransferOutcome.REFUSED
 
-    def _connect(self, keep: Keep, buddy: KeeperAddress) -> Channel:
+    def _connect(self, keep: KeepOrder, buddy: KeeperAddress) -> Channel:
         if self._channel is None or self._buddy != buddy:
             self._close()
             self._channel, self._buddy = dial(buddy, keep.run, keep.secret), buddy
@@ -308,6 +308,6 @@ class Sending:
             self._channel = None
 
 
-def _sums(header: bytes, seq: int) -> Sums | None:
+def _sums(header: bytes, seq: int) -> SnapshotSums | None:
     sums = parse_sums(header)
     return sums if sums and sums.seq == seq else None

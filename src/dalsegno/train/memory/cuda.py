@@ -14,7 +14,7 @@ from dalsegno.train.memory.slots import Draft, Pair, Slot, copy_now
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
-class Pending:
+class PendingCopies:
     """Copies under way. Commit only when `done` says so, or after `wait`."""
 
     def __init__(self, copied: torch.cuda.Event, sources: Sequence[torch.Tensor], staged: Sequence[Pair]) -> None:
@@ -74,7 +74,7 @@ class Copier:
         self._pinned: dict[int, torch.Tensor] = {}  # by address
         self._refused = False
         self._staging: torch.Tensor | None = None
-        self._last: Pending | None = None
+        self._last: PendingCopies | None = None
 
     def pin(self, slot: Slot) -> bool:
         """Make the slot's memory known to the device; False if that is refused. Undone before the slot is unmapped."""
@@ -91,7 +91,7 @@ class Copier:
         slot.on_release = lambda: self._unpin(address)
         return True
 
-    def start(self, draft: Draft, steady: Container[int] | None = None) -> Pending:
+    def start(self, draft: Draft, steady: Container[int] | None = None) -> PendingCopies:
         """Copy a snapshot's tensors into its slot. Commit the draft when they are there.
 
         `steady`: the addresses of tensors that nothing changes before `before_change`; None if that holds for all. The
@@ -104,7 +104,7 @@ class Copier:
         first = [pair for pair in pairs if pair[1].data_ptr() not in steady]
         return self.copy([pair for pair in pairs if pair[1].data_ptr() in steady], first)
 
-    def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> Pending:
+    def copy(self, pairs: Iterable[Pair], first: Sequence[Pair] = ()) -> PendingCopies:
         """Start copying what the training stream has computed so far. Tensors in this machine's memory go at once."""
         started = time.perf_counter()
         if self._last is not None:
@@ -123,7 +123,7 @@ class Copier:
         copied.record(self._stream)
         copy_now((target, source) for target, source in pairs if source.device != self.device)
         back = [(target, stage) for (target, _), (stage, _) in zip(on_device, staged)]
-        self._last = Pending(copied, sources, back)
+        self._last = PendingCopies(copied, sources, back)
         self._last.add_stall(time.perf_counter() - started)
         return self._last
 

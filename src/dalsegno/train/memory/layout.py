@@ -17,7 +17,7 @@ from typing import Any
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.record import HEADER
-from dalsegno.train.state import Piece, State
+from dalsegno.train.state import Piece, TrainingState
 
 ALIGN = 64
 SHELL, VALUES, OWN = "shell", "values", "own"
@@ -28,7 +28,7 @@ def aligned(size: int, to: int = ALIGN) -> int:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPiece:
     """A piece without its bytes, and where they lie, counted from the end of the part's head."""
 
     order: int  # its place among all pieces of the state
@@ -55,16 +55,16 @@ class Contents:
     """What a head tells."""
 
     blobs: tuple[Blob, ...]
-    pieces: tuple[Placed, ...]
+    pieces: tuple[PlacedPiece, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class LaidOutPart:
     """One part, laid out: its head, its blobs with their bytes, its pieces."""
 
     head: bytes
     blobs: tuple[tuple[Blob, bytes], ...]
-    pieces: tuple[Placed, ...]
+    pieces: tuple[PlacedPiece, ...]
     length: int
 
     @property
@@ -73,9 +73,9 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
-    shared: Part
-    own: Part
+class SlotLayout:
+    shared: LaidOutPart
+    own: LaidOutPart
 
     @property
     def own_at(self) -> int:
@@ -86,11 +86,11 @@ class Layout:
         return self.own_at + self.own.length
 
 
-def lay_out(state: State) -> Layout:
+def lay_out(state: TrainingState) -> SlotLayout:
     pieces = list(enumerate(state.pieces))
     own = _part([(OWN, state.own)], [(order, piece) for order, piece in pieces if not piece.shared])
     blobs = [(SHELL, state.shell), (VALUES, pickle.dumps(dict(state.values)))]
-    return Layout(_part(blobs, [(order, piece) for order, piece in pieces if piece.shared]), own)
+    return SlotLayout(_part(blobs, [(order, piece) for order, piece in pieces if piece.shared]), own)
 
 
 def parse_head(head: bytes) -> Contents:
@@ -100,7 +100,7 @@ def parse_head(head: bytes) -> Contents:
     return Contents(tuple(Blob(*blob) for blob in told["blobs"]), pieces)
 
 
-def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]]) -> Part:
+def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]]) -> LaidOutPart:
     placed = _place(tuple(_told(order, piece) for order, piece in pieces))
     at, blobs = placed.end, []
     for name, blob in named:
@@ -108,12 +108,12 @@ def _part(named: Sequence[tuple[str, bytes]], pieces: Iterable[tuple[int, Piece]
         at = aligned(at + len(blob))
     told = json.dumps([list(vars(blob).values()) for blob, _ in blobs])
     head = f'{{"blobs": {told}, "pieces": {placed.told}}}'.encode()
-    return Part(head, tuple(blobs), placed.pieces, aligned(len(head)) + at)
+    return LaidOutPart(head, tuple(blobs), placed.pieces, aligned(len(head)) + at)
 
 
 @dataclass(frozen=True)
 class _Places:
-    pieces: tuple[Placed, ...]
+    pieces: tuple[PlacedPiece, ...]
     told: str  # the same in JSON
     end: int
 
@@ -136,6 +136,6 @@ def _told(order: int, piece: Piece) -> tuple[Any, ...]:
     return (*about, tensor.dtype, tensor.nbytes)
 
 
-def _placed(order: int, key: str, shared: bool, writes: bool, *fields: Any) -> Placed:
+def _placed(order: int, key: str, shared: bool, writes: bool, *fields: Any) -> PlacedPiece:
     shape, size, offsets, *rest = fields
-    return Placed(order, key, shared, writes, tuple(shape), tuple(size), tuple(offsets), *rest)
+    return PlacedPiece(order, key, shared, writes, tuple(shape), tuple(size), tuple(offsets), *rest)

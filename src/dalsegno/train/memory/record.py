@@ -40,7 +40,7 @@ ABSENT = Extent(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Record:
+class SnapshotRecord:
     """A committed snapshot: whose, of which step, and where its two parts are."""
 
     seq: int  # differs between any two snapshots of a slot
@@ -68,7 +68,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Sums:
+class SnapshotSums:
     """Checksums of the two parts of the snapshot with this `seq`."""
 
     seq: int
@@ -79,19 +79,19 @@ class Sums:
         return _sealed(_SUMS.pack(_SUMS_MAGIC, self.seq, self.shared, self.own))
 
 
-def parse_record(header: bytes) -> Record | None:
+def parse_record(header: bytes) -> SnapshotRecord | None:
     """What the slot holds; None if nothing was committed, or the record is damaged."""
     raw = _unsealed(header[COMMIT_AT:SUMS_AT], _MAGIC)
     if raw is None:
         return None
     _, seq, step, generation, rank, world, sharded = _RECORD.unpack_from(raw)
     shared, own = (Extent(*_EXTENT.unpack_from(raw, _RECORD.size + n * _EXTENT.size)) for n in range(2))
-    return Record(seq, step, generation, rank, world, shared, own, sharded)
+    return SnapshotRecord(seq, step, generation, rank, world, shared, own, sharded)
 
 
-def parse_sums(header: bytes) -> Sums | None:
+def parse_sums(header: bytes) -> SnapshotSums | None:
     raw = _unsealed(header[SUMS_AT:HEADER], _SUMS_MAGIC)
-    return None if raw is None else Sums(*_SUMS.unpack_from(raw)[1:])
+    return None if raw is None else SnapshotSums(*_SUMS.unpack_from(raw)[1:])
 
 
 def sums_are_damaged(header: bytes) -> bool:
@@ -99,12 +99,12 @@ def sums_are_damaged(header: bytes) -> bool:
     return any(header[SUMS_AT:HEADER]) and parse_sums(header) is None
 
 
-def of_own_part(record: Record) -> Record:
+def of_own_part(record: SnapshotRecord) -> SnapshotRecord:
     """The record of a copy that holds the own part alone, at the start of its file."""
     return replace(record, shared=ABSENT, own=replace(record.own, at=HEADER))
 
 
-def of_shared_part(record: Record) -> Record:
+def of_shared_part(record: SnapshotRecord) -> SnapshotRecord:
     """The same for what every rank has."""
     return replace(record, shared=replace(record.shared, at=HEADER), own=ABSENT)
 
@@ -127,7 +127,7 @@ def _unsealed(raw: bytes, magic: bytes) -> bytes | None:
 
 
 def free_slots(
-    slots: Sequence[Record | None], generation: int, resumed: int | None = None, safe: Safe | None = None
+    slots: Sequence[SnapshotRecord | None], generation: int, resumed: int | None = None, safe: Safe | None = None
 ) -> list[int]:
     """Slots that may be overwritten, the best first.
 

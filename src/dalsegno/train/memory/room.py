@@ -13,7 +13,7 @@ _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeMemory:
     """What is free, in bytes. `cgroup`: None where no limit can be read."""
 
     shm: int
@@ -33,7 +33,7 @@ def stated(needed: int, slots: int, ranks: int) -> str:
     return f"{slots} snapshots{of} take {_gib(needed)}"
 
 
-def check_room(needed: int, room: Room, slots: int, ranks: int = 1) -> None:
+def check_room(needed: int, room: FreeMemory, slots: int, ranks: int = 1) -> None:
     """Refuse what would not fit; `needed`: bytes that are not allocated yet, for all ranks of this machine."""
     if needed <= room.for_snapshots:
         return
@@ -45,9 +45,9 @@ def check_room(needed: int, room: Room, slots: int, ranks: int = 1) -> None:
     )
 
 
-def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Room:
+def read_room(folder: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
     disk = os.statvfs(folder if folder.exists() else folder.parent)  # the last run of ours to end has removed it
-    return Room(disk.f_bavail * disk.f_frsize, _available(proc), _below_limit(proc, cgroups), str(folder))
+    return FreeMemory(disk.f_bavail * disk.f_frsize, _available(proc), _below_limit(proc, cgroups), str(folder))
 
 
 def _available(proc: Path) -> int:

@@ -15,22 +15,22 @@ import torch
 
 from dalsegno.train.errors import NoRoom
 from dalsegno.train.memory.files import SlotName, create_own, open_own, own_folder, safe_name
-from dalsegno.train.memory.layout import Layout, Part, aligned, lay_out
+from dalsegno.train.memory.layout import LaidOutPart, SlotLayout, aligned, lay_out
 from dalsegno.train.memory.record import (
     COMMIT_AT,
     HEADER,
     NOTHING,
     SUMS_AT,
     Extent,
-    Record,
-    Sums,
+    SnapshotRecord,
+    SnapshotSums,
     free_slots,
     parse_record,
 )
-from dalsegno.train.memory.room import Room, check_room, read_room
+from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.safe import read_safe
 from dalsegno.train.memory.views import Views
-from dalsegno.train.state import State
+from dalsegno.train.state import TrainingState
 
 # ---- Files in shared memory: made, mapped, and touched once.
 
@@ -133,7 +133,7 @@ class Slot:
             raise RuntimeError(f"{self.path} is not mapped; call make_fit first")
         return self._views
 
-    def record(self) -> Record | None:
+    def record(self) -> SnapshotRecord | None:
         """What it holds."""
         return None if self._fd is None else parse_record(os.pread(self._fd, HEADER, 0))
 
@@ -149,7 +149,7 @@ class Slot:
         fcntl.flock(self._file, fcntl.LOCK_UN)
         return True
 
-    def commit(self, record: Record, sums: Sums | None = None) -> None:
+    def commit(self, record: SnapshotRecord, sums: SnapshotSums | None = None) -> None:
         """One small write makes it valid. Checksums that are known already, for a copy, go before it."""
         if sums:
             os.pwrite(self._file, sums.pack(), SUMS_AT)
@@ -185,16 +185,16 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # where to, where from
 class Draft:
     """The slot is open: all but the tensors is in it. Copy the pairs, by whatever means, then commit."""
 
-    def __init__(self, slot: Slot, pairs: list[Pair], record: Record) -> None:
+    def __init__(self, slot: Slot, pairs: list[Pair], record: SnapshotRecord) -> None:
         self.slot, self.pairs, self.record = slot, pairs, record
 
-    def commit(self) -> Record:
+    def commit(self) -> SnapshotRecord:
         """Only now does the slot hold the snapshot. All copies must be complete."""
         self.slot.commit(self.record)
         return self.record
 
 
-def begin(slot: Slot, state: State, generation: int, layout: Layout | None = None) -> Draft | None:
+def begin(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> Draft | None:
     """Open the slot for this state; None while someone still reads what is in it."""
     layout = layout or lay_out(state)
     slot.make_fit(layout.total)
@@ -204,7 +204,7 @@ def begin(slot: Slot, state: State, generation: int, layout: Layout | None = Non
     return Draft(slot, pairs, record_of(state, layout, generation))
 
 
-def write(slot: Slot, state: State, generation: int, layout: Layout | None = None) -> Record | None:
+def write(slot: Slot, state: TrainingState, generation: int, layout: SlotLayout | None = None) -> SnapshotRecord | None:
     """The whole of it, for tensors in this machine's memory."""
     draft = begin(slot, state, generation, layout)
     if draft is None:
@@ -220,23 +220,23 @@ def copy_now(pairs: Iterable[Pair]) -> None:
             target.copy_(source)
 
 
-def record_of(state: State, layout: Layout, generation: int) -> Record:
+def record_of(state: TrainingState, layout: SlotLayout, generation: int) -> SnapshotRecord:
     shared, own = _extent(layout.shared, HEADER), _extent(layout.own, layout.own_at)
     # The machine's own clock never goes back while its memory lives: no two snapshots bear one number.
     about = (state.step, generation, state.rank, state.world)
-    return Record(time.monotonic_ns(), *about, shared, own, is_sharded(state, layout))
+    return SnapshotRecord(time.monotonic_ns(), *about, shared, own, is_sharded(state, layout))
 
 
-def is_sharded(state: State, layout: Layout) -> bool:
+def is_sharded(state: TrainingState, layout: SlotLayout) -> bool:
     """Whether the rank has a part of the model to itself. Statistics of its own batches are none; alone it has all."""
     return any(piece.shape != piece.size or state.world == 1 for piece in layout.own.pieces)
 
 
-def _extent(part: Part, at: int) -> Extent:
+def _extent(part: LaidOutPart, at: int) -> Extent:
     return Extent(at, part.length, len(part.head), zlib.crc32(part.head))
 
 
-def _put(slot: Slot, part: Part, at: int, state: State) -> list[Pair]:
+def _put(slot: Slot, part: LaidOutPart, at: int, state: TrainingState) -> list[Pair]:
     body_at, buffer = at + part.body_at, slot.buffer
     buffer[at : at + len(part.head)] = part.head
     for blob, content in part.blobs:
@@ -251,7 +251,7 @@ def _put(slot: Slot, part: Part, at: int, state: State) -> list[Pair]:
 SLOTS = 2
 
 
-def needs_bytes(state: State, slots: int = SLOTS) -> int:
+def needs_bytes(state: TrainingState, slots: int = SLOTS) -> int:
     """Memory that one rank's snapshots take, in all."""
     return slots * capacity_for(lay_out(state).total)
 
@@ -272,7 +272,7 @@ class Slots:
         count: int = SLOTS,
         ranks: int = 1,
         folder: Path | None = None,
-        read_room: Callable[[Path], Room] = read_room,
+        read_room: Callable[[Path], FreeMemory] = read_room,
     ) -> None:
         folder = folder or own_folder()
         self.slots = [Slot(folder / str(SlotName(run, rank, number))) for number in range(count)]
@@ -280,11 +280,11 @@ class Slots:
         self._generation, self._resumed, self._ranks = generation, resumed, ranks
         self._folder, self._read_room, self._safe = folder, read_room, folder / safe_name(run)
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: TrainingState) -> None:
         """Make what is missing before the first step is waiting for it; refuses with `NoRoom`."""
         self._prepare(lay_out(state))
 
-    def begin(self, state: State, spare: Collection[str] = ()) -> Draft | None:
+    def begin(self, state: TrainingState, spare: Collection[str] = ()) -> Draft | None:
         """Open a slot for this state; None, and counted, if none may be overwritten yet. `spare`: not these paths."""
         layout = lay_out(state)
         self._prepare(layout)
@@ -296,7 +296,7 @@ class Slots:
         self.skipped += 1
         return None
 
-    def write(self, state: State) -> Record | None:
+    def write(self, state: TrainingState) -> SnapshotRecord | None:
         """The whole of it, for tensors in this machine's memory."""
         draft = self.begin(state)
         if draft is None:
@@ -304,14 +304,14 @@ class Slots:
         copy_now(draft.pairs)
         return draft.commit()
 
-    def records(self) -> list[Record | None]:
+    def records(self) -> list[SnapshotRecord | None]:
         return [slot.record() for slot in self.slots]
 
     def close(self) -> None:
         for slot in self.slots:
             slot.close()
 
-    def _prepare(self, layout: Layout) -> None:
+    def _prepare(self, layout: SlotLayout) -> None:
         """Every slot is mapped, and made to fit if it holds nothing; one that holds a step stays until its turn."""
         unfit = [slot for slot in self.slots if not slot.fits(layout.total)]
         if unfit:

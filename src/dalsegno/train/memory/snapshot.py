@@ -21,14 +21,14 @@ import torch
 
 from dalsegno.train.errors import CheckpointError
 from dalsegno.train.memory.files import open_own
-from dalsegno.train.memory.layout import OWN, SHELL, VALUES, Placed, aligned, parse_head
+from dalsegno.train.memory.layout import OWN, SHELL, VALUES, PlacedPiece, aligned, parse_head
 from dalsegno.train.memory.record import (
     ABSENT,
     HEADER,
     SUMS_AT,
     Extent,
-    Record,
-    Sums,
+    SnapshotRecord,
+    SnapshotSums,
     of_own_part,
     of_shared_part,
     parse_record,
@@ -37,7 +37,7 @@ from dalsegno.train.memory.record import (
 )
 from dalsegno.train.memory.slots import Slot, map_to_read
 from dalsegno.train.memory.views import view
-from dalsegno.train.state import Piece, State
+from dalsegno.train.state import Piece, TrainingState
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Snapshot:
     """A committed slot, mapped. It may be overwritten under a reader that does not hold it: ask `still_there`."""
 
     path: Path
-    record: Record
+    record: SnapshotRecord
     mapping: mmap.mmap  # the whole file
 
     def part(self, extent: Extent) -> memoryview:
@@ -94,18 +94,18 @@ def read_header(path: Path) -> bytes:
         os.close(fd)
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> SnapshotRecord | None:
     return parse_record(read_header(path))
 
 
-def state_of(shared: Snapshot, own: Snapshot | None = None) -> State:
+def state_of(shared: Snapshot, own: Snapshot | None = None) -> TrainingState:
     """The state of `own`'s rank, with what all ranks have from `shared`; without `own`, the one of a single slot."""
     own = own or shared
     _check_they_belong_together(shared.record, own.record)
     blobs, pieces = _taken(shared, shared.record.shared)
     own_blobs, own_pieces = _taken(own, own.record.own)
     in_order = sorted([*pieces, *own_pieces], key=lambda placed: placed[0])
-    return State(
+    return TrainingState(
         step=own.record.step,
         rank=own.record.rank,
         world=own.record.world,
@@ -137,11 +137,11 @@ def _taken(snapshot: Snapshot, extent: Extent) -> tuple[dict[str, bytes], list[t
     return blobs, [(placed.order, _piece(tensors, placed)) for placed in contents.pieces]
 
 
-def _piece(tensors: torch.Tensor, placed: Placed) -> Piece:
+def _piece(tensors: torch.Tensor, placed: PlacedPiece) -> Piece:
     return Piece(placed.key, view(tensors, placed), placed.size, placed.offsets, placed.shared, placed.writes)
 
 
-def _check_they_belong_together(shared: Record, own: Record) -> None:
+def _check_they_belong_together(shared: SnapshotRecord, own: SnapshotRecord) -> None:
     """Two generations may both have been at a step, with different values: never mix them."""
     if shared.shared == ABSENT:
         raise CheckpointError(f"rank {shared.rank}'s snapshot holds only what is its own")
@@ -158,14 +158,14 @@ def _check_they_belong_together(shared: Record, own: Record) -> None:
 _CHUNK = 16 << 20
 
 
-class Verdict(Enum):
+class SnapshotVerdict(Enum):
     WHOLE = "whole"
     UNCHECKED = "committed, not checksummed yet"
     DAMAGED = "damaged"
     NOTHING = "nothing committed"
 
 
-def checksum(path: Path, threads: int = 2) -> Sums | None:
+def checksum(path: Path, threads: int = 2) -> SnapshotSums | None:
     """Write the slot's checksums; None if it holds nothing, or was overwritten meanwhile."""
     snapshot = open_snapshot(path)
     if snapshot is None:
@@ -184,31 +184,31 @@ def checksum(path: Path, threads: int = 2) -> Sums | None:
         os.close(fd)
 
 
-def verify(path: Path, threads: int = 2) -> Verdict:
+def verify(path: Path, threads: int = 2) -> SnapshotVerdict:
     """Whether every byte is as it was when the checksums were made."""
     snapshot = open_snapshot(path)
     if snapshot is not None:
         return judge(snapshot, threads)
-    return Verdict.DAMAGED if any(read_header(path)) else Verdict.NOTHING
+    return SnapshotVerdict.DAMAGED if any(read_header(path)) else SnapshotVerdict.NOTHING
 
 
-def judge(snapshot: Snapshot, threads: int = 2) -> Verdict:
+def judge(snapshot: Snapshot, threads: int = 2) -> SnapshotVerdict:
     """The same of one that is open already: what was read here need not be mapped again to be loaded."""
     header = read_header(snapshot.path)
     if parse_record(header) != snapshot.record:
-        return Verdict.NOTHING  # overwritten since
+        return SnapshotVerdict.NOTHING  # overwritten since
     if sums_are_damaged(header):
-        return Verdict.DAMAGED
+        return SnapshotVerdict.DAMAGED
     sums = parse_sums(header)
     if sums is None or sums.seq != snapshot.record.seq:
-        return Verdict.UNCHECKED
-    return Verdict.WHOLE if sums_of(snapshot, threads) == sums else Verdict.DAMAGED
+        return SnapshotVerdict.UNCHECKED
+    return SnapshotVerdict.WHOLE if sums_of(snapshot, threads) == sums else SnapshotVerdict.DAMAGED
 
 
-def sums_of(snapshot: Snapshot, threads: int = 2) -> Sums:
-    record: Record = snapshot.record
+def sums_of(snapshot: Snapshot, threads: int = 2) -> SnapshotSums:
+    record: SnapshotRecord = snapshot.record
     shared, own = (sum_of(snapshot.part(extent), threads) for extent in (record.shared, record.own))
-    return Sums(record.seq, shared, own)
+    return SnapshotSums(record.seq, shared, own)
 
 
 def sum_of(part: memoryview, threads: int = 2) -> int:
@@ -227,13 +227,15 @@ def _together(sums: Iterable[int]) -> int:
 # ---- A part of a snapshot, as it goes to another node and is kept there.
 
 
-def outgoing(snapshot: Snapshot, sums: Sums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
+def outgoing(snapshot: Snapshot, sums: SnapshotSums | None = None, shared: bool = False) -> tuple[bytes, memoryview]:
     """Header and bytes to send: the rank's own part, or the one that every rank has. Its checksum goes with it."""
     record, whole = _of_part(snapshot.record, shared), snapshot.record
     part = snapshot.part(whole.shared if shared else whole.own)
     known = None if sums is None else sums.shared if shared else sums.own
     crc = sum_of(part) if known is None else known
-    return record.pack() + (Sums(record.seq, crc, 0) if shared else Sums(record.seq, 0, crc)).pack(), part
+    return record.pack() + (
+        SnapshotSums(record.seq, crc, 0) if shared else SnapshotSums(record.seq, 0, crc)
+    ).pack(), part
 
 
 class Incoming:
@@ -268,10 +270,10 @@ class Incoming:
         self._slot.close()
 
 
-def _of_part(record: Record, shared: bool) -> Record:
+def _of_part(record: SnapshotRecord, shared: bool) -> SnapshotRecord:
     return of_shared_part(record) if shared else of_own_part(record)
 
 
-def _is_one_part(record: Record) -> bool:
+def _is_one_part(record: SnapshotRecord) -> bool:
     shared = record.own == ABSENT
     return record == _of_part(record, shared) and record.end > HEADER

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dalsegno.train.memory.layout import Placed
+from dalsegno.train.memory.layout import PlacedPiece
 
 _PARTS = 2  # of a snapshot
 
 
-def view(body: torch.Tensor, piece: Placed) -> torch.Tensor:
+def view(body: torch.Tensor, piece: PlacedPiece) -> torch.Tensor:
     """One piece; `body`: the bytes of its part after the head."""
     raw = body[piece.at : piece.at + piece.length]
     return raw.view(getattr(torch, piece.dtype)).view(piece.shape)
@@ -20,9 +20,9 @@ class Views:
 
     def __init__(self, whole: torch.Tensor) -> None:
         self.whole = whole
-        self._known: dict[int, tuple[tuple[Placed, ...], list[torch.Tensor]]] = {}
+        self._known: dict[int, tuple[tuple[PlacedPiece, ...], list[torch.Tensor]]] = {}
 
-    def of(self, pieces: tuple[Placed, ...], body_at: int) -> list[torch.Tensor]:
+    def of(self, pieces: tuple[PlacedPiece, ...], body_at: int) -> list[torch.Tensor]:
         known = self._known.get(body_at)
         if known is None or known[0] is not pieces:
             if len(self._known) >= _PARTS:

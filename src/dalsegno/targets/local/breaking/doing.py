@@ -10,18 +10,18 @@ from dalsegno.errors import TargetError, UsageError
 from dalsegno.health.result import Remedy
 from dalsegno.programs import launcher
 from dalsegno.system.children import start
-from dalsegno.targets.faults import XID_DEPTH, Fault, Options
+from dalsegno.targets.faults import XID_DEPTH, FaultOptions, InjectedFault
 from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.breaking.kinds import OF_A_GPU, kind_of
 from dalsegno.targets.local.breaking.network import check_rate, drop_program
 from dalsegno.targets.local.breaking.processes import DAEMONS, check_runs, largest_task
 from dalsegno.targets.local.breaking.records import Injected, forget, injected_into, is_current, note, remember
 from dalsegno.targets.local.daemons import daemon_env
-from dalsegno.targets.local.nodes import Nodes, find_worker, kill_worker
+from dalsegno.targets.local.nodes import LocalNodes, find_worker, kill_worker
 from dalsegno.targets.local.rack import power_off
 
 
-def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+def inject(nodes: LocalNodes, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
     """Break a node; what was done, as facts. What lasts is written down, and its end arranged for, before it begins."""
     _check(nodes, fault, node, options)
     began, done = time.time(), _do(nodes, fault, node, options)
@@ -29,7 +29,7 @@ def inject(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
     return done
 
 
-def _do(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+def _do(nodes: LocalNodes, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
     if fault.name == "power-off":
         power_off(nodes, node)
         return {"is_node": nodes.is_node(node)}
@@ -43,7 +43,7 @@ def _do(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, An
     return {**done.options, **done.undo}
 
 
-def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
+def clear(nodes: LocalNodes, node: str, only: str | None = None) -> list[Injected]:
     """Undo all that was injected into a node and lasts, or only this fault; what it was."""
     _check_host(nodes, node)
     found = [fault for fault in injected_into(nodes.folder, node) if only in (None, fault.fault)]
@@ -53,7 +53,7 @@ def clear(nodes: Nodes, node: str, only: str | None = None) -> list[Injected]:
     return found
 
 
-def undo(nodes: Nodes, fault: Injected) -> None:
+def undo(nodes: LocalNodes, fault: Injected) -> None:
     """One that a reboot has undone already is fine, and so is a node that is off."""
     if nodes.is_on(fault.node):
         kind_of(fault.fault).undo(nodes, fault)
@@ -61,30 +61,30 @@ def undo(nodes: Nodes, fault: Injected) -> None:
     tell(nodes.folder, nodes.node(fault.node), nodes.placement.gpus_simulated)
 
 
-def undo_when_due(nodes: Nodes, node: str, mark: str) -> None:
+def undo_when_due(nodes: LocalNodes, node: str, mark: str) -> None:
     """For the timer: unless it is undone already, or another has taken its place."""
     for fault in injected_into(nodes.folder, node):
         if fault.mark == mark and is_current(nodes.folder, fault):
             undo(nodes, fault)
 
 
-def _undo_later(nodes: Nodes, fault: Injected, for_s: float) -> None:
+def _undo_later(nodes: LocalNodes, fault: Injected, for_s: float) -> None:
     argv = [*launcher(), "undo-fault", str(nodes.folder.root), fault.node, fault.mark, str(time.time() + for_s)]
     start(argv, daemon_env(nodes.folder), output=nodes.folder.log(fault.node, "faults")).close()
 
 
-def _in_words(fault: Fault, options: Options) -> str:
+def _in_words(fault: InjectedFault, options: FaultOptions) -> str:
     code = f" {options.code}" if options.code is not None else ""
     return f"{fault.name}{code} is injected" + (f" for {options.for_s:g} s" if options.for_s is not None else "")
 
 
-def _told(fault: Fault, options: Options) -> dict[str, Any]:
+def _told(fault: InjectedFault, options: FaultOptions) -> dict[str, Any]:
     depth = options.until or (XID_DEPTH.get(options.code or 0) if fault.name == "xid" else None) or fault.mended_by
     given = {name: value for name, value in options.given().items() if name != "until"}
     return {**given, "mended_by": depth.value}
 
 
-def _known(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str, Any]:
+def _known(nodes: LocalNodes, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
     """What must be known of what is there before it is broken."""
     if fault.name == "worker-hang":
         worker, process = find_worker(nodes, node, options.run, options.rank)
@@ -95,7 +95,7 @@ def _known(nodes: Nodes, fault: Fault, node: str, options: Options) -> dict[str,
 # What cannot be done is told before anything is -------------------------------------------------------------------
 
 
-def _check(nodes: Nodes, fault: Fault, node: str, options: Options) -> None:
+def _check(nodes: LocalNodes, fault: InjectedFault, node: str, options: FaultOptions) -> None:
     if fault.name == "power-off":
         _check_host(nodes, node)
     else:
@@ -114,13 +114,13 @@ def _check(nodes: Nodes, fault: Fault, node: str, options: Options) -> None:
     _check_amounts(options)
 
 
-def _check_host(nodes: Nodes, name: str) -> None:
+def _check_host(nodes: LocalNodes, name: str) -> None:
     """The head's power can be cut, too."""
     if name not in nodes.placement.addresses:
         nodes.node(name)
 
 
-def _check_gpu(nodes: Nodes, node: str, gpu: int) -> None:
+def _check_gpu(nodes: LocalNodes, node: str, gpu: int) -> None:
     count = nodes.node(node).gpus
     if not nodes.placement.gpus_simulated:
         raise TargetError(f"the GPUs of {node} are real", hint="set `local: {gpus: simulated}` to break them")
@@ -129,7 +129,7 @@ def _check_gpu(nodes: Nodes, node: str, gpu: int) -> None:
         raise TargetError(f"{node} has no GPU {gpu}", hint=there)
 
 
-def _check_amounts(options: Options) -> None:
+def _check_amounts(options: FaultOptions) -> None:
     if options.rate is not None:
         check_rate(options.rate)
     if options.percent is not None:

@@ -12,7 +12,7 @@ from dalsegno.system.children import PROC, arguments, end, find, start
 from dalsegno.targets.local.breaking.places import in_mounts
 from dalsegno.targets.local.breaking.records import Injected
 from dalsegno.targets.local.daemons import daemon_env
-from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.nodes import LocalNodes
 
 FILLING = "full"
 FILL = 'exec 2>/dev/null; cat /dev/zero > "$1"'
@@ -20,7 +20,7 @@ HANG_S = 10.0
 SERVER = resources.files("dalsegno.targets.local.assets").joinpath("hanging_fs.py")
 
 
-def fill(nodes: Nodes, fault: Injected) -> None:
+def fill(nodes: LocalNodes, fault: Injected) -> None:
     """To the last byte: it ends when nothing more can be written. Never the machine's own disk."""
     spool = str(nodes.folder.spool(fault.node))
     if not _is_mounted(nodes.host(fault.node).pid, spool, "tmpfs"):
@@ -28,15 +28,15 @@ def fill(nodes: Nodes, fault: Injected) -> None:
     in_mounts(nodes, fault.node, ["sh", "-c", FILL, "sh", str(_filling(nodes, fault))])
 
 
-def empty(nodes: Nodes, fault: Injected) -> None:
+def empty(nodes: LocalNodes, fault: Injected) -> None:
     in_mounts(nodes, fault.node, ["rm", "-f", str(_filling(nodes, fault))]).checked()
 
 
-def _filling(nodes: Nodes, fault: Injected) -> Path:
+def _filling(nodes: LocalNodes, fault: Injected) -> Path:
     return nodes.folder.spool(fault.node) / FILLING
 
 
-def hang(nodes: Nodes, fault: Injected) -> None:
+def hang(nodes: LocalNodes, fault: Injected) -> None:
     """A FUSE file system over the home folders whose server never answers."""
     host, homes = nodes.host(fault.node), str(nodes.folder.homes)
     inside = ["nsenter", "-t", str(host.pid), "-m", "-p", "--"]
@@ -59,7 +59,7 @@ def _is_mounted(pid: int, path: str, kind: str | None = None) -> bool:
     return any(target == written and kind in (None, found) for target, found in mounts)
 
 
-def unhang(nodes: Nodes, fault: Injected) -> None:
+def unhang(nodes: LocalNodes, fault: Injected) -> None:
     """Whoever waits gets an error when the server is dead; then the folders are as they were."""
     server = [str(SERVER), str(nodes.folder.homes), fault.mark]
     end(find(lambda pid: arguments(pid)[-3:] == server))
@@ -67,16 +67,16 @@ def unhang(nodes: Nodes, fault: Injected) -> None:
         in_mounts(nodes, fault.node, ["umount", "-l", "-c", str(nodes.folder.homes)]).checked()
 
 
-def silence_munge(nodes: Nodes, fault: Injected) -> None:
+def silence_munge(nodes: LocalNodes, fault: Injected) -> None:
     """Something that is no socket lies over munge's."""
     if not _is_covered(nodes, fault.node):
         in_mounts(nodes, fault.node, ["mount", "--bind", "/dev/null", str(nodes.folder.munge_socket)]).checked()
 
 
-def wake_munge(nodes: Nodes, fault: Injected) -> None:
+def wake_munge(nodes: LocalNodes, fault: Injected) -> None:
     if _is_covered(nodes, fault.node):
         in_mounts(nodes, fault.node, ["umount", "-l", str(nodes.folder.munge_socket)]).checked()
 
 
-def _is_covered(nodes: Nodes, node: str) -> bool:
+def _is_covered(nodes: LocalNodes, node: str) -> bool:
     return _is_mounted(nodes.host(node).pid, str(nodes.folder.munge_socket))

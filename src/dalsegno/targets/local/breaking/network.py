@@ -12,7 +12,7 @@ from dalsegno.system.processes import Completed
 from dalsegno.targets.local.breaking.places import in_network, in_switch
 from dalsegno.targets.local.breaking.records import Injected, record_path
 from dalsegno.targets.local.daemons import daemon_env
-from dalsegno.targets.local.nodes import Nodes
+from dalsegno.targets.local.nodes import LocalNodes
 
 DISABLED, FORWARDING = "0", "3"  # a bridge port's states. `ip link … bridge_slave state 0` is taken, and does nothing.
 # Ends a cut when its time is over, unless another has taken its place meanwhile. A shell, not us: it is there in no
@@ -22,7 +22,7 @@ RATE = re.compile(r"\d{1,6}[kmg]bit")
 FLAPS, FLAP_S = 3, 0.3
 
 
-def cut(nodes: Nodes, fault: Injected) -> None:
+def cut(nodes: LocalNodes, fault: Injected) -> None:
     port, for_s = nodes.port(fault.node), fault.options.get("for_s")
     if for_s is not None:  # its end is arranged for before it begins
         path = record_path(nodes.folder, fault)
@@ -32,7 +32,7 @@ def cut(nodes: Nodes, fault: Injected) -> None:
     in_switch(nodes, ["bridge", "link", "set", "dev", port, "state", DISABLED]).checked()
 
 
-def mend(nodes: Nodes, fault: Injected) -> None:
+def mend(nodes: LocalNodes, fault: Injected) -> None:
     check_mended(in_switch(nodes, ["bridge", "link", "set", "dev", nodes.port(fault.node), "state", FORWARDING]))
 
 
@@ -42,15 +42,15 @@ def check_mended(done: Completed) -> None:
         done.checked()
 
 
-def unplug(nodes: Nodes, fault: Injected) -> None:
+def unplug(nodes: LocalNodes, fault: Injected) -> None:
     run_ip(nodes.runner, [f"link set {nodes.port(fault.node)} down"], nodes.switch().pid)
 
 
-def plug(nodes: Nodes, fault: Injected) -> None:
+def plug(nodes: LocalNodes, fault: Injected) -> None:
     run_ip(nodes.runner, [f"link set {nodes.port(fault.node)} up"], nodes.switch().pid)
 
 
-def flap(nodes: Nodes, fault: Injected) -> None:
+def flap(nodes: LocalNodes, fault: Injected) -> None:
     for _ in range(int(fault.options.get("count", FLAPS))):
         unplug(nodes, fault)
         time.sleep(FLAP_S)
@@ -64,19 +64,19 @@ def check_rate(rate: str) -> str:
     return rate
 
 
-def slow(nodes: Nodes, fault: Injected) -> None:
+def slow(nodes: LocalNodes, fault: Injected) -> None:
     """tbf, which every kernel has: netem is missing on some."""
     tbf = ["tbf", "rate", check_rate(str(fault.options.get("rate", "1mbit"))), "burst", "32kb", "latency", "400ms"]
     in_switch(nodes, ["tc", "qdisc", "replace", "dev", nodes.port(fault.node), "root", *tbf]).checked()
     in_network(nodes, fault.node, ["tc", "qdisc", "replace", "dev", "eth0", "root", *tbf]).checked()
 
 
-def hasten(nodes: Nodes, fault: Injected) -> None:
+def hasten(nodes: LocalNodes, fault: Injected) -> None:
     in_switch(nodes, ["tc", "qdisc", "del", "dev", nodes.port(fault.node), "root"])
     in_network(nodes, fault.node, ["tc", "qdisc", "del", "dev", "eth0", "root"])
 
 
-def lose(nodes: Nodes, fault: Injected) -> None:
+def lose(nodes: LocalNodes, fault: Injected) -> None:
     """Both ways at the switch's end of the cable."""
     keep(nodes, fault)
     port = nodes.port(fault.node)
@@ -87,7 +87,7 @@ def lose(nodes: Nodes, fault: Injected) -> None:
         in_switch(nodes, argv).checked()
 
 
-def keep(nodes: Nodes, fault: Injected) -> None:
+def keep(nodes: LocalNodes, fault: Injected) -> None:
     in_switch(nodes, ["tc", "qdisc", "del", "dev", nodes.port(fault.node), "clsact"])
 
 
