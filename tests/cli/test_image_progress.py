@@ -9,8 +9,8 @@ import sys
 
 SCRIPT = """
 import time
-from dalsegno.cli.image_progress import Bar
-bar = Bar()
+from dalsegno.cli.image_progress import ImportBar
+bar = ImportBar()
 bar.stage("packing", 1000)
 time.sleep(0.2)
 bar.advance(500)

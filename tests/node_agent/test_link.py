@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import os, sys
 from pathlib import Path
-from dalsegno.node_agent.agent import Agent, parse_options
+from dalsegno.node_agent.agent import NodeAgent, parse_options
 from dalsegno.health.wire import read_secret
 from tests.node_agent.played_duties import Played, do
 options = parse_options(sys.argv[1:])
-Agent(options, read_secret(options.secret), Played, do, check_s=float(os.environ["CHECK_S"])).serve()
+NodeAgent(options, read_secret(options.secret), Played, do, check_s=float(os.environ["CHECK_S"])).serve()
 """
 
 

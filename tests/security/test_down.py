@@ -158,8 +158,8 @@ READ = """
 import sys
 from pathlib import Path
 from dalsegno.cli.last_runs import runs_on
-from dalsegno.cluster import Place
-assert runs_on(Place("one", Path(sys.argv[1]))) == []
+from dalsegno.cluster import ClusterPlace
+assert runs_on(ClusterPlace("one", Path(sys.argv[1]))) == []
 """
 
 

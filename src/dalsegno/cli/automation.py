@@ -23,7 +23,7 @@ _MODES = {
 @cluster_option
 @json_option
 def command(word: str, name: str | None, json_: bool) -> None:
-    """Whether nodes are drained, mended and returned without you.
+    """Show, pause or resume automatic recovery: draining, repairing and returning nodes.
 
     Paused, nothing is begun; what would have been done is told by `dalsegno events`. After `resume`, also what had
     failed too often is tried again, and as many nodes as in an hour may be taken out once more. Only root and the

@@ -30,4 +30,4 @@ class Benchmarks(click.Group):
 
 @click.group(cls=Benchmarks)
 def command() -> None:
-    """Measure, with everything that is compared in one run."""
+    """Run benchmarks that measure everything they compare in one run."""

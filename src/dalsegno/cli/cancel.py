@@ -30,7 +30,7 @@ ALONE_S = 2.0  # a coordinator whose job is gone has its last word within this, 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 def command(runs: tuple[str, ...]) -> None:
-    """End each RUN with all its processes and Slurm jobs, and wait until it has ended.
+    """Cancel each RUN with all its processes and Slurm jobs, and wait until it has ended.
 
     RUN is an id, or how an id starts; where several start so, the one that is under way is meant.
 

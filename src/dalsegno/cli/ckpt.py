@@ -104,7 +104,7 @@ path_argument = click.argument("path", type=click.Path(path_type=Path))
 
 @click.group()
 def command() -> None:
-    """Look at checkpoints: a folder of them, or one."""
+    """List, verify and convert checkpoints: a folder of them, or one."""
 
 
 @command.command()

@@ -27,7 +27,7 @@ SCENES = ("survival", "researchers", "docker")
 @click.option("--scene", type=click.Choice(SCENES), default="survival", show_default=True, help="What is played.")
 @click.option("--report", type=click.Path(dir_okay=False), help="survival: the page. Default: dalsegno-demo.html here.")
 def command(keep: bool, scene: str, report: str | None) -> None:
-    """Bring a real Slurm cluster up on this machine, play a scene on it, and take it down again.
+    """Start a real Slurm cluster on this machine, run a scenario on it, and remove it again.
 
     \b
     survival     a small GPT trains on four nodes; one loses power, a GPU of another falls off the bus

@@ -20,7 +20,7 @@ from dalsegno.cli.out import cluster_option
 @cluster_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask, whatever goes with it.")
 def command(cluster: str | None, name: str | None, yes: bool) -> None:
-    """End the cluster's daemons and jobs and remove all that belongs to it: processes, namespaces, links, files.
+    """Stop the cluster's daemons and jobs and remove everything that belongs to it: processes, namespaces, files.
     Runs and jobs under way end with it, and the home folders of users that exist only there are deleted: it says so
     and, in a terminal, asks first. A cluster that is half-made or gone already is fine."""
     from dalsegno.cli.drill_traces import clear_leftovers

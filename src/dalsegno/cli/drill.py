@@ -55,7 +55,7 @@ def command(
     name: str | None,
     json_: bool,
 ) -> None:
-    """Train a small model on the cluster, break things, and report what each fault cost.
+    """Train a small model on the cluster, inject faults, and report what each one cost.
 
     Exit code 0: the run survived, nothing is left behind, and its weights are those of an undisturbed run, bit for bit.
     Then its runs are removed, and the report is what stays; else they are kept.

@@ -1,4 +1,4 @@
-"""`dalsegno events`: what befell the cluster's nodes, and what was done."""
+"""`dalsegno events`: node events and recovery actions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERY_S = 0.5
 @click.option("--all", "-a", "everything", is_flag=True, help=f"From the beginning, not only the last {LAST}.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON, one event a line.")
 def command(name: str | None, follow: bool, node: str | None, everything: bool, json_: bool) -> None:
-    """What befell the cluster's nodes, and what was done about it, in order.
+    """Show node events and recovery actions, in order.
 
     \b
     dalsegno events -f

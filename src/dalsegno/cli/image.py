@@ -35,7 +35,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Tell nothing wh
 
 @click.group()
 def command() -> None:
-    """Container images as .sqsh files, as Enroot and Pyxis have them.
+    """Import, list and remove container images: .sqsh files, as Enroot and Pyxis use them.
 
     They are kept in $DALSEGNO_IMAGES, else in `containers.folder` of the cluster ($DALSEGNO_CLUSTER, or the only one),
     else in `images` in Dal Segno's home.

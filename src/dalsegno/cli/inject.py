@@ -50,7 +50,7 @@ def command(
     json_: bool,
     **plain: Any,
 ) -> None:
-    """Break NODE with a FAULT; `--list` tells what there is, and what each does.
+    """Inject FAULT into NODE; `--list` shows all faults and their effects.
 
     \b
     dalsegno inject power-off gpu-2

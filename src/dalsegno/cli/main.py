@@ -16,36 +16,49 @@ from dalsegno.cli.interrupts import INTERRUPTED, Interrupted, end_at_once
 from dalsegno.errors import DalsegnoError, SpecError
 
 BROKEN_PIPE = 141  # 128 and SIGPIPE, as a shell tells it
-COMMANDS = {  # name -> what it does, in the order of `--help`
-    "init": "Write a commented starter cluster file.",
-    "validate": "Check a cluster file; all faults at once.",
-    "plan": "Say what `up` would do.",
-    "up": "Make the cluster file real; again: apply the difference.",
-    "status": "Show nodes, daemons and the queue.",
-    "ls": "List the clusters on this machine.",
-    "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
-    "env": "Print what puts the cluster into your own shell.",
-    "run": "Run training on the cluster; it survives lost nodes.",
-    "torchrun": "Run a script as torchrun does, with our launcher underneath.",
-    "submit": "Submit a job file, or any sbatch script.",
-    "runs": "List your runs.",
-    "logs": "Print what the ranks of a run say.",
-    "cancel": "End runs, with all their processes.",
-    "ckpt": "List, verify and convert checkpoints.",
-    "health": "Check this machine, or a node: GPUs, fabric, host, services.",
-    "nodes": "How the nodes are; `nodes show`: the GPUs and the history of one.",
-    "events": "What befell the cluster's nodes, and what was done.",
-    "automation": "Pause and resume the care for nodes.",
-    "why": "What happened to a node, a run or a job, and what to do.",
-    "image": "Import, list and remove container images.",
-    "containers": "Check, and mend, `srun --container-image` on every node.",
-    "inject": "Break a node or a worker on purpose.",
-    "drill": "A game day: train, break things, report what each fault cost.",
-    "bench": "Measure; `bench ddp`: ways to average gradients beside torch's own.",
-    "down": "Take the cluster down and remove all of it.",
-    "schema": "Print the cluster file's JSON schema for editors.",
-    "demo": "See it all on this machine: training that survives what breaks.",
+GROUPS = {  # group -> command -> what it does, in the order of `--help`
+    "Cluster": {
+        "init": "Write a commented starter cluster file.",
+        "validate": "Check a cluster file and report all errors at once.",
+        "plan": "Show what `up` would do.",
+        "up": "Create the cluster, or apply changes to a running one.",
+        "status": "Show nodes, daemons and the queue.",
+        "ls": "List the clusters on this machine.",
+        "shell": "Open a shell, or run a command, with the cluster's Slurm commands.",
+        "env": "Print shell commands that put the cluster's Slurm on your PATH.",
+        "down": "Remove the cluster and everything that belongs to it.",
+    },
+    "Training": {
+        "run": "Run training that survives lost nodes.",
+        "torchrun": "Run a torchrun command line with the Dal Segno launcher.",
+        "submit": "Submit a job file, or any sbatch script.",
+        "runs": "List your runs.",
+        "logs": "Print the output of a run's ranks.",
+        "cancel": "Cancel runs and end all their processes.",
+        "ckpt": "List, verify and convert checkpoints.",
+    },
+    "Health": {
+        "health": "Check this machine or a node: GPUs, fabric, host, services.",
+        "nodes": "Show the nodes; `nodes show`: the GPUs and the history of one.",
+        "events": "Show node events and recovery actions.",
+        "why": "Explain what happened to a node, a run or a job, and what to do.",
+        "automation": "Pause or resume automatic recovery.",
+        "inject": "Inject a fault into a node or a worker.",
+        "drill": "Train a small model, inject faults, and report what each one cost.",
+    },
+    "Containers": {
+        "image": "Import, list and remove container images.",
+        "containers": "Check `srun --container-image` on every node; list named containers.",
+    },
+    "Measure": {
+        "bench": "Run benchmarks; `bench ddp` compares ways to average gradients.",
+    },
+    "Other": {
+        "schema": "Print the cluster file's JSON schema for editors.",
+        "demo": "Show everything on this machine: training that survives faults.",
+    },
 }
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 
 
 class Commands(click.Group):
@@ -72,8 +85,10 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        widest = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -26,7 +26,7 @@ SHOWN = 10  # of what its checks found
 @json_option
 @click.pass_context
 def command(context: click.Context, name: str | None, json_: bool) -> None:
-    """How the cluster's nodes are, as its controller sees them. `nodes show NODE` tells more of one.
+    """Show the cluster's nodes as its controller sees them. `nodes show NODE` shows one in detail.
 
     \b
     PHASE  in service, suspected, drained, down, repairing, validating, given up; spare, lent

@@ -15,7 +15,7 @@ from dalsegno.cli.out import file_argument, json_option
 @file_argument
 @json_option
 def command(file: str, json_: bool) -> None:
-    """Say what `up` would do with FILE (default: cluster.yaml): what it adds and removes, restarts and waits for."""
+    """Show what `up` would do with FILE (default: cluster.yaml): what it adds, removes, restarts and waits for."""
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve

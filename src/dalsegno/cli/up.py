@@ -18,8 +18,8 @@ from dalsegno.targets.base import ClusterPhase, Plan, Say, Target
 @click.command()
 @file_argument
 def command(file: str) -> None:
-    """Make the cluster in FILE (default: cluster.yaml) real. On a running cluster: apply what changed in the file,
-    without hurting running jobs. Interrupted at any point, `up` again goes on from there."""
+    """Create the cluster in FILE (default: cluster.yaml), or apply changes in the file to a running cluster without
+    disturbing its jobs. If `up` is interrupted, run it again: it continues from there."""
     from dalsegno.cluster import may_change, open_target, place_named
     from dalsegno.spec.load import load_spec
     from dalsegno.spec.resolve import resolve

@@ -33,7 +33,7 @@ _JOB = re.compile(r"\d+([_+]\d+)?")
 @cluster_option
 @json_option
 def command(subject: str, name: str | None, json_: bool) -> None:
-    """What happened to NODE, RUN or JOB, in order; what it comes to; and the next command.
+    """Show what happened to NODE, RUN or JOB, in order, with a conclusion and the next command.
 
     \b
     dalsegno why gpu-3

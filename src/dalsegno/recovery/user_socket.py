@@ -307,7 +307,7 @@ class Answers:
 
 def _check_owner(uid: int) -> None:
     if uid not in (0, os.geteuid()):
-        what = f"the care for nodes belongs to root and to the cluster's owner, not to uid {uid}"
+        what = f"only root and the cluster's owner may pause automatic recovery, not uid {uid}"
         raise DalsegnoError(what, hint="use sudo")
 
 

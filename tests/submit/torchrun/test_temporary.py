@@ -11,7 +11,7 @@ import pytest
 
 from dalsegno.runs.torchrun.logs import TemporaryLogs, sweep
 
-HOLDS = "from dalsegno.runs.torchrun.logs import Temporary; print(Temporary().path, flush=True); input()"
+HOLDS = "from dalsegno.runs.torchrun.logs import TemporaryLogs; print(TemporaryLogs().path, flush=True); input()"
 
 
 @pytest.fixture(autouse=True)
