@@ -6,6 +6,7 @@ asked of it is read from the run's own folder and from /proc: processes of virtu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -296,9 +297,15 @@ class Run:
             *(f"process {pid} {comm(pid)} {arguments(pid)} in a job's cgroup" for pid in self._in_cgroups()),
             *(f"job {job}" for job in jobs if self.id in job),
             *(f"port {port} on {host}" for host, port in now.ports - self.before.ports),
-            *(f"shared memory {name} on {host}" for host, name in now.memory - self.before.memory),
+            *(f"shared memory {self._shown(host, name)} on {host}" for host, name in now.memory - self.before.memory),
             *(f"file {path}" for path in self._temporary_files()),
         ]
+
+    def _shown(self, host: str, name: str) -> str:
+        """Return a name in a host's shared memory; of a folder, what is in it too."""
+        with contextlib.suppress(OSError, KeyError):
+            return f"{name} {sorted(os.listdir(Path(_shared_memory(_hosts(self.cli)[host])) / name))}"
+        return name
 
     def _temporary_files(self) -> list[Path]:
         """Where $TMPDIR points to, and where careless programs write. Not torch's cache of compiled code."""

@@ -214,7 +214,9 @@ def test_a_run_whose_coordinator_died_with_its_host_is_told_of(stranger: Person,
         stranger_root.ok("inject", "power-off", run.nodes[0])
         status = read_status(run.folder.status)
         assert status is not None
+        owner = run.folder.status.stat()
         write_status(run.folder.status, replace(status, updated=status.updated - 600))  # ten minutes later
+        os.chown(run.folder.status, owner.st_uid, owner.st_gid)
         said, _ = follower.communicate(timeout=100)
         assert follower.returncode == 1 and "has said nothing for" in said, said
         assert "dalsegno cancel" in said

@@ -240,8 +240,7 @@ def sweep(run: str, folder: Path | None = None, uid: int | None = None) -> int:
 def sweep_all(runs: Collection[str], folder: Path, uid: int) -> int:
     """The same for many runs, at the price of one."""
     gone = remove_from(folder, [name for name in _files_of(folder, uid) if run_of(name) in runs], uid)
-    if gone:
-        remove_folder(folder)
+    remove_folder(folder)  # also where another sweep took the last file and a new one was in the way of its rmdir
     return gone
 
 
