@@ -42,6 +42,13 @@ def test_rank_0_waits_for_the_others(tmp_path: Path) -> None:
     late.join()
 
 
+def test_latest_does_not_point_back_when_two_saves_of_a_generation_end_together(tmp_path: Path) -> None:
+    for step, run in ((9, "run-b"), (8, "run-a"), (7, "run-a")):  # another run resumed behind step 9
+        write_share(tmp_path, share_of(filled(step), step, rank=0, world=1), run, 1)
+        commit(tmp_path, step, 1, run, 1, yes)
+    assert os.readlink(tmp_path / "latest") == step_name(8)
+
+
 def test_who_does_not_come_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     write_share(tmp_path, share_of(filled(7), 7, rank=0, world=3), "run-a", 1)
     with pytest.raises(CheckpointError, match="ranks 1, 2 did not write"):

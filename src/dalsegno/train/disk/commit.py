@@ -50,7 +50,7 @@ from dalsegno.train.disk.format import (
     step_name,
     trash_name,
 )
-from dalsegno.train.disk.verify import faults_of
+from dalsegno.train.disk.verify import faults_of, list_steps, read_manifest
 from dalsegno.train.errors import CheckpointError
 
 # ---- Waiting for the parts of all ranks: savers have nothing in common but the folder they write to.
@@ -163,7 +163,7 @@ def commit(
         remove_tree(temporary)
         raise
     _tell_of_differences(parts, warn)
-    _point_latest(folder, final.name, warn)
+    _point_latest(folder, ours, final.name, warn)
     tidy(folder, ours, Retention(keep, every), warn)
     return final
 
@@ -222,11 +222,24 @@ def _tell_of_differences(parts: Sequence[RankPart], warn: Warn) -> None:
         warn(words)
 
 
-def _point_latest(folder: Path, name: str, warn: Warn) -> None:
+def _point_latest(folder: Path, ours: TemporaryName, name: str, warn: Warn) -> None:
+    """Point `latest` at this checkpoint, or at a later one that another save of this generation made meanwhile."""
     try:
         link_durably(folder / LATEST, name)
+        newest = _newest_of_generation(folder, ours)
+        if newest != name:  # its save set the link before ours did
+            link_durably(folder / LATEST, newest)
     except OSError as error:  # a file system without links, or something of the user's under that name
         warn(f"{folder / LATEST} does not point at the newest checkpoint, {name}: {error.strerror}")
+
+
+def _newest_of_generation(folder: Path, ours: TemporaryName) -> str:
+    for path in list_steps(folder):
+        with contextlib.suppress(ValueError):
+            manifest = read_manifest(path)
+            if manifest.step >= ours.step and (manifest.run, manifest.generation) == (ours.run, ours.generation):
+                return path.name
+    return step_name(ours.step)
 
 
 # ---- The parts of all ranks put together: `.metadata`, by which torch.distributed.checkpoint finds every tensor.
