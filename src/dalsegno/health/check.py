@@ -14,9 +14,6 @@ from dalsegno.health.result import Result
 if TYPE_CHECKING:  # commands that only name a finding also start on Windows, where no check can run
     from dalsegno.health.world import NodeWorld
 
-# ---- What a check finds. Unknown is neither passed nor failed: nothing is done for it, and it is shown.
-
-
 # ---- A check: a name, a question, a judge, and when it is asked.
 
 
