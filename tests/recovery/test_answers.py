@@ -110,7 +110,7 @@ def test_a_node_is_told_of_with_its_passport_and_its_history(store: Journal, ans
 
 
 def test_only_root_and_the_owner_may_pause(store: Journal, answers: Answers):
-    with pytest.raises(DalsegnoError, match="belongs to root and to the cluster's owner"):
+    with pytest.raises(DalsegnoError, match="only root and the cluster's owner may pause"):
         answers.answer(STRANGER, {"automation": "pause"})
     assert answers.answer(STRANGER, {"automation": "status"})["automation"] == "on"
     assert answers.answer(os.geteuid(), {"automation": "pause"})["automation"] == "paused"
@@ -213,7 +213,7 @@ def test_a_gpu_that_was_sent_away_is_forgiven_by_its_owner_alone(store: Journal,
     store.notice_gpus("n1", [GpuIdentity(0, "GPU-a")], 100.0)
     mend = Mend("n1", Remedy.REPLACE, XID, "boot-1", ("GPU-a",))
     store.end(store.begin(mend, 101.0), mend, "is replaced", "", 101.0, Policy(), ())
-    with pytest.raises(DalsegnoError, match="not to uid 4711"):
+    with pytest.raises(DalsegnoError, match="may forgive a GPU, not uid 4711"):
         answers.answer(STRANGER, {"forgive": "GPU-a"})
     for name in ("GPU-b", "n9", ""):
         with pytest.raises(DalsegnoError, match="was sent away"):

@@ -260,7 +260,7 @@ class Answers:
 
     def _automation(self, uid: int, word: object) -> Message:
         if word in ("pause", "resume"):
-            _check_owner(uid)
+            _check_owner(uid, f"{word} automatic recovery")
             self.store.pause(word == "pause", _name(uid), time.time())
             self._changed()
         elif word != "status":
@@ -278,7 +278,7 @@ class Answers:
         }
 
     def _forgive(self, uid: int, name: str) -> Message:
-        _check_owner(uid)
+        _check_owner(uid, "forgive a GPU")
         found = self.store.forgive(name, _name(uid), time.time()) if name else []
         if not found:
             hint = "`dalsegno nodes show NODE` lists a node's GPUs, and which of them were sent away"
@@ -305,10 +305,9 @@ class Answers:
         return {"slurm_users": sorted(self._policy().slurm_users)}
 
 
-def _check_owner(uid: int) -> None:
+def _check_owner(uid: int, action: str) -> None:
     if uid not in (0, os.geteuid()):
-        what = f"only root and the cluster's owner may pause automatic recovery, not uid {uid}"
-        raise DalsegnoError(what, hint="use sudo")
+        raise DalsegnoError(f"only root and the cluster's owner may {action}, not uid {uid}", hint="use sudo")
 
 
 def tell_node(own: NodeBook) -> Message:
