@@ -204,8 +204,12 @@ def test_a_password_is_never_shown():
     assert "secret" not in repr(Credential("ann", "secret", "secret too"))
 
 
-def test_a_broken_file_is_told(tmp_path: Path):
+@pytest.mark.parametrize("text", ["{", "[" * 5000], ids=["cut", "deep"])
+def test_docker_config_that_is_not_json_is_an_error_with_a_hint(tmp_path: Path, text: str):
     with pytest.raises(DalsegnoError, match="no JSON") as caught:
-        parse_docker_config("{", tmp_path / "config.json")
+        parse_docker_config(text, tmp_path / "config.json")
     assert caught.value.hint
+
+
+def test_unreadable_entries_of_docker_config_are_no_credentials(tmp_path: Path):
     assert parse_docker_config('{"auths": {"x": 7, "y": {"auth": "%%"}}}', tmp_path).auths == {"x": None, "y": None}

@@ -1,13 +1,15 @@
 """Messages on a socket, and what is none."""
 
+import gc
 import os
 import socket
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.train.frames import MAX_BYTES, BadFrame, FileReader, Message, Reader, pack, send
+from dalsegno.train.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Message, Reader, encode, pack, parse, send
 
 
 @given(
@@ -39,10 +41,56 @@ def test_what_is_not_our_language_is_refused(data: bytes):
         list(Reader().feed(data))
 
 
-def test_a_message_of_nothing_but_brackets_is_refused_too():
-    body = b'{"a":' + b"[" * 200_000
+def nested(levels: int) -> bytes:
+    return b'{"a":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        nested(MAX_DEPTH + 1),
+        nested(200_000),
+        b'{"a":' * 200,
+        b'{"\\\\":"\\"","a":' + b"[" * 100,
+        nested(100).decode().encode("utf-16"),
+        '{"∢":'.encode("utf-16") + ("[" * 100).encode("utf-16-le"),
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_deeply_nested_message_is_refused(body: bytes):
     with pytest.raises(BadFrame):
-        list(Reader().feed(len(body).to_bytes(4, "big") + body))
+        parse(body)
+
+
+def test_brackets_in_strings_and_in_a_row_are_not_nesting():
+    for message in ({"a": "[" * 1000, '"[': "\\"}, {"a": [[]] * 1000}, {"\\": ["["] * 1000}):
+        assert parse(encode(message)) == message
+    assert parse(nested(MAX_DEPTH))
+
+
+def test_garbage_collected_during_a_deeply_nested_message_is_finalized():
+    """json makes one list per level, so that garbage collection starts at any depth that the sender chooses."""
+    finalized: list[int] = []
+
+    class Cycle:
+        def __init__(self, number: int) -> None:
+            self.number, self.itself = number, self
+
+        def __del__(self) -> None:
+            finalized.append(abs(self.number))
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(sys.getrecursionlimit())
+    try:
+        for number in range(400):
+            Cycle(number)
+            with pytest.raises(BadFrame):
+                parse(b"[" * 2000)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+    assert sorted(finalized) == list(range(400))
 
 
 def test_a_length_is_refused_before_anything_is_kept_for_it():

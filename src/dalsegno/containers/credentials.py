@@ -191,7 +191,7 @@ class Wallet:
             return
         try:
             value = json.loads(said.stdout) if said.exit_code == 0 else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             value = {}
         if isinstance(value, dict) and value.get("Secret"):
             user, secret = str(value.get("Username", "")), str(value["Secret"])
@@ -292,7 +292,7 @@ def parse_docker_config(text: str, path: Path) -> DockerConfig:
         return DockerConfig()
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DalsegnoError(
             f"{path} is no JSON: {error}", hint="`docker login` writes it; mend it or remove it"
         ) from None

@@ -197,7 +197,7 @@ def read_written(path: Path) -> Written | None:
 def _read(path: Path) -> dict[str, object] | None:
     try:
         value = json.loads(read_text(path) or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

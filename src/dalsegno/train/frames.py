@@ -7,12 +7,16 @@ import json
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 Message = dict[str, Any]
 
 MAX_BYTES = 1 << 20  # nothing we say is longer; a stranger who claims more is cut off
+MAX_DEPTH = 64  # of arrays and objects in each other; our messages have fewer than ten levels
 _LENGTH = struct.Struct("!I")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class BadFrame(Exception):
@@ -73,14 +77,30 @@ class Reader:
 
 
 def parse(body: bytes) -> Message:
-    """Return the JSON object that a body holds; BadFrame if it holds anything else."""
+    """Return the JSON object that a body holds; BadFrame if it holds anything else.
+
+    Deep nesting is refused before json descends into it. Garbage collection can run down there, and the finalizers that
+    it calls, of whatever object, would fail with RecursionError.
+    """
+    if _depth(body) > MAX_DEPTH:
+        raise BadFrame(f"more than {MAX_DEPTH} levels of nesting")
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        message = json.loads(body.decode())  # given bytes, json would also read UTF-16, which `_depth` cannot
+    except ValueError as error:
         raise BadFrame(f"not JSON: {error}") from None
     if not isinstance(message, dict):
         raise BadFrame("not a JSON object")
     return message
+
+
+def _depth(body: bytes) -> int:
+    """Return an upper bound of how deep the arrays and objects of a JSON text nest, in time linear in its length."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= MAX_DEPTH:
+        return count
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = b"".join(unescaped.split(b'"')[::2])
+    return max(accumulate(map(_STEP.__getitem__, outside_strings.translate(None, _NO_BRACKETS))), default=0)
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:

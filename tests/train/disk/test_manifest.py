@@ -36,7 +36,7 @@ def test_one_that_was_cut_short_is_none(length: int) -> None:
         parse(render(MANIFEST)[:length])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', '{"format": 1, "files": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', '{"format": 1, "files": 3}', "[" * 5000])
 def test_other_json_is_none(text: str) -> None:
     with pytest.raises(ValueError, match="no manifest"):
         parse(text)

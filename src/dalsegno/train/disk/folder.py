@@ -144,7 +144,7 @@ def _write(fd: int, holder: Holder) -> None:
 def _read(fd: int) -> Holder:
     try:
         return Holder(**json.loads(os.pread(fd, 4096, 0)))
-    except (ValueError, TypeError, OSError):
+    except (ValueError, TypeError, RecursionError, OSError):
         return Holder()
 
 

@@ -142,7 +142,7 @@ def parse(text: str) -> CheckpointManifest:
     try:
         content = json.loads(text)
         manifest = _manifest(content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("is no manifest, or a damaged one") from error
     if content.get("format") != FORMAT:
         raise ValueError(f"has format {content.get('format')}, written by a newer version")
