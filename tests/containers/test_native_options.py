@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dalsegno.containers.native import (
+    COMPILE_S,
     FLAGS,
     HEADER,
+    PARTS,
     build_native,
     header_version,
     missing_packages,
@@ -214,6 +217,20 @@ def test_compile_error_shows_command_and_lines_and_hints_at_packages_only_for_he
     assert "does not compile with Slurm 26.05.5" in caught.value.what and "gcc -std=gnu11" in caught.value.what
     assert caught.value.what.endswith(f":\n  {said}\n{'  ' + lines[-1]}") and hint in caught.value.hint
     assert list((tmp_path / "cache/native").iterdir()) == []
+
+
+def test_compile_time_limit_grows_with_the_slowness_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limits: list[float | None] = []
+
+    class Recording(LocalRunner):
+        def run(self, argv: Sequence[str], *, timeout_s: float | None = None, **more: Any) -> Completed:
+            limits.append(timeout_s)
+            Path(argv[-1]).touch()
+            return Completed(tuple(argv), 0)
+
+    monkeypatch.setattr("dalsegno.containers.native.slowness", lambda: 4.0)
+    build_native(Recording(), tmp_path / "cache", f"slurm-wlm {header_version(HEADER.read_text())}")
+    assert limits == [4 * COMPILE_S] * len(PARTS)
 
 
 def test_packages_that_containers_lack_are_named_and_those_of_the_compiler_only_until_it_has_compiled():

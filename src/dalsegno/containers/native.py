@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.system.apart import slowness
 from dalsegno.system.files import make_folder, read_text, remove_tree
 from dalsegno.system.machine import program
 from dalsegno.system.ownership import part_of_others, trusted_owners
@@ -67,6 +68,7 @@ FAULT_HINT = (
     "this Slurm or this compiler is not known to the plugin yet: report it with the lines above. Until then, "
     "`containers: {enabled: false}` in the cluster file starts the cluster without containers"
 )
+COMPILE_S = 120.0  # a quiet machine takes about 1 s
 _LINES = 10
 _NO_HEADER = re.compile(r"fatal error: .*: No such file or directory")
 
@@ -172,7 +174,7 @@ def _plain(version: str) -> str:
 
 def _compile(runner: Runner, target: Path, words: tuple[str, ...], slurm_version: str) -> None:
     argv = [program("gcc") or "gcc", *BUILD_FLAGS, *words, "-o", str(target)]
-    done = runner.run(argv, cwd=str(source_folder()), timeout_s=120)
+    done = runner.run(argv, cwd=str(source_folder()), timeout_s=COMPILE_S * slowness())
     if done.exit_code != 0:
         raise not_compiled(slurm_version, shlex.join(argv), done.stderr.splitlines())
 
