@@ -28,6 +28,11 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Tests train on the CPU with more ranks than a machine has GPUs. `./test` runs tests/train/test_gpu.py by itself.
+if not os.environ.get("DALSEGNO_GPU_TESTS"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything below tests/cluster is a cluster test, without saying so in each file."""
     for item in items:

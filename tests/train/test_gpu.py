@@ -1,4 +1,7 @@
-"""On a GPU: snapshots hold their step, whether the optimizer announces its steps or a CUDA graph replays them."""
+"""On a GPU: snapshots hold their step, whether the optimizer announces its steps or a CUDA graph replays them.
+
+Run it with DALSEGNO_GPU_TESTS=yes; the rest of the suite hides the machine's GPUs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
-    pytest.skip("there is no GPU here", allow_module_level=True)
+    pytest.skip("needs a GPU and DALSEGNO_GPU_TESTS=yes", allow_module_level=True)
 
 from dalsegno.train.memory.files import own_folder, slots_of, sweep
 from dalsegno.train.memory.snapshot import open_snapshot, state_of
