@@ -34,7 +34,7 @@ TRAIN_TALK = (
 )  # fmt: skip
 TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
-UP_TO_7 = (*UP_TO_5, "targets", "observe", "recovery", "train", "demo", "drill", "why")
+UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runs": (*UP_TO_3, *TRAIN_TALK, "wire"),
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
-    "targets": UP_TO_5,
+    "inject": UP_TO_5,  # through the access that a target gives; it names no target
+    "targets": (*UP_TO_5, "inject"),
     "observe": UP_TO_5,
     "recovery": (*UP_TO_4, *TRAIN_TALK, "wire", "targets.base"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
@@ -63,11 +64,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *UP_TO_4,
         "train",
         "targets.base",
-        "targets.faults",
+        "inject.faults",
         "recovery.event",
         "recovery.phase",
     ),  # faults by lot, and the report of what came of them
-    "demo": (*UP_TO_3, "drill", "targets.faults"),  # the scenario that `dalsegno demo` plays
+    "demo": (*UP_TO_3, "drill", "inject.faults"),  # the scenario that `dalsegno demo` plays
     "cluster": UP_TO_7,
     "controller": (*UP_TO_7, "cluster"),  # wiring, as `cluster` is: the controller's program
     "cli": (*UP_TO_7, "cluster"),
@@ -104,7 +105,7 @@ MAY_PRINT = {
     "runs/agent/script.py": "ends a script as Python itself would, `sys.exit('why')` included",
     "runs/auto_resume/program.py": "stands in srun's place, and speaks on stderr as srun does",
     "health/readers/nvml_apart.py": "a program of its own, whose answer is what it prints",
-    "targets/real/on_node.py": "a program of its own, whose answer is what it prints",
+    "inject/worker_program.py": "a program of its own, whose answer is what it prints",
     "train/checkpointer.py": "speaks to the user from inside their script, on stderr",
     "targets/local/machine_room.py": "a daemon: what it prints is its log",
     "recovery/controller.py": "a daemon: what it prints is its log",
@@ -133,7 +134,7 @@ MAY_READ_SENTENCES = {
     "runs/submit/container.py": "`srun --mpi=list`",
     "runs/torchrun/args.py": "argparse",
     "spec/document.py": "PyYAML",
-    "targets/local/breaking/network.py": "ip",
+    "inject/network.py": "ip",
     "targets/local/sweep.py": "the command lines of processes",
     "train/disk/convert.py": "pickle",
 }
@@ -360,6 +361,20 @@ def test_the_command_line_starts_without_the_heavy_libraries():
     code = "import sys, dalsegno.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert heavy & set(said.stdout.split()) == set()
+
+
+def test_an_ordinary_up_imports_nothing_of_fault_injection():
+    code = (
+        "import pkgutil, sys\n"
+        "import dalsegno.cli.up, dalsegno.cluster, dalsegno.spec.load, dalsegno.spec.resolve\n"
+        "import dalsegno.targets.local as local\n"
+        "for each in pkgutil.iter_modules(local.__path__, 'dalsegno.targets.local.'):\n"
+        "    if each.name not in sys.argv and not each.ispkg: __import__(each.name)\n"
+        "print(*[name for name in sys.modules if name.startswith('dalsegno.inject')])"
+    )
+    programs_of_injection = ["dalsegno.targets.local.undo_fault"]
+    argv = [sys.executable, "-c", code, *programs_of_injection]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100).stdout.split() == []
 
 
 def shared_classes(sources: Iterable[Source]) -> dict[str, list[str]]:

@@ -17,8 +17,8 @@ PROGRAMS = {  # name -> the module whose `main(arguments)` it is
     "controller": "dalsegno.controller",
     "gpu-facts": "dalsegno.health.readers.nvml_apart",
     "machine-room": "dalsegno.targets.local.machine_room",
-    "break-worker": "dalsegno.targets.real.on_node",
-    "undo-fault": "dalsegno.targets.local.breaking.timer",
+    "break-worker": "dalsegno.inject.worker_program",
+    "undo-fault": "dalsegno.targets.local.undo_fault",
     "node-agent": "dalsegno.node_agent.agent",
 }
 

@@ -13,34 +13,37 @@ import pytest
 from dalsegno.cli.drill_traces import Traces
 from dalsegno.drill.schedule import FaultKind
 from dalsegno.errors import DalsegnoError
+from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 from dalsegno.runs.status import RunPhase, read_status
-from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import FaultOptions, InjectedFault
 from tests.cli.runs import make_run, tell
 
 
 class Bench:
     """Nodes that can be broken. A power cut is over when it has happened: nothing of it lasts."""
 
-    def __init__(self, *wounds: Wound) -> None:
-        self.wounds = {(wound.fault, wound.node): wound for wound in wounds}
+    def __init__(self, *faults: InjectedFault) -> None:
+        self.faults = {(wound.fault, wound.node): wound for wound in faults}
 
-    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
+    def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
         if fault.name != "power-off":
-            self.wounds[fault.name, node] = Wound(fault.name, node, time.time())
+            self.faults[fault.name, node] = InjectedFault(fault.name, node, time.time())
         return {}
 
-    def injected(self) -> Sequence[Wound]:
-        return list(self.wounds.values())
+    def injected(self) -> Sequence[InjectedFault]:
+        return list(self.faults.values())
 
-    def clear(self, node: str, fault: str | None = None) -> Sequence[Wound]:
+    def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
         if node == "stuck":
             raise DalsegnoError("stuck is being replaced", hint="wait")
-        return [self.wounds.pop(key) for key in list(self.wounds) if key[1] == node and fault in (None, key[0])]
+        return [self.faults.pop(key) for key in list(self.faults) if key[1] == node and fault in (None, key[0])]
 
 
 def test_its_own_faults_are_undone_and_those_of_others_are_not():
-    others = (Wound("gpu-lost", "n1", 1.0), Wound("bad-replacement", "n2", 1.0), Wound("xid", "n3", 1.0))
+    others = (
+        InjectedFault("gpu-lost", "n1", 1.0),
+        InjectedFault("bad-replacement", "n2", 1.0),
+        InjectedFault("xid", "n3", 1.0),
+    )
     bench, said = Bench(*others), list[str]()
     traces = Traces(bench)
     with traces.removed(said.append):

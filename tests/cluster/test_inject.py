@@ -14,10 +14,10 @@ import pytest
 
 from dalsegno.errors import TargetError
 from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.inject.faults import FAULTS, FaultOptions
 from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, end, find, marked
 from dalsegno.system.hosts import host_process, service_facts
-from dalsegno.targets.faults import FAULTS, FaultOptions
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.machine_room_client import MachineRoom
 from dalsegno.targets.local.target import LocalTarget

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dalsegno.targets.faults import FaultOptions, find_fault
+from dalsegno.inject.faults import FaultOptions, find_fault
 from dalsegno.targets.local import LocalTarget
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import LONG_S, Run, kill, now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dalsegno.drill.schedule import FaultKind, Lot, already_hurt, left_undone, mends
-from dalsegno.targets.base import Wound
+from dalsegno.inject.faults import InjectedFault
 
 POWER, KILL = Lot(FaultKind("power-off"), 5, 0), Lot(FaultKind("worker-kill", heals=False), 5, 0)
 ON = {"automation": "on", "mode": "auto", "per_hour": 4, "taken": {"train": 1}}
@@ -33,12 +33,12 @@ def test_where_nothing_is_mended_it_is_said_and_not_waited_for(told: dict[str, o
 
 
 def test_what_is_wrong_before_it_begins_is_said():
-    wounds = [Wound("gpu-lost", "n4", 1.0), Wound("bad-replacement", "n4", 2.0)]
+    injected = [InjectedFault("gpu-lost", "n4", 1.0), InjectedFault("bad-replacement", "n4", 2.0)]
     nodes = [
         {"node": "n1", "phase": "in service", "note": ""},
         {"node": "n4", "phase": "suspected", "note": "gpu-count: 7 of 8"},
     ]
-    assert already_hurt(wounds, nodes) == [
+    assert already_hurt(injected, nodes) == [
         "n4 has been injected with gpu-lost and bad-replacement before: the drill leaves that as it is",
         "n4 is suspected: gpu-count: 7 of 8",
     ]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from dalsegno.drill.play import PATIENCE_S, play
 from dalsegno.drill.schedule import FaultKind, Lot
 from dalsegno.drill.story import Blow, TrainedStep
-from dalsegno.targets.faults import FaultOptions
+from dalsegno.inject.faults import FaultOptions
 
 POWER, XID = FaultKind("power-off"), FaultKind("xid", FaultOptions(code=79), stops=False, by_agent=True)
 AGENT = FaultKind("agent-dead", stops=False, heals=False, by_agent=True)

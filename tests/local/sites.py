@@ -6,6 +6,7 @@ from dalsegno.spec.facts import Cluster
 from dalsegno.system.files import make_folder
 from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import LocalRunner
+from dalsegno.targets.local.fault_access import LocalAccess
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_applied, write_state
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from tests.local.test_desired import ROOT, cluster, put
@@ -28,3 +29,7 @@ def folder_of(
 
 def nodes_of(home: Path) -> LocalNodes:
     return open_nodes(LocalRunner(), folder_of(home))
+
+
+def access_to(home: Path) -> LocalAccess:
+    return LocalAccess(nodes_of(home))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dalsegno.drill.schedule import FaultKind
     from dalsegno.runs.folder import RunFolder
-    from dalsegno.targets.base import CanBreak
+    from dalsegno.targets.base import CanInject
 
 import tempfile
 from pathlib import Path
@@ -49,14 +49,14 @@ class Strike:
 class Traces:
     """Runs and faults of this drill; those of others are not its affair."""
 
-    target: CanBreak
+    target: CanInject
     runs: list[RunFolder] = field(default_factory=list)
     strikes: list[Strike] = field(default_factory=list)
     ears: Ears | None = None  # of the run under way
     done: list[str] = field(default_factory=list)  # to take them back, in words
 
     def strike(self, kind: FaultKind, node: str) -> None:
-        from dalsegno.targets.faults import FAULTS
+        from dalsegno.inject.faults import FAULTS
 
         self.strikes.append(Strike(kind, node, time.time()))
         self.target.inject(FAULTS[kind.fault], node, kind.options)
@@ -101,13 +101,13 @@ class Traces:
     def _undo(self) -> None:
         """What was there before ours is left."""
         own = {(each.kind.fault, each.node): each.at for each in self.strikes}
-        for wound in self.target.injected():
-            if wound.at >= own.get((wound.fault, wound.node), float("inf")):
+        for fault in self.target.injected():
+            if fault.at >= own.get((fault.fault, fault.node), float("inf")):
                 try:
-                    self.target.clear(wound.node, wound.fault)
-                    self.done.append(f"{wound.fault} on {wound.node} is undone")
+                    self.target.clear(fault.node, fault.fault)
+                    self.done.append(f"{fault.fault} on {fault.node} is undone")
                 except DalsegnoError as error:
-                    self.done.append(f"{wound.fault} on {wound.node} is not undone: {error.what}")
+                    self.done.append(f"{fault.fault} on {fault.node} is not undone: {error.what}")
 
     def _left_off(self) -> list[str]:
         """A host without power is no fault to undo, but one to mend."""

@@ -15,8 +15,8 @@ from dalsegno.errors import CommandFailed, UsageError
 
 if TYPE_CHECKING:
     from dalsegno.cluster import ClusterPlace, SlurmHere
-    from dalsegno.targets.base import CanBreak, Wound
-    from dalsegno.targets.faults import FaultOptions, InjectedFault
+    from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
+    from dalsegno.targets.base import CanInject
 
 
 @click.command()
@@ -60,7 +60,7 @@ def command(
     dalsegno inject --clear gpu-2
     """
     from dalsegno.health.result import Remedy
-    from dalsegno.targets.faults import FaultOptions
+    from dalsegno.inject.faults import FaultOptions
 
     if list_:
         _list(json_)
@@ -78,28 +78,28 @@ def command(
 
 
 def _list(json_: bool) -> None:
-    from dalsegno.targets.faults import FAULTS, WORDS
+    from dalsegno.inject.faults import FAULTS, OPTION_NAMES
 
-    heeds = {fault.name: [WORDS[option] for option in fault.heeds] for fault in FAULTS.values()}
+    options = {fault.name: [OPTION_NAMES[option] for option in fault.options] for fault in FAULTS.values()}
     if json_:
         facts = {"name": "name", "what": "what", "undone": "undone", "safe": "safe"}
         out.as_json(
             [
                 {
                     **{key: getattr(fault, of) for key, of in facts.items()},
-                    "options": heeds[fault.name],
-                    "mended_by": fault.mended_by.value,
+                    "options": options[fault.name],
+                    "mended_by": fault.ended_by.value,
                 }
                 for fault in FAULTS.values()
             ]
         )
     else:
-        rows = [[fault.name, fault.what, " ".join(heeds[fault.name])] for fault in FAULTS.values()]
+        rows = [[fault.name, fault.what, " ".join(options[fault.name])] for fault in FAULTS.values()]
         out.table(["FAULT", "WHAT HAPPENS", "OPTIONS"], rows)
 
 
 def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real: bool, json_: bool) -> None:
-    from dalsegno.targets.faults import check_options
+    from dalsegno.inject.faults import check_options
 
     fault, node, options = read_words(words, options)
     check_options(fault, options)
@@ -110,19 +110,19 @@ def _inject(words: Sequence[str], options: FaultOptions, name: str | None, real:
         out.talk(told(fault, node, options, facts, real))
 
 
-def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectedFault, str, FaultOptions]:
+def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectableFault, str, FaultOptions]:
     """`xid 79 gpu-2`: a fault, a code where it has one, a node."""
     from dataclasses import replace
 
-    from dalsegno.targets.faults import find_fault
+    from dalsegno.inject.faults import find_fault
 
     if not words:
         raise UsageError("which fault?", hint="`dalsegno inject --list` shows them")
     fault, rest = find_fault(words[0]), list(words[1:])
-    if "code" in fault.heeds and (codes := [word for word in rest if word.isdecimal()]):
+    if "code" in fault.options and (codes := [word for word in rest if word.isdecimal()]):
         rest.remove(codes[0])
         options = replace(options, code=int(codes[0][:9]))
-    elif "code" in fault.heeds and len(rest) > 1:
+    elif "code" in fault.options and len(rest) > 1:
         raise UsageError(
             f"`{rest[0]}` is no code: `{fault.name}` has a number",
             hint=f"such as `dalsegno inject {fault.name} 79 {rest[-1]}`",
@@ -135,7 +135,7 @@ def read_words(words: Sequence[str], options: FaultOptions) -> tuple[InjectedFau
     return fault, rest[0], options
 
 
-def told(fault: InjectedFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False) -> str:
+def told(fault: InjectableFault, node: str, options: FaultOptions, facts: Mapping[str, Any], real: bool = False) -> str:
     """What was done, in words."""
     if fault.name == "power-off" and not facts["is_node"]:
         return (
@@ -156,7 +156,7 @@ def told(fault: InjectedFault, node: str, options: FaultOptions, facts: Mapping[
 
 
 def _clear(words: Sequence[str], options: FaultOptions, name: str | None, real: bool, json_: bool) -> None:
-    from dalsegno.targets.faults import find_fault
+    from dalsegno.inject.faults import find_fault
 
     if given := options.given():
         raise UsageError(f"`--clear` and `{_word(next(iter(given)))}` do not go together", hint="leave one out")
@@ -171,28 +171,28 @@ def _clear(words: Sequence[str], options: FaultOptions, name: str | None, real: 
 
 
 def _word(option: str) -> str:
-    from dalsegno.targets.faults import WORDS
+    from dalsegno.inject.faults import OPTION_NAMES
 
-    return WORDS[option]
+    return OPTION_NAMES[option]
 
 
-def _tell_cleared(cleared: Sequence[Wound]) -> None:
+def _tell_cleared(cleared: Sequence[InjectedFault]) -> None:
     for one in cleared:
         out.talk(f"{one.fault} on {one.node} is undone")
     if not cleared:
         out.talk("nothing to undo")
 
 
-def _open(name: str | None, real: bool) -> CanBreak:
+def _open(name: str | None, real: bool) -> CanInject:
     from dalsegno.cluster import find_place, foreign_slurm
-    from dalsegno.targets.faults import SAFE
+    from dalsegno.inject.faults import SAFE
 
     if (slurm := foreign_slurm(name)) is not None:
         _check_there(slurm)
         if real:
-            from dalsegno.targets.real import RealNodes, enter_with_srun
+            from dalsegno.inject.own_jobs import OwnJobs, enter_with_srun
 
-            return RealNodes(slurm.client, enter_with_srun(slurm.env))
+            return OwnJobs(slurm.client, enter_with_srun(slurm.env))
         raise UsageError(
             "this cluster's nodes are real",
             hint=f"with `--allow-real-nodes`, what hurts only a run of your own: {SAFE}",
@@ -215,14 +215,14 @@ def _check_there(slurm: SlurmHere) -> None:
         raise meaning_of(fault) from None
 
 
-def open_breakable(place: ClusterPlace) -> CanBreak:
+def open_breakable(place: ClusterPlace) -> CanInject:
     from dalsegno.cluster import may_change, open_local
-    from dalsegno.targets.base import CanBreak
+    from dalsegno.targets.base import CanInject
 
     elevate_to_change(place)
     may_change(place)
     target = open_local(place)
-    if not isinstance(target, CanBreak):
+    if not isinstance(target, CanInject):
         raise UsageError(
             f"nodes of {place.name} cannot be broken on purpose",
             hint="name a cluster with `target: local`: `dalsegno ls` shows them",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dalsegno.drill.report import Comparison, seconds
 from dalsegno.drill.schedule import FaultKind, Lot
 from dalsegno.drill.story import Drill
-from dalsegno.targets.faults import FaultOptions
+from dalsegno.inject.faults import FaultOptions
 
 SEED = 1
 LOTS = (

@@ -10,9 +10,8 @@ from typing import Any
 from dalsegno.drill.story import RETURNED, Blow, DrillMark
 from dalsegno.errors import UsageError
 from dalsegno.hardware import did_you_mean
+from dalsegno.inject.faults import FaultOptions, InjectedFault
 from dalsegno.recovery.phase import NodePhase
-from dalsegno.targets.base import Wound
-from dalsegno.targets.faults import FaultOptions
 
 
 @dataclass(frozen=True)
@@ -130,14 +129,14 @@ def _beyond_the_budget(faults: int, told: Mapping[str, Any], partitions: Sequenc
     )
 
 
-def already_hurt(wounds: Sequence[Wound], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+def already_hurt(faults: Sequence[InjectedFault], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is wrong before the drill begins, a sentence each. `nodes` is what the controller says of them."""
     injected: dict[str, list[str]] = {}
-    for wound in wounds:
-        injected.setdefault(wound.node, []).append(wound.fault)
+    for fault in faults:
+        injected.setdefault(fault.node, []).append(fault.fault)
     found = [
-        f"{node} has been injected with {' and '.join(faults)} before: the drill leaves that as it is"
-        for node, faults in injected.items()
+        f"{node} has been injected with {' and '.join(names)} before: the drill leaves that as it is"
+        for node, names in injected.items()
     ]
     suspected = [node for node in nodes if NodePhase.told(node.get("phase")) is NodePhase.SUSPECTED]
     return found + [f"{node['node']} is suspected: {node['note']}" for node in suspected]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dalsegno.slurm.facts import JobState
 from dalsegno.spec.facts import Cluster
-from dalsegno.targets.faults import FaultOptions, InjectedFault
+
+if TYPE_CHECKING:  # an ordinary `up` imports nothing of fault injection
+    from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 
 Say = Callable[[str], None]  # one line of progress
 
@@ -102,40 +104,20 @@ class Target(Protocol):
     def status(self) -> ClusterStatus: ...
 
 
-@dataclass(frozen=True)
-class NodeWorker:
-    """A process of a run on a node."""
-
-    rank: int
-    pid: int
-    run: str = ""  # "" where it does not tell
-
-
-@dataclass(frozen=True)
-class Wound:
-    """A fault that was injected into a node and lasts, for so long or until it is undone."""
-
-    fault: str
-    node: str
-    at: float  # seconds since 1970
-    for_s: float | None = None
-    mended_by: str = ""  # the lightest remedy that helps: reset, reboot, replace
-
-
 @runtime_checkable
-class CanBreak(Protocol):
-    """A target whose nodes can be broken on purpose, to see what happens then."""
+class CanInject(Protocol):
+    """A target that can inject faults into its nodes."""
 
-    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
-        """Break it; what was done, as facts. What lasts is written down before it begins."""
+    def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> Mapping[str, Any]:
+        """Inject a fault and return what was done. One that lasts is recorded before it begins."""
         ...
 
-    def injected(self) -> Sequence[Wound]:
-        """All that lasts."""
+    def injected(self) -> Sequence[InjectedFault]:
+        """Return all faults that last."""
         ...
 
-    def clear(self, node: str, fault: str | None = None) -> Sequence[Wound]:
-        """Undo all that lasts on a node, or this one fault; what it was."""
+    def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
+        """Undo all faults of a node that last, or only this one, and return them."""
         ...
 
 

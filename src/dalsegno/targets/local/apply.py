@@ -22,8 +22,6 @@ from dalsegno.system.machine import MachineFacts
 from dalsegno.system.processes import Runner
 from dalsegno.targets.base import Say
 from dalsegno.targets.local.accounting import fill_database, register_cluster, update_people, update_reservations
-from dalsegno.targets.local.breaking.doing import clear
-from dalsegno.targets.local.breaking.hardware import tell
 from dalsegno.targets.local.daemons import (
     check_settings,
     hold_all,
@@ -34,6 +32,7 @@ from dalsegno.targets.local.daemons import (
 )
 from dalsegno.targets.local.desired import File
 from dalsegno.targets.local.drain import drain_and_wait, lost_nodes, set_down_and_wait, wait_for_nodes
+from dalsegno.targets.local.fault_access import clear_faults, write_hardware
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, write_applied, write_state
 from dalsegno.targets.local.machine_room import draw_secret
 from dalsegno.targets.local.network import plug_in, remove_hosts
@@ -107,7 +106,7 @@ def write_files(folder: Folder, plan: LocalPlan) -> None:
         write_file(folder, name, plan.desired.files[name])
     for node in plan.cluster.nodes:
         if f"hosts/{node.name}/telemetry.json" in plan.write and folder.machine(node.name).exists():
-            tell(folder, node, plan.placement.gpus_simulated)  # another machine, with GPUs of its own
+            write_hardware(folder, node, plan.placement.gpus_simulated)  # another machine, with GPUs of its own
 
 
 def write_file(folder: Folder, name: str, file: File) -> None:
@@ -210,7 +209,7 @@ def _boot_hosts(site: ApplySite, plan: LocalPlan) -> None:
     for name in plan.bind:
         reload(site.folder.host(name))  # a host looks after its mounts when it reads its plan again
     for name in plan.mend:
-        clear(LocalNodes(site.runner, site.folder, plan.placement, plan.cluster), name)
+        clear_faults(LocalNodes(site.runner, site.folder, plan.placement, plan.cluster), name)
 
 
 def _connect(site: ApplySite, plan: LocalPlan, booted: Mapping[str, Process]) -> None:

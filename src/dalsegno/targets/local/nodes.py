@@ -1,23 +1,20 @@
-"""A local cluster that is up, as those see it who work on its single nodes: the machine room and fault injection."""
+"""The nodes of a local cluster that is up, for the machine room and fault injection."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dalsegno.errors import NotThere, TargetError
 from dalsegno.hostlist import closest
 from dalsegno.spec.facts import Cluster, Node
-from dalsegno.system.children import Process, arguments, descendants, environment, find, send, start_ticks
+from dalsegno.system.children import Process, arguments, descendants, environment, find, start_ticks
 from dalsegno.system.files import locked
 from dalsegno.system.hosts import host_process, read_plan, reload, write_plan
 from dalsegno.system.processes import Runner
-from dalsegno.targets.base import NodeWorker
 from dalsegno.targets.local.folder import ApplyStage, Folder, read_applied, read_state
 from dalsegno.targets.local.network import port_name
 from dalsegno.targets.local.placement import SWITCH, VIRTUAL, Placement
-from dalsegno.targets.workers import choose, see
 
 
 @dataclass(frozen=True)
@@ -134,23 +131,7 @@ def _is_task(pid: int) -> bool:
     return not stepd and any(entry.startswith(b"SLURM_JOB_ID=") for entry in env)
 
 
-# ---- The workers of runs on a node, and killing one on purpose.
-
-
-def kill_worker(nodes: LocalNodes, node: str, run: str | None, rank: int | None) -> NodeWorker:
-    """Without a word, as a kernel that is out of memory does it."""
-    worker, process = find_worker(nodes, node, run, rank)
-    send(process, signal.SIGKILL)
-    return worker
-
-
-def find_worker(nodes: LocalNodes, node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """The one of this run and rank, where they are named, else of the lowest rank."""
-    seen = [see(pid) for pid in _pids_on(nodes, node)]
-    return choose([one for one in seen if one is not None], node, run, rank)
-
-
-def _pids_on(nodes: LocalNodes, node: str) -> list[int]:
+def pids_on(nodes: LocalNodes, node: str) -> list[int]:
     if nodes.virtual:
         return descendants(nodes.host(node).pid)
     return [process.pid for process in tasks_of(nodes, node)]

@@ -8,8 +8,8 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.files import read_text
 from dalsegno.system.hosts import has_its_files, host_process, service_facts
-from dalsegno.targets.local.breaking.records import injected_into
 from dalsegno.targets.local.desired import Desired
+from dalsegno.targets.local.fault_access import faults_of
 from dalsegno.targets.local.folder import ClusterState, Folder, read_applied
 from dalsegno.targets.local.plan import Observed, RunningJob
 
@@ -26,7 +26,7 @@ def observe(folder: Folder, state: ClusterState | None, wanted: Desired, slurm: 
         alive=frozenset(path.name for path in hosts if host_process(path) is not None),
         services={path.name: service_facts(path) for path in hosts if (path / "plan.json").exists()},
         jobs=_jobs_or_silence(folder, slurm),
-        broken=tuple(path.name for path in hosts if injected_into(folder, path.name)),
+        broken=tuple(path.name for path in hosts if faults_of(folder, path.name)),
         unbound=tuple(path.name for path in hosts if not has_its_files(path)),
     )
 

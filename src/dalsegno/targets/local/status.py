@@ -13,7 +13,7 @@ from dalsegno.spec.facts import Cluster, Node
 from dalsegno.system.files import read_json
 from dalsegno.system.hosts import ServiceFact, has_its_files, host_process, service_facts
 from dalsegno.targets.base import ClusterPhase, ClusterStatus, DaemonStatus, JobStatus, NodeStatus
-from dalsegno.targets.local.breaking.records import injected_into
+from dalsegno.targets.local.fault_access import faults_of
 from dalsegno.targets.local.folder import ApplyStage, ClusterState, Folder, read_applied, read_state
 from dalsegno.targets.local.observe import controller_runs, host_folders
 from dalsegno.targets.local.placement import LOOPBACK, Placement
@@ -137,7 +137,7 @@ def _dead(daemons: tuple[DaemonStatus, ...]) -> list[str]:
 
 def _injected(folder: Folder) -> list[str]:
     """Nobody should look for the cause of what was done on purpose."""
-    found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in injected_into(folder, path.name)]
+    found = [f"{one.fault} on {one.node}" for path in host_folders(folder) for one in faults_of(folder, path.name)]
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return [f"injected: {', '.join(found[:4])}{more}; `dalsegno inject --clear` undoes it"] if found else []
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dalsegno.containers import native
 from dalsegno.errors import DalsegnoError, TargetError
@@ -21,13 +21,11 @@ from dalsegno.system.hosts import PACKAGES
 from dalsegno.system.machine import DAEMONS, MachineFacts, look, missing_packages
 from dalsegno.system.network import first_free_run, has_address, link_names, used_networks
 from dalsegno.system.processes import LocalRunner, Runner
-from dalsegno.targets.base import ClusterStatus, Plan, Say, Wound
-from dalsegno.targets.faults import FAULTS, FaultOptions, InjectedFault
+from dalsegno.targets.base import ClusterStatus, Plan, Say
 from dalsegno.targets.local.apply import ApplySite, apply
-from dalsegno.targets.local.breaking.doing import clear, inject
-from dalsegno.targets.local.breaking.records import Injected, injected_into, remembered
 from dalsegno.targets.local.daemons import NODE_PATH, node_env, slurm_env
 from dalsegno.targets.local.desired import desired, images_folder, limits_sentence
+from dalsegno.targets.local.fault_access import LocalAccess, clear_faults
 from dalsegno.targets.local.folder import (
     ApplyStage,
     ClusterState,
@@ -46,6 +44,9 @@ from dalsegno.targets.local.plan import LocalPlan, make_plan, named
 from dalsegno.targets.local.shell import enter, entrance, person_uid, user_env
 from dalsegno.targets.local.status import read_status, read_summary
 from dalsegno.targets.local.sweep import sweep
+
+if TYPE_CHECKING:
+    from dalsegno.inject.faults import FaultOptions, InjectableFault, InjectedFault
 
 # ---- What goes with a cluster that is taken down, in consequences. Pure, but for the looking.
 
@@ -263,24 +264,31 @@ class LocalTarget:
         """Where the cluster's controller is asked to keep a run."""
         return self.folder.controller_socket
 
-    def inject(self, fault: InjectedFault, node: str, options: FaultOptions) -> dict[str, Any]:
-        return inject(self._nodes(), fault, node, options)
+    def inject(self, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
+        from dalsegno.inject.injection import inject
+
+        return inject(LocalAccess(self._nodes()), fault, node, options)
 
     def power_off(self, node: str) -> None:
-        """As if its power were cut: nothing on it says goodbye."""
+        """Cut a node's power: nothing on it has time to say so."""
+        from dalsegno.inject.faults import FAULTS, FaultOptions
+
         self.inject(FAULTS["power-off"], node, FaultOptions())
 
-    def injected(self) -> list[Wound]:
+    def injected(self) -> list[InjectedFault]:
+        from dalsegno.inject.injection import injected
+
         nodes = self._nodes()
-        found = [one for node in nodes.cluster.nodes for one in injected_into(self.folder, node.name)]
-        return [_wound(one) for one in found]
+        return [one for node in nodes.cluster.nodes for one in injected(LocalAccess(nodes), node.name)]
 
     def injected_ever(self, node: str) -> list[tuple[float, str]]:
-        """When what was injected into a node, or undone by hand."""
-        return remembered(self.folder, node)
+        """Return when faults were injected into a node, or undone by hand."""
+        from dalsegno.inject.records import read_history
 
-    def clear(self, node: str, fault: str | None = None) -> list[Wound]:
-        return [_wound(one) for one in clear(self._nodes(), node, fault)]
+        return read_history(self.folder.faults(node))
+
+    def clear(self, node: str, fault: str | None = None) -> Sequence[InjectedFault]:
+        return clear_faults(self._nodes(), node, fault)
 
     def _nodes(self) -> LocalNodes:
         return open_nodes(self.runner, self.folder)
@@ -332,7 +340,3 @@ class LocalTarget:
         """Each cluster looks from a place of its own, so that two that come up at once do not choose the same."""
         start = FIRST_PORT + int(self.folder.id, 16) % ((LAST_PORT - FIRST_PORT) // 2)
         return first_free_run(count, start, LAST_PORT, taken) or first_free_run(count, FIRST_PORT, LAST_PORT, taken)
-
-
-def _wound(one: Injected) -> Wound:
-    return Wound(one.fault, one.node, one.at, one.options.get("for_s"), one.mended_by.value)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.inject.faults import FAULTS, FaultOptions
+from dalsegno.inject.own_jobs import OwnJobs, step_argv
+from dalsegno.inject.worker_program import WantedWorker
 from dalsegno.slurm.facts import JobInfo, JobState, NodeInfo, NodeState
-from dalsegno.targets.faults import FAULTS, FaultOptions
-from dalsegno.targets.real import RealNodes
-from dalsegno.targets.real.breaking import step_argv
-from dalsegno.targets.real.on_node import WantedWorker
 
 ME = getpass.getuser()
 
@@ -43,8 +42,8 @@ class Played:
         return self.says.pop(0)
 
     @property
-    def nodes(self) -> RealNodes:
-        return RealNodes(self, self.enter)  # type: ignore[arg-type]
+    def nodes(self) -> OwnJobs:
+        return OwnJobs(self, self.enter)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS.values() if not each.safe], ids=lambda fault: fault.name)
@@ -79,7 +78,7 @@ def test_that_no_job_has_such_a_worker_is_told_with_its_own_hint():
 
 def test_what_lasts_is_looked_for_on_all_nodes_of_one_s_runs():
     played = Played([job(7, nodes=("n1", "n2"))], [{"found": []}, {"found": ["worker-hang"]}])
-    assert [(wound.fault, wound.node) for wound in played.nodes.injected()] == [("worker-hang", "n2")]
+    assert [(fault.fault, fault.node) for fault in played.nodes.injected()] == [("worker-hang", "n2")]
 
 
 def test_a_step_takes_nothing_from_the_job_and_names_are_arguments_of_their_own():

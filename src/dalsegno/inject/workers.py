@@ -1,4 +1,4 @@
-"""The workers of runs on a node, found by what /proc says."""
+"""The workers of runs on a node, found in /proc."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from dataclasses import dataclass
 
 from dalsegno.errors import NotThere
 from dalsegno.system.children import PROC, Process, arguments, environment, start_ticks
-from dalsegno.targets.base import NodeWorker
 
 RUN_NAMES = (b"DALSEGNO_RUN", b"TORCHELASTIC_RUN_ID")  # variables of workers: of a run, and of torchrun, ours or not
 FORKED = re.compile(rb"ds:w(\d+)\n?")  # how run agents name the processes they fork
 
 
 @dataclass(frozen=True)
+class NodeWorker:
+    """A worker of a run on a node."""
+
+    rank: int
+    pid: int
+    run: str = ""  # "" if unknown
+
+
+@dataclass(frozen=True)
 class SeenProcess:
-    """A process on a node; `rank` is None for one that is no worker's."""
+    """A process on a node; `rank` is None if it belongs to no worker."""
 
     process: Process
     parent: int
@@ -26,7 +34,7 @@ class SeenProcess:
 
 
 def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | None) -> tuple[NodeWorker, Process]:
-    """The worker to kill: of this run and rank, where they are named, else the lowest rank. Pure."""
+    """Return the worker of this run and rank, if they are given, else the one of the lowest rank. Pure."""
     workers = find_workers(seen)
     for worker, process in workers.items():
         if run in (None, worker.run) and rank in (None, worker.rank):
@@ -39,7 +47,7 @@ def choose(seen: Iterable[SeenProcess], node: str, run: str | None, rank: int | 
 
 
 def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
-    """By rank. What a worker has started (a data loader) looks like it: only the topmost is the worker."""
+    """Return workers by rank. Children of a worker, such as data loaders, look like it: only the topmost counts."""
     marked = {one.process.pid: one for one in seen if one.rank is not None}
     workers = [
         (NodeWorker(one.rank, one.process.pid, one.run), one.process)
@@ -49,8 +57,8 @@ def find_workers(seen: Iterable[SeenProcess]) -> dict[NodeWorker, Process]:
     return dict(sorted(workers, key=lambda found: (found[0].rank, found[1].start)))
 
 
-def see(pid: int) -> SeenProcess | None:
-    """None if it has ended meanwhile."""
+def inspect(pid: int) -> SeenProcess | None:
+    """Return None if it has ended meanwhile."""
     ticks = start_ticks(pid)
     if ticks is None:
         return None
@@ -62,7 +70,7 @@ def see(pid: int) -> SeenProcess | None:
 
 
 def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
-    """A forked worker has its rank in its name; one that became a program of its own, in its environment."""
+    """Return the rank: a forked worker has it in its name, one that executed a program in its environment."""
     named = FORKED.fullmatch(name)
     if named:
         return int(named[1])
@@ -71,7 +79,7 @@ def rank_of(name: bytes, env: dict[bytes, bytes]) -> int | None:
 
 
 def _run_of(pid: int, env: dict[bytes, bytes]) -> str:
-    """As its environment tells, or the agent above it, whose arguments name its run."""
+    """Return the run from its environment, or from the arguments of the run agent above it."""
     named = [env[name] for name in RUN_NAMES if name in env]
     if named:
         return named[0].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""`undo-fault FOLDER NODE MARK WHEN`: undoes a fault when its time is over."""
+"""The program `undo-fault FOLDER NODE MARK WHEN`: undoes an injected fault when its time is over."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
+from dalsegno.inject.injection import undo_when_due
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.local.breaking.doing import undo_when_due
+from dalsegno.targets.local.fault_access import LocalAccess
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import open_nodes
 
@@ -20,9 +21,9 @@ def main(arguments: list[str]) -> int:
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            undo_when_due(open_nodes(LocalRunner(), Folder(Path(root))), node, mark)
+            undo_when_due(LocalAccess(open_nodes(LocalRunner(), Folder(Path(root)))), node, mark)
             return 0
-        except DalsegnoError:  # an `up` is at work on the cluster, say
+        except DalsegnoError:  # an `up` may be changing the cluster
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)

@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from dalsegno.cli.inject import command, read_words, told
 from dalsegno.cli.out import parse_time
 from dalsegno.errors import DalsegnoError, NotThere, UsageError
+from dalsegno.inject.faults import FAULTS, FaultOptions
+from dalsegno.inject.injection import clear
+from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, rank_of
 from dalsegno.system.children import Process
 from dalsegno.system.processes import LocalRunner
-from dalsegno.targets.base import CanBreak, NodeWorker
-from dalsegno.targets.faults import FAULTS, FaultOptions
+from dalsegno.targets.base import CanInject
 from dalsegno.targets.local import LocalTarget
-from dalsegno.targets.local.breaking.doing import clear
 from dalsegno.targets.local.nodes import LocalNodes
-from dalsegno.targets.workers import SeenProcess, choose, rank_of
-from tests.local.sites import nodes_of
+from tests.local.sites import access_to
 from tests.local.test_desired import FOLDER, cluster, put
 
 
@@ -74,8 +74,10 @@ def test_an_unknown_node_is_told_with_those_there_are():
     assert "did you mean `train-1`?" in caught.value.hint and "train-2" in caught.value.hint
 
 
-def test_the_local_target_can_break():
-    assert isinstance(LocalTarget, type) and all(hasattr(LocalTarget, name) for name in dir(CanBreak) if name[0] != "_")
+def test_the_local_target_can_inject():
+    assert isinstance(LocalTarget, type) and all(
+        hasattr(LocalTarget, name) for name in dir(CanInject) if name[0] != "_"
+    )
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("5s", 5), ("0.3s", 0.3), ("300ms", 0.3), ("2m", 120)])
@@ -138,9 +140,9 @@ def test_of_a_head_that_is_off_it_is_said_that_nobody_mends_it():
 
 
 def test_a_head_has_nothing_to_undo(tmp_path: Path):
-    assert clear(nodes_of(tmp_path), "head") == []
+    assert clear(access_to(tmp_path), "head") == []
     with pytest.raises(NotThere, match="no node `heap`"):
-        clear(nodes_of(tmp_path), "heap")
+        clear(access_to(tmp_path), "heap")
 
 
 def test_a_code_stands_before_or_after_its_node():

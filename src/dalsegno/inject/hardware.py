@@ -1,7 +1,7 @@
-"""What a simulated node's hardware tells: that of a healthy one, and then what was injected. Pure, but for the file.
+"""The telemetry of simulated hardware with the faults that were injected into it. Pure.
 
-The file is made anew from all that is injected, so that faults can be undone in any order, and a machine that takes
-the node's place begins healthy.
+It is always computed from a healthy node and all faults that last. So faults can be undone in any order, and a
+replacement starts healthy.
 """
 
 from __future__ import annotations
@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dalsegno.health.facts import HW_POWER_BRAKE, HW_THERMAL, GpuFacts
-from dalsegno.health.telemetry import Telemetry, with_gpu, with_line, write_telemetry, xid_line
-from dalsegno.spec.facts import Node
-from dalsegno.system.files import read_text
-from dalsegno.targets.local.breaking.records import Injected, injected_into
-from dalsegno.targets.local.folder import Folder
-from dalsegno.targets.local.placement import healthy_node
+from dalsegno.health.telemetry import Telemetry, with_gpu, with_line, xid_line
+from dalsegno.inject.records import FaultRecord
 
 XID_TEXTS = {
     31: "Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS faulted",
@@ -32,78 +28,68 @@ OOM = "Out of memory: Killed process {pid} ({name}) total-vm:{kib}kB, anon-rss:{
 HOT_C, COOLER_C = 96.0, 87.0
 
 
-def tell(folder: Folder, node: Node, simulated: bool) -> None:
-    """Write what the node's hardware tells now."""
-    write_telemetry(folder.telemetry(node.name), hardware_now(folder, node, simulated))
-
-
-def hardware_now(folder: Folder, node: Node, simulated: bool) -> Telemetry:
-    machine = (read_text(folder.machine(node.name)) or "").strip()
-    return with_faults(healthy_node(node, simulated, machine), injected_into(folder, node.name))
-
-
-def with_faults(telemetry: Telemetry, faults: Iterable[Injected]) -> Telemetry:
-    """The same hardware with these faults; those that are not of the hardware change nothing."""
+def with_faults(telemetry: Telemetry, faults: Iterable[FaultRecord]) -> Telemetry:
+    """Return the same hardware with these faults; faults of other kinds change nothing."""
     for fault in faults:
         change = CHANGES.get(fault.fault)
         telemetry = change(telemetry, fault) if change else telemetry
     return telemetry
 
 
-def _xid(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _xid(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     code, gpu = int(fault.options["code"]), _gpu(fault)
     line = xid_line(code, XID_TEXTS.get(code, "unknown"), gpu=gpu)
-    told = with_line(telemetry, fault.at, line)
-    return with_gpu(told, gpu, lost=True) if code == 79 else told
+    logged = with_line(telemetry, fault.at, line)
+    return with_gpu(logged, gpu, lost=True) if code == 79 else logged
 
 
-def _ecc(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _ecc(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     return with_gpu(telemetry, _gpu(fault), ecc_uncorrected=int(fault.options.get("count", 1)))
 
 
-def _lost(telemetry: Telemetry, fault: Injected) -> Telemetry:
-    """Not even the bus knows of it."""
+def _lost(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
+    """Remove the GPU: the bus does not list it either."""
     return replace(telemetry, gpus=tuple(gpu for gpu in telemetry.gpus if gpu.index != _gpu(fault)))
 
 
-def _hot(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _hot(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     return with_gpu(telemetry, _gpu(fault), temperature_c=HOT_C, slowdown_c=COOLER_C, throttle=(HW_THERMAL,))
 
 
-def _nvlink(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _nvlink(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     down = int(fault.options.get("count", 1))
     gpu = _find(telemetry, _gpu(fault))
     left = max((gpu.nvlinks or 0) - down, 0) if gpu else 0
     return with_gpu(telemetry, _gpu(fault), nvlinks=left, nvlink_errors=down)
 
 
-def _slow(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _slow(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     gpu = _find(telemetry, _gpu(fault))
     third = round((gpu.max_clock_mhz or 0) / 3) if gpu else 0
     return with_gpu(telemetry, _gpu(fault), clock_mhz=third, throttle=(HW_POWER_BRAKE,), utilization_percent=100)
 
 
-def _skew(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _skew(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     return replace(telemetry, clock_skew_s=float(fault.options.get("by_s", 300.0)))
 
 
-def _oom(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _oom(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     return with_line(telemetry, fault.at, OOM.format(**{"pid": 4242, "name": "python", "kib": 33554432, **fault.undo}))
 
 
-def _flap(telemetry: Telemetry, fault: Injected) -> Telemetry:
-    """The first port's: a virtual host's own cable has no counter that it could read."""
+def _flap(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
+    """Count flaps at the first port: the link of a virtual host has no counter of its own."""
     times = tuple(fault.at + index for index in range(int(fault.options.get("count", 3))))
     ports = tuple(replace(port, flaps=(*port.flaps, *times)) for port in telemetry.ports[:1])
     return replace(telemetry, ports=(*ports, *telemetry.ports[1:]))
 
 
-def _down(telemetry: Telemetry, fault: Injected) -> Telemetry:
+def _down(telemetry: Telemetry, fault: FaultRecord) -> Telemetry:
     ports = tuple(replace(port, state="DOWN") for port in telemetry.ports[:1])
     return replace(telemetry, ports=(*ports, *telemetry.ports[1:]))
 
 
-CHANGES: dict[str, Callable[[Telemetry, Injected], Telemetry]] = {
+CHANGES: dict[str, Callable[[Telemetry, FaultRecord], Telemetry]] = {
     "xid": _xid,
     "ecc": _ecc,
     "gpu-lost": _lost,
@@ -117,7 +103,7 @@ CHANGES: dict[str, Callable[[Telemetry, Injected], Telemetry]] = {
 }
 
 
-def _gpu(fault: Injected) -> int:
+def _gpu(fault: FaultRecord) -> int:
     return int(fault.options.get("gpu", 0))
 
 

@@ -1,0 +1,5 @@
+"""Fault injection: faults on purpose, like those of real nodes, through the access that a target gives.
+
+A fault that lasts is recorded before it begins, so that it can be undone. `dalsegno up` imports nothing of this room
+unless it finds such a record.
+"""

@@ -1,0 +1,115 @@
+"""The access to nodes that fault injection needs, and commands inside a node's namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dalsegno.spec.facts import Node
+from dalsegno.system.children import Child, Process
+from dalsegno.system.processes import Completed, Runner
+
+if TYPE_CHECKING:
+    from dalsegno.inject.records import FaultRecord
+
+
+class NodeAccess(Protocol):
+    """A cluster's nodes, seen from outside. A target implements it over its own hosts."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def gpus_simulated(self) -> bool: ...
+
+    @property
+    def homes(self) -> Path:
+        """The home folders that all nodes share."""
+        ...
+
+    @property
+    def munge_socket(self) -> Path: ...
+
+    def node(self, name: str) -> Node:
+        """Return the facts of a node; raise NotThere for an unknown name."""
+        ...
+
+    def is_node(self, name: str) -> bool:
+        """Return whether Slurm knows it as a node; a head or a login host is none."""
+        ...
+
+    def is_host(self, name: str) -> bool:
+        """Return whether it is a host of the cluster: a node, the head or a login host."""
+        ...
+
+    def is_on(self, node: str) -> bool: ...
+
+    def check_virtual(self, node: str, why: str) -> None:
+        """Raise TargetError if the node is only a process on a shared host."""
+        ...
+
+    def host(self, node: str) -> Process:
+        """Return the first process of the node's host."""
+        ...
+
+    def switch(self) -> Process:
+        """Return the first process of the host that the nodes' links end in."""
+        ...
+
+    def port(self, node: str) -> str:
+        """Return the name of the switch's end of the node's link."""
+        ...
+
+    def disk(self, node: str) -> Path:
+        """Return where the node's own disk is mounted."""
+        ...
+
+    def pids(self, node: str) -> list[int]:
+        """Return the PIDs of processes on the node, as this machine numbers them."""
+        ...
+
+    def tasks(self, node: str) -> list[Process]:
+        """Return the processes of Slurm jobs on the node."""
+        ...
+
+    def daemons(self, node: str, daemon: str) -> list[Process]:
+        """Return the processes of one daemon of the node."""
+        ...
+
+    def hold(self, node: str, daemon: str, held: bool) -> None:
+        """Keep the node's host from restarting a daemon, or let it start the daemon again."""
+        ...
+
+    def power_off(self, node: str) -> None: ...
+
+    def records(self, node: str) -> Path:
+        """Return the folder for the records of the node's faults."""
+        ...
+
+    def log(self, node: str) -> Path: ...
+
+    def start(self, node: str, argv: Sequence[str]) -> Child:
+        """Start a process that outlives us; its output goes to the node's log of faults."""
+        ...
+
+    def undo_at(self, record: FaultRecord, when: float) -> None:
+        """Arrange that a fault is undone at that time, even if this process has ended by then."""
+        ...
+
+    def write_hardware(self, node: str) -> None:
+        """Write the telemetry of the node's simulated hardware, with the faults that are recorded."""
+        ...
+
+
+def in_mounts(nodes: NodeAccess, node: str, argv: Sequence[str]) -> Completed:
+    """Run a command with the files that the node sees. It needs the node's PIDs too: umount reads /proc/self."""
+    return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-m", "-p", "--", *argv], timeout_s=30)
+
+
+def in_switch(nodes: NodeAccess, argv: Sequence[str]) -> Completed:
+    return nodes.runner.run(["nsenter", "-t", str(nodes.switch().pid), "-n", "--", *argv], timeout_s=30)
+
+
+def in_network(nodes: NodeAccess, node: str, argv: Sequence[str]) -> Completed:
+    return nodes.runner.run(["nsenter", "-t", str(nodes.host(node).pid), "-n", "--", *argv], timeout_s=30)

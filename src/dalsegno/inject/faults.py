@@ -1,0 +1,134 @@
+"""The faults that can be injected, as data: one row each, for every target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from dalsegno.errors import UsageError
+from dalsegno.hardware import did_you_mean
+from dalsegno.health.result import Remedy
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """The options of a fault; None stands for the default of that fault."""
+
+    for_s: float | None = None
+    code: int | None = None
+    gpu: int | None = None
+    count: int | None = None
+    percent: float | None = None
+    rate: str | None = None
+    by_s: float | None = None
+    until: Remedy | None = None
+    same: bool | None = None
+    run: str | None = None
+    rank: int | None = None
+
+    def given(self) -> dict[str, object]:
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class InjectableFault:
+    """A kind of fault. `ended_by` is the lightest remedy that ends it (NONE: it does not last). `safe`: it affects only
+    a run of the user's own, so it is allowed on real nodes."""
+
+    name: str
+    what: str
+    options: tuple[str, ...] = ()
+    ended_by: Remedy = Remedy.REBOOT
+    safe: bool = False
+    undone: str = "`--clear`"  # how to undo it by hand
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """A fault that was injected into a node and lasts, for some time or until it is undone."""
+
+    fault: str
+    node: str
+    at: float  # seconds since 1970
+    for_s: float | None = None
+    ended_by: str = ""  # the lightest remedy that ends it: reset, reboot, replace
+
+
+# The remedy that ends an injected Xid, as for real ones; all others end with a reset of the GPU.
+XID_DEPTH = {54: Remedy.REPLACE, 79: Remedy.REBOOT, 151: Remedy.REBOOT, 168: Remedy.REBOOT}
+_UP = "`dalsegno up`"
+_NOTHING = "nothing to undo"
+_GPU = ("for_s", "gpu", "until")
+
+FAULTS = {
+    each.name: each
+    for each in (
+        InjectableFault("power-off", "The node is gone from one moment to the next, without a word.", undone=_UP),
+        InjectableFault("slurmd-dead", "slurmd is killed and stays dead; what runs on the node runs on.", ("for_s",)),
+        InjectableFault("agent-dead", "Our node agent is killed and stays dead.", ("for_s",)),
+        InjectableFault(
+            "xid", "A GPU reports an Xid in the kernel's log: `inject xid 79 NODE`.", (*_GPU, "code"), Remedy.RESET
+        ),
+        InjectableFault("ecc", "A GPU counts uncorrected memory errors (--count).", (*_GPU, "count"), Remedy.RESET),
+        InjectableFault("gpu-lost", "A GPU is no longer there.", _GPU, Remedy.REBOOT),
+        InjectableFault("gpu-hot", "A GPU is as hot as it may be, and slows itself down.", _GPU, Remedy.REPLACE),
+        InjectableFault("nvlink", "NVLinks of a GPU (--count) are down, with errors.", (*_GPU, "count"), Remedy.RESET),
+        InjectableFault(
+            "slow-gpu", "A GPU's clock is held down at a third by its power brake.", _GPU, Remedy.REPLACE, safe=True
+        ),
+        InjectableFault("link-down", "The node's network cable is out: no carrier.", ("for_s",)),
+        InjectableFault("link-flap", "The cable is out and in again, --count times.", ("count",)),
+        InjectableFault("net-cut", "All its packets are dropped while its link stays up.", ("for_s",)),
+        InjectableFault("net-slow", "Its network is slow: --rate (1mbit) both ways.", ("for_s", "rate")),
+        InjectableFault("net-loss", "Of its packets --percent (30) are lost, both ways.", ("for_s", "percent")),
+        InjectableFault("disk-full", "The node's own disk is full to the last byte.", ("for_s",)),
+        InjectableFault("fs-hang", "The shared home folders do not answer: whoever looks there, waits.", ("for_s",)),
+        InjectableFault(
+            "munge-dead", "munge does not answer on the node: nothing it says to Slurm is believed.", ("for_s",)
+        ),
+        InjectableFault("clock-skew", "The node's clock is wrong, --by 5m or so.", ("for_s", "by_s", "until")),
+        InjectableFault(
+            "oom",
+            "The kernel's log tells of memory that ran out; the largest process of a job there, if any, is killed.",
+            ended_by=Remedy.REBOOT,
+        ),
+        InjectableFault(
+            "worker-kill", "One worker of a run is killed: the lowest rank there, or --rank.", ("run", "rank"),
+            Remedy.NONE, safe=True, undone=_NOTHING,
+        ),
+        InjectableFault(
+            "worker-hang", "One worker of a run stands still: the lowest rank there, or --rank.",
+            ("for_s", "run", "rank"), safe=True,
+        ),
+        InjectableFault(
+            "bad-replacement",
+            "The next --count (1) machines that replace this one have a bad GPU; with --same-gpus, its own ones.",
+            ("count", "same"), Remedy.NONE,
+        ),
+    )
+}  # fmt: skip
+SAFE = ", ".join(each.name for each in FAULTS.values() if each.safe)
+
+OPTION_NAMES = {
+    "for_s": "--for", "code": "CODE", "gpu": "--gpu", "count": "--count", "percent": "--percent", "rate": "--rate",
+    "by_s": "--by", "until": "--until", "same": "--same-gpus", "run": "--run", "rank": "--rank",
+}  # fmt: skip
+
+
+def find_fault(name: str) -> InjectableFault:
+    if name in FAULTS:
+        return FAULTS[name]
+    hint = did_you_mean(name, FAULTS, "`dalsegno inject --list` shows them")
+    raise UsageError(f"there is no fault `{name}`", hint=hint)
+
+
+def check_options(fault: InjectableFault, options: FaultOptions) -> None:
+    """Refuse options that have no effect on this fault, and a missing code."""
+    for name in options.given():
+        if name not in fault.options:
+            whose = next(each.name for each in FAULTS.values() if name in each.options)
+            raise UsageError(
+                f"`{OPTION_NAMES[name]}` says nothing to `{fault.name}`", hint=f"leave it out; try `{whose}`"
+            )
+    if "code" in fault.options and options.code is None:
+        raise UsageError(f"`{fault.name}` needs a code", hint=f"such as `dalsegno inject {fault.name} 79 NODE`")

@@ -1,0 +1,177 @@
+"""Inject a fault into a node, and undo what was injected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dalsegno.errors import TargetError, UsageError
+from dalsegno.health.result import Remedy
+from dalsegno.inject import files, network, processes
+from dalsegno.inject.access import NodeAccess
+from dalsegno.inject.faults import XID_DEPTH, FaultOptions, InjectableFault, InjectedFault
+from dalsegno.inject.processes import DAEMONS, check_runs, find_worker, kill_worker, largest_task
+from dalsegno.inject.records import FaultRecord, add_to_history, forget, is_current, read_records, record
+
+Step = Callable[[NodeAccess, FaultRecord], None]
+
+
+@dataclass(frozen=True)
+class FaultMethod:
+    """How a fault is done and undone. `apart`: why it needs a host of its own; refused if nodes are processes."""
+
+    do: Step
+    undo: Step
+    apart: str = ""
+
+
+def _nothing(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Do nothing: only the telemetry shows it."""
+
+
+NO_NETWORK, NO_DISK = "it has no network of its own", "it has no files of its own"
+HARDWARE = FaultMethod(_nothing, _nothing)
+
+METHODS = {  # faults that are not here only change the telemetry
+    "slurmd-dead": FaultMethod(processes.kill_daemon, processes.start_daemon),
+    "agent-dead": FaultMethod(processes.kill_daemon, processes.start_daemon),
+    "worker-hang": FaultMethod(processes.stop_worker, processes.resume_worker),
+    "oom": FaultMethod(processes.run_out_of_memory, _nothing),
+    "link-down": FaultMethod(network.unplug, network.plug, NO_NETWORK),
+    "link-flap": FaultMethod(network.flap, network.plug, NO_NETWORK),
+    "net-cut": FaultMethod(network.cut, network.restore, NO_NETWORK),
+    "net-slow": FaultMethod(network.slow, network.remove_rate, NO_NETWORK),
+    "net-loss": FaultMethod(network.drop, network.stop_dropping, NO_NETWORK),
+    "disk-full": FaultMethod(files.fill, files.empty, NO_DISK),
+    "fs-hang": FaultMethod(files.hang, files.unhang, NO_DISK),
+    "munge-dead": FaultMethod(files.silence_munge, files.wake_munge, NO_DISK),
+}
+GPU_FAULTS = ("xid", "ecc", "gpu-lost", "gpu-hot", "nvlink", "slow-gpu")
+
+
+def method_of(fault: str) -> FaultMethod:
+    return METHODS.get(fault, HARDWARE)
+
+
+def inject(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
+    """Inject a fault and return what was done. One that lasts is recorded, and its end arranged, before it begins."""
+    _check(nodes, fault, node, options)
+    began, done = time.time(), _do(nodes, fault, node, options)
+    add_to_history(nodes.records(node), _history_text(fault, options), began)
+    return done
+
+
+def _do(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
+    if fault.name == "power-off":
+        nodes.power_off(node)
+        return {"is_node": nodes.is_node(node)}
+    if fault.name == "worker-kill":
+        return asdict(kill_worker(nodes, node, options.run, options.rank))
+    recorded_options, undo = _recorded_options(fault, options), _undo_facts(nodes, fault, node, options)
+    done = record(nodes.records(node), fault.name, node, recorded_options, undo)
+    if options.for_s is not None and fault.name != "net-cut":  # which arranges its own end
+        nodes.undo_at(done, time.time() + options.for_s)
+    method_of(fault.name).do(nodes, done)
+    nodes.write_hardware(node)
+    return {**done.options, **done.undo}
+
+
+def injected(nodes: NodeAccess, node: str) -> list[InjectedFault]:
+    """Return the faults of a node that last."""
+    return [as_injected(one) for one in read_records(nodes.records(node))]
+
+
+def clear(nodes: NodeAccess, node: str, only: str | None = None) -> list[InjectedFault]:
+    """Undo the faults of a node that last, or only this one, and return them."""
+    _check_host(nodes, node)
+    found = [fault for fault in read_records(nodes.records(node)) if only in (None, fault.fault)]
+    for fault in found:
+        undo(nodes, fault)
+        add_to_history(nodes.records(node), f"{fault.fault} is undone", time.time())
+    return [as_injected(one) for one in found]
+
+
+def as_injected(one: FaultRecord) -> InjectedFault:
+    return InjectedFault(one.fault, one.node, one.at, one.options.get("for_s"), one.ended_by.value)
+
+
+def undo(nodes: NodeAccess, fault: FaultRecord) -> None:
+    """Undo a fault. A reboot may have undone it already, and the node may be off."""
+    if nodes.is_on(fault.node):
+        method_of(fault.fault).undo(nodes, fault)
+    forget(nodes.records(fault.node), fault)
+    nodes.write_hardware(fault.node)
+
+
+def undo_when_due(nodes: NodeAccess, node: str, mark: str) -> None:
+    """Undo the fault with this mark, unless it is undone or another has taken its place."""
+    folder = nodes.records(node)
+    for fault in read_records(folder):
+        if fault.mark == mark and is_current(folder, fault):
+            undo(nodes, fault)
+
+
+def _history_text(fault: InjectableFault, options: FaultOptions) -> str:
+    code = f" {options.code}" if options.code is not None else ""
+    return f"{fault.name}{code} is injected" + (f" for {options.for_s:g} s" if options.for_s is not None else "")
+
+
+def _recorded_options(fault: InjectableFault, options: FaultOptions) -> dict[str, Any]:
+    depth = options.until or (XID_DEPTH.get(options.code or 0) if fault.name == "xid" else None) or fault.ended_by
+    given = {name: value for name, value in options.given().items() if name != "until"}
+    return {**given, "mended_by": depth.value}
+
+
+def _undo_facts(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> dict[str, Any]:
+    """Return what must be known about the node before the fault begins."""
+    if fault.name == "worker-hang":
+        worker, process = find_worker(nodes, node, options.run, options.rank)
+        return {**asdict(worker), "start": process.start}
+    return largest_task(nodes, node) if fault.name == "oom" else {}
+
+
+def _check(nodes: NodeAccess, fault: InjectableFault, node: str, options: FaultOptions) -> None:
+    """Refuse what cannot be done before anything is done."""
+    if fault.name == "power-off":
+        _check_host(nodes, node)
+        nodes.check_virtual(node, "it has no power to cut")
+    else:
+        nodes.node(node)
+        if apart := method_of(fault.name).apart:
+            nodes.check_virtual(node, apart)
+    if not nodes.is_on(node) and fault.name != "bad-replacement":
+        already = " already" if fault.name == "power-off" else ""
+        raise TargetError(f"{node} is off{already}", hint="`dalsegno up` boots it")
+    if fault.name in DAEMONS:
+        check_runs(nodes, node, DAEMONS[fault.name])
+    if fault.name in GPU_FAULTS:
+        _check_gpu(nodes, node, options.gpu or 0)
+    _check_amounts(options)
+
+
+def _check_host(nodes: NodeAccess, name: str) -> None:
+    """Accept hosts that are no nodes: the head can lose its power, too."""
+    if not nodes.is_host(name):
+        nodes.node(name)
+
+
+def _check_gpu(nodes: NodeAccess, node: str, gpu: int) -> None:
+    count = nodes.node(node).gpus
+    if not nodes.gpus_simulated:
+        raise TargetError(f"the GPUs of {node} are real", hint="set `local: {gpus: simulated}` to break them")
+    if gpu >= count:
+        there = f"it has {count}, counted from 0" if count else "give it some: `gpus: 8` in the cluster file"
+        raise TargetError(f"{node} has no GPU {gpu}", hint=there)
+
+
+def _check_amounts(options: FaultOptions) -> None:
+    if options.rate is not None:
+        network.check_rate(options.rate)
+    if options.percent is not None:
+        network.drop_program(options.percent)
+    if options.until not in (None, Remedy.RESET, Remedy.REBOOT, Remedy.REPLACE):
+        raise UsageError(f"`{options.until}` is no remedy that ends a fault", hint="reset, reboot or replace")
+    if options.code is not None and not 0 < options.code < 1000:
+        raise UsageError(f"there is no Xid {options.code}", hint="they are numbers like 79")

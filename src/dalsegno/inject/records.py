@@ -1,0 +1,100 @@
+"""Records of faults that last: a small file each, written before the fault begins, in a folder for each node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dalsegno.errors import DalsegnoError
+from dalsegno.health.result import Remedy
+from dalsegno.system.children import Process
+from dalsegno.system.files import make_folder, read_json, read_text, write_atomic
+
+HISTORY = "history"  # beside the records: every fault that was ever injected, a line each
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """`mark` distinguishes it from a later fault of the same name; `undo` is what undoing it needs to know."""
+
+    fault: str
+    node: str
+    at: float
+    mark: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    undo: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ended_by(self) -> Remedy:
+        """The lightest remedy that ends it."""
+        return Remedy(self.options.get("mended_by", Remedy.REBOOT.value))
+
+
+def record(
+    folder: Path, fault: str, node: str, options: Mapping[str, Any], undo: Mapping[str, Any] | None = None
+) -> FaultRecord:
+    """Record a fault that is about to begin; it takes the place of one of the same name."""
+    made = FaultRecord(fault, node, time.time(), secrets.token_hex(8), options, undo or {})
+    make_folder(folder)
+    write_atomic(record_path(folder, fault), json.dumps(asdict(made)))
+    return made
+
+
+def forget(folder: Path, one: FaultRecord) -> None:
+    """Remove a record, unless it is gone or a newer one has taken its place."""
+    if is_current(folder, one):
+        with contextlib.suppress(FileNotFoundError):
+            record_path(folder, one.fault).unlink()
+
+
+def is_current(folder: Path, one: FaultRecord) -> bool:
+    now = _read(record_path(folder, one.fault))
+    return now is not None and now.mark == one.mark
+
+
+def read_records(folder: Path) -> list[FaultRecord]:
+    """Return the faults that last, the oldest first; a file that cannot be parsed is skipped."""
+    found = (_read(path) for path in folder.glob("*.json"))
+    return sorted((one for one in found if one is not None and not _is_over(one)), key=lambda one: one.at)
+
+
+def _is_over(one: FaultRecord) -> bool:
+    """Return whether a worker that was stopped has been ended, by its run or with its job."""
+    if one.fault != "worker-hang" or "pid" not in one.undo:
+        return False
+    return not Process(int(one.undo["pid"]), int(one.undo["start"])).alive()
+
+
+def record_path(folder: Path, fault: str) -> Path:
+    return folder / f"{fault}.json"
+
+
+def add_to_history(folder: Path, text: str, at: float) -> None:
+    """Note that a fault was injected or undone: its record is removed when it ends. Failing to note it is no error."""
+    with contextlib.suppress(DalsegnoError, OSError):
+        make_folder(folder)
+        with (folder / HISTORY).open("a") as file:
+            file.write(json.dumps([at, text]) + "\n")
+
+
+def read_history(folder: Path) -> list[tuple[float, str]]:
+    """Return the times and descriptions; a line that a crash cut off is skipped."""
+    found = []
+    for line in (read_text(folder / HISTORY) or "").splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            at, text = json.loads(line)
+            found.append((float(at), str(text)))
+    return found
+
+
+def _read(path: Path) -> FaultRecord | None:
+    with contextlib.suppress(DalsegnoError, OSError, TypeError):
+        value = read_json(path)
+        return FaultRecord(**value) if isinstance(value, dict) else None  # type: ignore[arg-type]
+    return None

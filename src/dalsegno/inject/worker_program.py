@@ -1,0 +1,153 @@
+"""The program `break-worker REQUEST`: runs on a node inside a job of the user and touches only that job's workers.
+
+The request is JSON, and so is the line that it answers. A fault that lasts for some time is held by this process: the
+worker resumes however this process ends, unless it is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from dalsegno.errors import DalsegnoError, NotThere
+from dalsegno.inject.workers import NodeWorker, SeenProcess, choose, find_workers, inspect
+from dalsegno.system.children import PROC, Process, arguments, environment, find, owner, send, stop
+
+PROGRAM = "break-worker"
+KILL, HANG, SLOW, CLEAR, LOOK = "worker-kill", "worker-hang", "slow-gpu", "clear", "look"
+SLOW_S, FAST_S = 0.2, 0.1  # stopped for two thirds of the time, as with a clock at a third
+
+
+@dataclass(frozen=True)
+class WantedWorker:
+    """Which worker is wanted: by run and rank, or by GPU, which is its index on the node."""
+
+    job: str
+    what: str
+    run: str | None = None
+    rank: int | None = None
+    gpu: int | None = None
+    for_s: float | None = None
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        _carry_out(WantedWorker(**json.loads(arguments[0])), _answer)
+    except DalsegnoError as error:
+        _answer({"error": error.what, "hint": error.hint})
+    return 0
+
+
+def _answer(facts: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def _carry_out(wanted: WantedWorker, answer: Callable[[dict[str, object]], None]) -> None:
+    if wanted.what == LOOK:
+        answer({"found": _lasting(wanted.job)})
+    elif wanted.what == CLEAR:
+        answer({"found": _clear(wanted.job)})
+    else:
+        worker, process = _choose(wanted)
+        if wanted.what == KILL:
+            send(process, signal.SIGKILL)
+            answer(asdict(worker))
+        else:
+            _hold(wanted, worker, process, answer)
+
+
+def _choose(wanted: WantedWorker) -> tuple[NodeWorker, Process]:
+    node = os.environ.get("SLURMD_NODENAME", "this node")
+    if wanted.gpu is None:
+        return choose(_seen(wanted.job), node, wanted.run, wanted.rank)
+    workers = list(find_workers(_seen(wanted.job)).items())
+    if wanted.gpu < len(workers):
+        return workers[wanted.gpu]
+    raise NotThere(f"no run of yours has a worker for GPU {wanted.gpu} on {node}", hint=f"it has {len(workers)} there")
+
+
+def _own(job: str) -> list[Process]:
+    """Return the processes of this job that belong to the user."""
+    mark, uid = f"SLURM_JOB_ID={job}".encode(), os.geteuid()
+    return find(lambda pid: owner(pid) == uid and mark in environment(pid))
+
+
+def _seen(job: str) -> list[SeenProcess]:
+    return [seen for process in _own(job) if (seen := inspect(process.pid)) is not None]
+
+
+def _hold(
+    wanted: WantedWorker, worker: NodeWorker, process: Process, answer: Callable[[dict[str, object]], None]
+) -> None:
+    """Keep a worker stopped or slow until the time is over; one that is stopped without limit needs no holder."""
+    if wanted.what == HANG and wanted.for_s is None:
+        send(process, signal.SIGSTOP)
+        answer(asdict(worker))
+        return
+    with _resumed_afterwards(process) as ended:
+        until = None if wanted.for_s is None else time.monotonic() + wanted.for_s
+        send(process, signal.SIGSTOP)
+        answer(asdict(worker))
+        while process.alive() and not ended() and (until is None or time.monotonic() < until):
+            time.sleep(SLOW_S)
+            if wanted.what == SLOW:
+                send(process, signal.SIGCONT)
+                time.sleep(FAST_S)
+                send(process, signal.SIGSTOP)
+
+
+@contextmanager
+def _resumed_afterwards(process: Process) -> Iterator[Callable[[], bool]]:
+    """End in order when asked to: the worker must not stay stopped."""
+    asked = list[int]()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, frame: asked.append(got))
+    try:
+        yield lambda: bool(asked)
+    finally:
+        send(process, signal.SIGCONT)
+
+
+def _lasting(job: str) -> list[str]:
+    holders = [_request_of(process).what for process in _holders(job)]
+    return holders or [HANG for _ in _stopped(job)]
+
+
+def _clear(job: str) -> list[str]:
+    """Undo the faults of a job and return their names."""
+    found = _lasting(job)
+    stop(_holders(job))
+    for process in _stopped(job):
+        send(process, signal.SIGCONT)
+    return found
+
+
+def _holders(job: str) -> list[Process]:
+    """Return other processes of this program that keep a worker stopped or slow."""
+    like_us = [one for one in _own(job) if one.pid != os.getpid() and arguments(one.pid)[-2:-1] == [PROGRAM]]
+    return [process for process in like_us if _request_of(process).what in (HANG, SLOW)]
+
+
+def _request_of(process: Process) -> WantedWorker:
+    try:
+        return WantedWorker(**json.loads(arguments(process.pid)[-1]))
+    except (ValueError, TypeError, IndexError):
+        return WantedWorker("", "")
+
+
+def _stopped(job: str) -> list[Process]:
+    return [process for process in find_workers(_seen(job)).values() if _state(process.pid) == "T"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

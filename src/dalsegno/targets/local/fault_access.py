@@ -1,0 +1,159 @@
+"""The local target's part of fault injection.
+
+`dalsegno.inject` is imported inside functions, and only if a node has recorded faults or somebody injects one: an
+ordinary `up` does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dalsegno.health.result import Remedy
+from dalsegno.health.telemetry import write_telemetry
+from dalsegno.programs import launcher
+from dalsegno.spec.facts import Node
+from dalsegno.system.children import Child, Process, start
+from dalsegno.system.files import read_text
+from dalsegno.system.processes import Runner
+from dalsegno.targets.local.daemons import daemon_env
+from dalsegno.targets.local.folder import Folder
+from dalsegno.targets.local.nodes import LocalNodes, hold, pids_on, service_processes, tasks_of
+from dalsegno.targets.local.placement import healthy_node
+from dalsegno.targets.local.rack import power_off
+
+if TYPE_CHECKING:
+    from dalsegno.inject.faults import InjectedFault
+    from dalsegno.inject.records import FaultRecord
+
+
+def has_records(folder: Folder, node: str) -> bool:
+    return any(folder.faults(node).glob("*.json"))
+
+
+def faults_of(folder: Folder, node: str) -> list[FaultRecord]:
+    """Return the faults of a node that last."""
+    if not has_records(folder, node):
+        return []
+    from dalsegno.inject.records import read_records
+
+    return read_records(folder.faults(node))
+
+
+def write_hardware(folder: Folder, node: Node, simulated: bool) -> None:
+    """Write the telemetry of the node's hardware: that of a healthy machine, with the faults that last."""
+    machine = (read_text(folder.machine(node.name)) or "").strip()
+    telemetry = healthy_node(node, simulated, machine)
+    if faults := faults_of(folder, node.name):
+        from dalsegno.inject.hardware import with_faults
+
+        telemetry = with_faults(telemetry, faults)
+    write_telemetry(folder.telemetry(node.name), telemetry)
+
+
+def clear_faults(nodes: LocalNodes, node: str, only: str | None = None) -> Sequence[InjectedFault]:
+    """Undo the faults of a node, or only this one."""
+    from dalsegno.inject.injection import clear
+
+    return clear(LocalAccess(nodes), node, only)
+
+
+def end_faults(nodes: LocalNodes, node: str, remedy: Remedy) -> None:
+    """Forget the faults that this remedy ends, and have the hardware report what is left."""
+    if has_records(nodes.folder, node):
+        from dalsegno.inject import remedies
+
+        remedies.end_faults(nodes.folder.faults(node), remedy)
+    write_hardware(nodes.folder, nodes.node(node), nodes.placement.gpus_simulated)
+
+
+def replacement_has_old_gpus(folder: Folder, node: str) -> bool:
+    """Return whether it was injected that the next replacement brings the same GPUs."""
+    if not has_records(folder, node):
+        return False
+    from dalsegno.inject.remedies import brings_old_gpus
+
+    return brings_old_gpus(folder.faults(node))
+
+
+@dataclass(frozen=True)
+class LocalAccess:
+    """The `NodeAccess` of a local cluster."""
+
+    nodes: LocalNodes
+
+    @property
+    def runner(self) -> Runner:
+        return self.nodes.runner
+
+    @property
+    def gpus_simulated(self) -> bool:
+        return self.nodes.placement.gpus_simulated
+
+    @property
+    def homes(self) -> Path:
+        return self.nodes.folder.homes
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.nodes.folder.munge_socket
+
+    def node(self, name: str) -> Node:
+        return self.nodes.node(name)
+
+    def is_node(self, name: str) -> bool:
+        return self.nodes.is_node(name)
+
+    def is_host(self, name: str) -> bool:
+        return name in self.nodes.placement.addresses
+
+    def is_on(self, node: str) -> bool:
+        return self.nodes.is_on(node)
+
+    def check_virtual(self, node: str, why: str) -> None:
+        self.nodes.check_virtual(node, why)
+
+    def host(self, node: str) -> Process:
+        return self.nodes.host(node)
+
+    def switch(self) -> Process:
+        return self.nodes.switch()
+
+    def port(self, node: str) -> str:
+        return self.nodes.port(node)
+
+    def disk(self, node: str) -> Path:
+        return self.nodes.folder.spool(node)
+
+    def pids(self, node: str) -> list[int]:
+        return pids_on(self.nodes, node)
+
+    def tasks(self, node: str) -> list[Process]:
+        return tasks_of(self.nodes, node)
+
+    def daemons(self, node: str, daemon: str) -> list[Process]:
+        return service_processes(self.nodes, node, [self.nodes.service(node, daemon)])
+
+    def hold(self, node: str, daemon: str, held: bool) -> None:
+        hold(self.nodes, node, [self.nodes.service(node, daemon)], held)
+
+    def power_off(self, node: str) -> None:
+        power_off(self.nodes, node)
+
+    def records(self, node: str) -> Path:
+        return self.nodes.folder.faults(node)
+
+    def log(self, node: str) -> Path:
+        return self.nodes.folder.log(node, "faults")
+
+    def start(self, node: str, argv: Sequence[str]) -> Child:
+        return start(argv, daemon_env(self.nodes.folder), output=self.log(node))
+
+    def undo_at(self, record: FaultRecord, when: float) -> None:
+        words = ["undo-fault", str(self.nodes.folder.root), record.node, record.mark, str(when)]
+        self.start(record.node, [*launcher(), *words]).close()
+
+    def write_hardware(self, node: str) -> None:
+        write_hardware(self.nodes.folder, self.node(node), self.gpus_simulated)

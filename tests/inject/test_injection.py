@@ -1,0 +1,154 @@
+"""What faults do to a node's telemetry, and which remedy ends which of them: no cluster needed."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.errors import CommandFailed
+from dalsegno.health.facts import GpuFacts
+from dalsegno.health.result import Remedy
+from dalsegno.health.telemetry import Telemetry, read_telemetry
+from dalsegno.inject.faults import FAULTS
+from dalsegno.inject.hardware import CHANGES, with_faults
+from dalsegno.inject.injection import METHODS, clear
+from dalsegno.inject.network import check_restored, drop_program
+from dalsegno.inject.records import HISTORY, FaultRecord, add_to_history, forget, read_history, read_records, record
+from dalsegno.system.children import start_ticks
+from dalsegno.system.processes import Completed
+from dalsegno.targets.local.fault_access import LocalAccess, end_faults
+from dalsegno.targets.local.placement import healthy_node
+from tests.local.sites import access_to
+from tests.local.test_desired import cluster
+
+HEALTHY = healthy_node(cluster(1).nodes[0], simulated=True)
+
+
+def after(fault: str, **options: Any) -> Telemetry:
+    return with_faults(HEALTHY, [FaultRecord(fault, "train-1", 1000.0, "m", options)])
+
+
+def gpu(telemetry: Telemetry, index: int = 0) -> GpuFacts:
+    return next(each for each in telemetry.gpus if each.index == index)
+
+
+def test_a_stopped_worker_that_was_ended_has_no_record(tmp_path: Path):
+    own = os.getpid()
+    record(tmp_path / "n1", "worker-hang", "n1", {}, {"pid": own, "start": start_ticks(own)})
+    record(tmp_path / "n2", "worker-hang", "n2", {}, {"pid": own, "start": 1})  # another process has its PID now
+    assert [one.fault for one in read_records(tmp_path / "n1")] == ["worker-hang"]
+    assert read_records(tmp_path / "n2") == []
+
+
+def test_history_keeps_faults_that_were_undone(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    folder = nodes.records("train-1")
+    record(folder, "gpu-lost", "train-1", {})
+    add_to_history(folder, "gpu-lost is injected", 5.0)
+    with (folder / HISTORY).open("a") as file:
+        file.write("[12, \n")
+    clear(nodes, "train-1")
+    assert read_records(folder) == []
+    assert [text for _, text in read_history(folder)] == ["gpu-lost is injected", "gpu-lost is undone"]
+
+
+def test_an_xid_is_a_line_in_the_kernels_log():
+    told = after("xid", code=48, gpu=1)
+    (line,) = told.kernel_log
+    assert (line.at, line.text) == (
+        1000.0,
+        "NVRM: Xid (PCI:0000:42:00): 48, pid=4242, DBE (double bit error) ECC Error",
+    )
+    assert told.gpus == HEALTHY.gpus
+
+
+def test_a_gpu_that_fell_off_the_bus_does_not_answer_any_more():
+    told = after("xid", code=79, gpu=1)
+    assert [each.lost for each in told.gpus] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "of", "before", "then"),
+    [
+        ("ecc", lambda told: gpu(told).ecc_uncorrected, 0, 1),
+        ("gpu-lost", lambda told: len(told.gpus), 2, 1),
+        ("gpu-hot", lambda told: gpu(told).temperature_c, 34, 96),
+        ("nvlink", lambda told: gpu(told).nvlinks, 18, 17),
+        ("slow-gpu", lambda told: gpu(told).clock_mhz, 345, 660),
+        ("clock-skew", lambda told: told.clock_skew_s, 0, 300),
+        ("link-down", lambda told: told.ports[0].state, "ACTIVE", "DOWN"),
+        ("link-flap", lambda told: told.ports[0].flaps, (), (1000, 1001, 1002)),
+        ("oom", lambda told: len(told.kernel_log), 0, 1),
+    ],
+)
+def test_what_the_hardware_tells(fault: str, of: Any, before: object, then: object):
+    assert (of(HEALTHY), of(after(fault))) == (before, then)
+
+
+def test_every_fault_is_done_somehow():
+    at_once = {"power-off", "worker-kill", "bad-replacement"}
+    assert set(FAULTS) == at_once | set(METHODS) | set(CHANGES)
+
+
+def test_faults_are_undone_in_any_order(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    folder, telemetry = nodes.records("train-1"), nodes.nodes.folder.telemetry("train-1")
+    hot, ecc = record(folder, "gpu-hot", "train-1", {}), record(folder, "ecc", "train-1", {})
+    assert [one.fault for one in read_records(folder)] == ["gpu-hot", "ecc"]
+    forget(folder, hot)
+    nodes.write_hardware("train-1")
+    found = read_telemetry(telemetry)
+    assert (gpu(found).temperature_c, gpu(found).ecc_uncorrected) == (34, 1)
+    forget(folder, ecc)
+    nodes.write_hardware("train-1")
+    assert read_telemetry(telemetry) == HEALTHY
+
+
+def test_forgetting_a_fault_keeps_a_newer_one_of_the_same_name(tmp_path: Path):
+    first = record(tmp_path, "ecc", "train-1", {})
+    second = record(tmp_path, "ecc", "train-1", {"count": 3})
+    forget(tmp_path, first)
+    assert read_records(tmp_path) == [second]
+
+
+def left_after(nodes: LocalAccess, remedy: Remedy) -> list[str]:
+    end_faults(nodes.nodes, "train-1", remedy)
+    return [one.fault for one in read_records(nodes.records("train-1"))]
+
+
+def test_a_remedy_ends_the_faults_that_it_or_a_lighter_one_helps_against(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    for fault, depth in (("ecc", "reset"), ("gpu-lost", "reboot"), ("slow-gpu", "replace"), ("net-cut", "reboot")):
+        record(nodes.records("train-1"), fault, "train-1", {"mended_by": depth})
+    assert left_after(nodes, Remedy.RESET) == ["gpu-lost", "slow-gpu", "net-cut"]
+    assert left_after(nodes, Remedy.REBOOT) == ["slow-gpu"]
+    assert left_after(nodes, Remedy.REPLACE) == []
+
+
+def test_a_bad_replacement_is_bad_as_often_as_its_count(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    record(nodes.records("train-1"), "bad-replacement", "train-1", {"count": 2})
+    assert left_after(nodes, Remedy.REBOOT) == ["bad-replacement"]
+    assert set(left_after(nodes, Remedy.REPLACE)) == {"ecc", "bad-replacement"}
+    assert left_after(nodes, Remedy.REPLACE) == ["ecc"]
+    assert left_after(nodes, Remedy.REPLACE) == []
+
+
+def test_a_replacement_with_the_old_gpus_has_no_other_fault(tmp_path: Path):
+    nodes = access_to(tmp_path)
+    record(nodes.records("train-1"), "bad-replacement", "train-1", {"same": True})
+    assert left_after(nodes, Remedy.REPLACE) == []
+
+
+def test_the_packets_to_drop_are_a_share_of_all_numbers():
+    assert drop_program(25) == "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2"
+    assert "37 0 1 4294967295" in drop_program(100)
+
+
+def test_a_cable_whose_link_is_not_up_yet_is_mended_by_the_kernel_and_any_other_refusal_is_told():
+    words = ("bridge", "link", "set", "dev", "pafdf004", "state", "3")
+    check_restored(Completed(words, 0))
+    check_restored(Completed(words, 255, stderr="RTNETLINK answers: Network is down\n"))
+    with pytest.raises(CommandFailed, match="bridge link set"):
+        check_restored(Completed(words, 255, stderr='Cannot find device "pafdf004"\n'))
