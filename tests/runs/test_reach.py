@@ -64,3 +64,7 @@ def test_an_address_to_which_there_is_no_way_has_not_answered():
 
 def test_nobody_to_ask_is_nobody_who_answered():
     assert reached([], 1.0) == set()
+
+
+def test_an_answer_counts_that_came_before_a_delayed_look(accepting: Address):
+    assert reached([accepting], 1e-9) == {accepting}

@@ -87,8 +87,10 @@ def reached(addresses: Iterable[Address], timeout_s: float) -> set[Address]:
     with selectors.DefaultSelector() as selector:
         for address in set(addresses):
             _dial(selector, address, answered)
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        left = timeout_s
+        while selector.get_map() and left > 0:
+            left = until - time.monotonic()
+            for key, _ in selector.select(max(left, 0.0)):  # once more after the time: on a busy machine we come late
                 _take_answer(selector, key, answered)
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from pathlib import Path
 from dalsegno.programs import launcher
 from dalsegno.runs.coordinator.allocation import SlurmStaff
 from dalsegno.runs.coordinator.coordinator import Coordinator
-from dalsegno.runs.coordinator.liveness import Timing, told_gone_s
+from dalsegno.runs.coordinator.liveness import MOST_GONE_S, Timing, told_gone_s
 from dalsegno.runs.coordinator.tasks import TaskRun
 from dalsegno.runs.folder import RunFolder
 from dalsegno.runs.status import read_status
@@ -22,6 +22,7 @@ from dalsegno.runs.submit.plan import RunPlan
 from dalsegno.runs.submit.prepare import first_status, read_environment, read_plan
 from dalsegno.runs.submit.site import RunSite
 from dalsegno.slurm.client import SlurmClient
+from dalsegno.system.apart import slowness
 from dalsegno.system.children import MARK, Child, send, start
 from dalsegno.system.machine import user_name
 from dalsegno.system.processes import LocalRunner
@@ -117,8 +118,8 @@ def open_site(folder: RunFolder) -> RunSite:
 
 
 def _node_timeout_s(plan: RunPlan, environment: Mapping[str, str]) -> float:
-    """As asked for, else as the cluster knows best: hosts on one machine are sooner known to be gone."""
-    return plan.request.node_timeout_s or told_gone_s(environment)
+    """Return what the user asked for, else the cluster's value, scaled for a slow machine."""
+    return plan.request.node_timeout_s or min(told_gone_s(environment) * slowness(), MOST_GONE_S)
 
 
 def _write_to(log: Path) -> None:

@@ -23,6 +23,7 @@ from dalsegno.runs.torchrun.args import TorchrunArgs, count_processes
 from dalsegno.runs.torchrun.coordinator import JOIN_S, Hosted, Talk, TorchrunSite, agent_setup, seconds
 from dalsegno.runs.torchrun.logs import Logs, Tee, Write
 from dalsegno.runs.torchrun.meeting import Keys, Meeting, agent_name, find_meeting, find_munge, is_own_address
+from dalsegno.system.apart import slowness
 from dalsegno.system.machine import gpu_files
 from dalsegno.system.processes import LocalRunner
 
@@ -86,7 +87,7 @@ class _Launch:
         self.keys.make()
         site = TorchrunSite(
             self.args, self.run, f"torchrun-{secrets.token_hex(4)}", self.nproc, self.meeting,
-            store=has_torch(python), timing=Timing(told_gone_s(self.world.environ)),
+            store=has_torch(python), timing=Timing(told_gone_s(self.world.environ) * slowness()),
         )  # fmt: skip
         hosted = Hosted(site, self.keys, self.world.talk)
         try:
