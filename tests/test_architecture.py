@@ -22,25 +22,23 @@ SRC = Path(__file__).parent.parent / "src" / PACKAGE
 
 # ---- the table: what each room may import, beside itself
 
-LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "hardware")
+LAYER_1 = ("errors", "printable", "hostlist", "image_name", "programs", "system", "wire", "hardware")
 UP_TO_2 = (*LAYER_1, "spec")
 UP_TO_3 = (*UP_TO_2, "slurm", "containers", "health")
 UP_TO_4 = (*UP_TO_3, "node_agent", "users", "runs")
 UP_TO_5 = (*UP_TO_4, "bench", "setup")
 # How a worker and its launcher speak, and what lies in shared memory; no torch.
 TRAIN_TALK = (
-    "train.contract", "train.errors", "train.frames", "train.groups", "train.peer", "train.proof", "train.keeper",
-    "train.memory", "train.saver",
+    "train.contract", "train.errors", "train.groups", "train.keeper", "train.memory", "train.saver",
 )  # fmt: skip
-TRAIN_WIRE = ("train.frames", "train.proof")  # the same for a node's agent and its controller
 TRAIN_LEFT = ("train.contract", "train.memory.files")  # what a run leaves on a node
 UP_TO_7 = (*UP_TO_5, "inject", "targets", "observe", "recovery", "train", "demo", "drill", "why")
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "printable": (),
-    "train": ("wire.bounds",),
-    "wire": TRAIN_WIRE,  # one bounded server for peers that have not proved who they are
+    "wire": (),  # runs on nodes where nothing but Python 3.9 may be
+    "train": ("wire",),
     "hostlist": ("errors",),
     "image_name": ("errors", "hardware"),
     "programs": (),  # it loads the program it is asked for by name, whatever its room
@@ -49,16 +47,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "spec": ("errors", "hostlist", "image_name", "hardware"),
     "slurm": UP_TO_2,
     "containers": UP_TO_2,
-    "health": (*UP_TO_2, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
-    "node_agent": (*UP_TO_3, *TRAIN_WIRE, "wire.bounds", *TRAIN_LEFT),
+    "health": (*UP_TO_2, *TRAIN_LEFT),
+    "node_agent": (*UP_TO_3, *TRAIN_LEFT),
     "users": UP_TO_3,
-    "runs": (*UP_TO_3, *TRAIN_TALK, "wire"),
+    "runs": (*UP_TO_3, *TRAIN_TALK),
     "bench": ("errors", "hardware", "spec", "runs"),
     "setup": UP_TO_4,
     "inject": UP_TO_5,  # through the access that a target gives; it names no target
     "targets": (*UP_TO_5, "inject"),
     "observe": UP_TO_5,
-    "recovery": (*UP_TO_4, *TRAIN_TALK, "wire", "targets.base"),
+    "recovery": (*UP_TO_4, *TRAIN_TALK, "targets.base"),
     "why": (*UP_TO_4, "train.contract", "recovery"),  # what was noted by whom, and what it comes to
     "drill": (
         *UP_TO_4,

@@ -15,7 +15,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants
 from dalsegno.system.hosts import host_process
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 from tests.cluster.conftest import Cli, at_home, taken_down
 from tests.cluster.programs import programs
 from tests.waiting import eventually

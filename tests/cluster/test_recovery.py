@@ -18,7 +18,7 @@ from dalsegno.recovery.client import ask
 from dalsegno.system.children import arguments, descendants, find
 from dalsegno.system.hosts import host_process
 from dalsegno.targets.local.network import port_name
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 from tests.cluster.conftest import PINGED_S, Cli, at_home, taken_down
 from tests.cluster.programs import programs
 from tests.cluster.test_containers import make_image

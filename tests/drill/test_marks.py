@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dalsegno.drill.story import DRAINED, KNOWN, RETURNED, DrillMark, marks_of_controller, marks_of_run, troubles_of
 from dalsegno.recovery.event import Event, EventKind, EventStage
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 
 def event(id: int, kind: EventKind, stage: EventStage) -> Message:

@@ -43,8 +43,8 @@ from dalsegno.health.wire import (
     seal_of,
     welcome_message,
 )
-from dalsegno.train.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
-from dalsegno.train.proof import Seal, nonce, read_nonce
+from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, Reader, encode, pack
+from dalsegno.wire.handshake import Seal, nonce, read_nonce
 
 EXAMPLES = 100_000 if os.environ.get("DALSEGNO_LONG") else 2_000
 SECRET = b"s" * 32

@@ -10,7 +10,7 @@ from dalsegno.health.messages import MOST_PART, Finding, GpuIdentity, Order, Rep
 from dalsegno.health.result import passed
 from dalsegno.node_agent.orders import Send
 from dalsegno.system.apart import ask
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 
 class Played:

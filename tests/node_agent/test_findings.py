@@ -7,7 +7,7 @@ from dalsegno.health.result import Remedy, failed, passed
 from dalsegno.health.wire import AGENT, MOST_BYTES, NodeHello, seal_of
 from dalsegno.node_agent.findings import WHOLE_S, Findings
 from dalsegno.recovery.agents import merge
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)
 WELL = Finding("disk", passed("12 % full"), 17.0)

@@ -16,7 +16,7 @@ import pytest
 
 from dalsegno.node_agent.pair import MOST_CALLERS, NotMet, answer, call
 from dalsegno.system.children import MARK, marked
-from dalsegno.train.frames import pack
+from dalsegno.wire.frames import pack
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

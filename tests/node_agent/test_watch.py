@@ -13,7 +13,7 @@ import pytest
 from dalsegno.health.messages import Finding, GpuIdentity
 from dalsegno.health.result import Verdict, passed
 from dalsegno.node_agent.worker import FIRST_LEAVE_S, GPUS, CheckWatch
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 CHECK_S = 600.0  # on the tests' own clock
 

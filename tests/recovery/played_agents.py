@@ -14,8 +14,8 @@ from dalsegno.health.wire import AGENT, CONTROLLER, NodeHello, hello_message, is
 from dalsegno.recovery.agent_server import STRANGER_S
 from dalsegno.recovery.agents import AgentTable
 from dalsegno.recovery.probes import NodeAddress
-from dalsegno.train.frames import Message, Reader, pack, parse
-from dalsegno.train.proof import Seal, nonce
+from dalsegno.wire.frames import Message, Reader, pack, parse
+from dalsegno.wire.handshake import Seal, nonce
 
 T = TypeVar("T")
 NODES = ("gpu-1", "gpu-2")

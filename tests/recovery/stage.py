@@ -14,7 +14,7 @@ from pathlib import Path
 from dalsegno.recovery.client import ask, start_run
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.system.children import end, marked
-from dalsegno.train.frames import Message, Reader
+from dalsegno.wire.frames import Message, Reader
 from tests.waiting import eventually
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -34,8 +34,8 @@ from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.agents import MOST_BYTES, MOST_ORDERS, RESTART_S, AgentTable, OrderAnswer, OrderEnd, merge
 from dalsegno.recovery.presence import LOOK_S
 from dalsegno.recovery.probes import NodeAddress
-from dalsegno.train.frames import Message, pack
-from dalsegno.train.proof import nonce
+from dalsegno.wire.frames import Message, pack
+from dalsegno.wire.handshake import nonce
 from tests.recovery.played_agents import Caller, Scene, secret_of
 
 XID = Finding("xid", failed("Xid 79", Remedy.REBOOT, "79"), 17.0)

@@ -26,7 +26,7 @@ from dalsegno.recovery.run_hints import News
 from dalsegno.recovery.store import Journal
 from dalsegno.recovery.user_socket import Answers
 from dalsegno.recovery.watch import JOURNAL
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 XID = NodeFault("xid", Remedy.REBOOT, "Xid 79", "79")
 STRANGER = 4711

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from dalsegno.train.frames import send
+from dalsegno.wire.frames import send
 
 ASK = """
 import sys

@@ -18,7 +18,7 @@ from dalsegno.errors import DalsegnoError
 from dalsegno.recovery.client import controller_answers
 from dalsegno.recovery.controller import RUNS, SOCKET
 from dalsegno.targets.local.folder import Folder
-from dalsegno.train.frames import pack
+from dalsegno.wire.frames import pack
 from tests.recovery.stage import SOURCE, Stage, say_and_hear
 from tests.waiting import eventually
 

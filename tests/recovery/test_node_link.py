@@ -25,7 +25,7 @@ from dalsegno.recovery.node_link import NodeLink, prove
 from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.probes import NodeAddress
 from dalsegno.spec.facts import CheckSetting, Health
-from dalsegno.train.frames import MAX_BYTES, pack
+from dalsegno.wire.frames import MAX_BYTES, pack
 from tests.recovery.played_agents import NODES, Caller, Scene, secret_of
 
 GOOD = Finding("load-product", passed("right"), 1.0)

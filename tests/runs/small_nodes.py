@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from dalsegno.runs.coordinator.group import Members, Shape, form_group
 from dalsegno.runs.coordinator.memory import MemoryTable
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import StoredSnapshot as OnNode
 from dalsegno.train.keeper.plan import COPIES, OWN, SHARED, KeeperAddress, KeepOrder, key_of, slot_for, spent, to_send
 from dalsegno.train.memory.files import SlotName
 from dalsegno.train.memory.record import ABSENT, Extent, SnapshotRecord, free_slots
 from dalsegno.train.memory.safe import NOWHERE, Safe, parse_word
+from dalsegno.wire.frames import Message
 
 SLOTS = 3
 PART = Extent(512, 64, 2, 0)

@@ -14,7 +14,7 @@ from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.system.processes import LocalRunner
 from dalsegno.train.contract import RUN
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ async def test_an_agent_that_is_stopped_for_longer_than_a_host_may_be_silent_is_
 async def test_only_a_worker_of_the_present_generation_may_commit(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
-    from dalsegno.train.frames import Reader, send
+    from dalsegno.wire.frames import Reader, send
     def may_commit(generation):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])
@@ -227,7 +227,7 @@ async def test_only_a_worker_of_the_present_generation_may_commit(tmp_path: Path
 async def test_nonsense_of_a_worker_does_not_end_its_agent(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
-    from dalsegno.train.frames import send
+    from dalsegno.wire.frames import send
     if generation == 1:
         for nonsense in ({"grant": "soon"}, {"grant": None}, {"step": "one", "generation": 1}, {"step": None}):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -247,7 +247,7 @@ async def test_nonsense_of_a_worker_does_not_end_its_agent(tmp_path: Path):
 async def test_a_worker_that_asks_a_coordinator_that_dies_may_not_commit(tmp_path: Path):
     script = """
     sys.path.insert(0, %r)
-    from dalsegno.train.frames import Reader, send
+    from dalsegno.wire.frames import Reader, send
     wait()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(60)

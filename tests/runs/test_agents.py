@@ -10,7 +10,7 @@ from dalsegno.runs.agent.link import CoordinatorLink
 from dalsegno.runs.coordinator.agents import Peer, RunAgents
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import Noted, Word
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 SECRET = b"s" * 32
 HELLO: Message = {"run": "train-k3f9x", "probe": 1, "found": {}}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dalsegno.runs.agent.worker_socket import WorkerSocket
-from dalsegno.train.frames import Message, Reader, send
+from dalsegno.wire.frames import Message, Reader, send
 
 
 class Room:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dalsegno.system.children import start_ticks
-from dalsegno.train.frames import send
+from dalsegno.wire.frames import send
 from tests.runs.warm_agent import Agent, script
 from tests.waiting import eventually
 

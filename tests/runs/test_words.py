@@ -22,7 +22,7 @@ from dalsegno.runs.coordinator.messages import (
     read_hello,
     read_word,
 )
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 REPORT = {"generation": 3, "rank": 1, "code": -9, "traceback": "ValueError: x", "oom": True, "at": 1.5}
 

@@ -16,7 +16,7 @@ from dalsegno.runs.agent.warm import adopt_orphans
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.runs.folder import RunFolder
 from dalsegno.system import children
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 from tests.runs.small_site import SmallSite
 
 

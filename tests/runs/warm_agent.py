@@ -11,7 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dalsegno.train.frames import FileReader, Message, send
+from dalsegno.wire.frames import FileReader, Message, send
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.runs.agent.warm import start; start(sys.argv[1:])"

@@ -21,7 +21,7 @@ from dalsegno.recovery.event import EventKind
 from dalsegno.recovery.store import Journal
 from dalsegno.recovery.user_socket import CALL_S, MOST_CALLERS, MOST_PER_USER, UserSocket
 from dalsegno.recovery.watch import JOURNAL
-from dalsegno.train.frames import Message, Reader, pack
+from dalsegno.wire.frames import Message, Reader, pack
 from tests.recovery.stage import SOURCE, Stage
 from tests.waiting import eventually
 
@@ -31,7 +31,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
 ATTACK = """
     import os, select, socket, sys
     sys.path.insert(0, sys.argv[2])
-    from dalsegno.train.frames import pack
+    from dalsegno.wire.frames import pack
     os.setuid(65534)
     frames = pack({"events": 0}) * 300
     print("begun", flush=True)

@@ -14,7 +14,7 @@ from dalsegno.runs.agent.worker_processes import fitting
 from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.site import Seats
 from dalsegno.runs.submit.request import RunRequest
-from dalsegno.train.frames import MAX_BYTES, Message, pack
+from dalsegno.wire.frames import MAX_BYTES, Message, pack
 from tests.runs.played import Played, played
 from tests.runs.small_site import SmallSite
 from tests.submit.torchrun.launcher import Launcher
@@ -25,7 +25,7 @@ LONG = "x" * (MAX_BYTES + 1)
 # What a worker writes takes less than a message may; what its agent makes of it takes more.
 SAYS_MUCH = """
 sys.path.insert(0, %r)
-from dalsegno.train.frames import MAX_BYTES, frame
+from dalsegno.wire.frames import MAX_BYTES, frame
 told = {"step": 1, "generation": 1, "progress": {"\\u00e9" * (MAX_BYTES // 2 - 100): 1.0}}
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 sock.connect("\\0" + os.environ["DALSEGNO_AGENT"])

@@ -31,7 +31,6 @@ from dalsegno.runs.torchrun.meeting import Keys
 from dalsegno.system.children import descendants
 from dalsegno.train.agent import AgentLink
 from dalsegno.train.errors import NoRoom
-from dalsegno.train.frames import BadFrame, Reader, send
 from dalsegno.train.keeper.holdings import holdings
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import Stranger, dial
@@ -52,6 +51,7 @@ from dalsegno.train.memory.snapshot import open_snapshot, state_of
 from dalsegno.train.ranks import OwnBoard
 from dalsegno.train.resume import from_memory
 from dalsegno.train.state import Objects, TrainingState, take
+from dalsegno.wire.frames import BadFrame, Reader, send
 from tests.security.other_user import as_user
 from tests.security.poison import Poison
 from tests.submit.torchrun.launcher import Launcher

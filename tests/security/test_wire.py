@@ -46,8 +46,8 @@ from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.coordinator.messages import Noted, Word
 from dalsegno.system.children import arguments, find
-from dalsegno.train.frames import Message, Reader, pack, send
-from dalsegno.train.proof import TAG_BYTES, Seal, nonce, prove
+from dalsegno.wire.frames import Message, Reader, pack, send
+from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, prove
 from tests.cli.runs import make_run, tell
 from tests.cluster.conftest import Cli
 from tests.cluster.runs import kill

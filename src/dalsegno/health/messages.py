@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dalsegno.health.result import Remedy, Result, Verdict
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- What a node says of itself to the controller, and how it is read: from a node that may be broken, or not
 # ours.

@@ -3,7 +3,7 @@
     controller  {"nonce": C}
     agent       {"node", "boot", "started", "nonce": A, "proof"}      the node's name and boot are in the proof
     controller  {"proof"}
-    then both sides send sealed messages: encrypted and authenticated, see `train/proof.py`
+    then both sides send sealed messages: encrypted and authenticated, see `wire/handshake.py`
 
 Each node has a secret of its own, so that none can speak for another. Nonces of both sides are in every proof, and the
 number of a message in its seal: what was said once is of no use in another connection, nor later in the same one.
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.errors import DalsegnoError
-from dalsegno.train.frames import BadFrame, Message
-from dalsegno.train.proof import Seal, holds, prove
+from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.handshake import Seal, holds, prove
 
 BEAT_S = 0.4
 STRANGER_BYTES = 2048  # the longest message of one who has not proved anything yet

@@ -39,8 +39,8 @@ from dalsegno.node_agent.orders import Do, Duties, OrderProcesses
 from dalsegno.node_agent.worker import CHECK_S, CheckWatch, Make
 from dalsegno.printable import logged
 from dalsegno.system.files import read_text
-from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.train.proof import TAG_BYTES, Seal, nonce, read_nonce
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.wire.handshake import TAG_BYTES, Seal, nonce, read_nonce
 
 # ---- The agent's one connection to its controller: dialled, proved, lost and dialled again. It never blocks.
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dalsegno.node_agent.loads import may_have_gpus, pattern
-from dalsegno.train.frames import BadFrame, Reader, send
+from dalsegno.wire.frames import BadFrame, Reader, send
 
 # ---- A store of torch's for two ranks, on a connection that they have already. Loads torch.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dalsegno.health.checks.late import blame
 from dalsegno.health.result import Remedy, Result, failed, passed, unknown
 from dalsegno.system.apart import fork
-from dalsegno.train.frames import BadFrame, FileReader, Message, Reader, send
+from dalsegno.wire.frames import BadFrame, FileReader, Message, Reader, send
 
 LOAD_S = 80.0  # for torch, on a machine that is very busy with other things
 REDUCE_S = 30.0  # for all rounds, when all sides have torch

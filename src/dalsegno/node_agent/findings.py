@@ -17,7 +17,7 @@ from dalsegno.health.messages import (
     told_message,
 )
 from dalsegno.health.result import Result
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 WHOLE_S = 30.0  # a whole report now and then: so that times are fresh, and a mistake does not last
 MOST_MESSAGE = 40 << 10  # characters; well below what the controller takes

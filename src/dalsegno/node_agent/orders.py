@@ -28,7 +28,7 @@ from dalsegno.node_agent.pair import NotMet, answer, call, try_together
 from dalsegno.spec.facts import Health, facts_from_json
 from dalsegno.system.apart import Forked, NoAnswer, fork
 from dalsegno.system.files import read_text
-from dalsegno.train.frames import BadFrame, Message, Reader, pack
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 # ---- What the controller orders, each in a process of its own, so that none holds up the heartbeat: done, or
 # killed.

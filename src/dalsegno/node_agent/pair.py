@@ -12,9 +12,9 @@ from dalsegno.health.result import Remedy, Result, Verdict, failed, passed, unkn
 from dalsegno.health.settings import ANSWER_S
 from dalsegno.node_agent.collective import LOAD_S, Collective
 from dalsegno.node_agent.loads import receive_pattern, send_pattern
-from dalsegno.train.frames import BadFrame, Message, Reader, pack, send
-from dalsegno.train.proof import holds, nonce, prove
 from dalsegno.wire.bounds import WaitingConnections
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack, send
+from dalsegno.wire.handshake import holds, nonce, prove
 
 BYTES = 32 << 20  # each way
 TALK_S = 20.0

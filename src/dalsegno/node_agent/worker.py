@@ -17,7 +17,7 @@ from dalsegno.health.messages import BadReport, Finding, GpuIdentity, NodeReport
 from dalsegno.health.result import unknown
 from dalsegno.node_agent.findings import clean, clean_gpu
 from dalsegno.system.apart import Forked, fork
-from dalsegno.train.frames import BadFrame, Message, Reader, pack
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack
 
 LOOK_S = 1.0  # from one look to the next; each check has a rhythm of its own beside
 CHECK_S = 8.0  # how long one check may take; its questions have time-outs of their own, which are shorter

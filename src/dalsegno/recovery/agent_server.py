@@ -30,8 +30,8 @@ from dalsegno.health.wire import (
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.probes import NodeAddress, family_of
 from dalsegno.system.files import read_text
-from dalsegno.train.frames import BadFrame, Message
-from dalsegno.train.proof import TAG_BYTES
+from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.handshake import TAG_BYTES
 from dalsegno.wire.server import BoundedServer, Connection, Proved, SelectorWatcher, ServerLimits
 
 STRANGERS = 256  # at a time

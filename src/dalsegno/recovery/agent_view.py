@@ -8,7 +8,7 @@ from enum import Enum
 
 from dalsegno.health.messages import NodeReport
 from dalsegno.health.result import Verdict
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 
 class Presence(Enum):

@@ -29,7 +29,7 @@ from dalsegno.recovery.agent_view import AgentView, Presence
 from dalsegno.recovery.complaints import Complaints
 from dalsegno.recovery.presence import LOOK_S, Attendance
 from dalsegno.recovery.probes import NodeAddress, Probes, family_of
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- Orders to an agent and their answers, which come in parts: kept together within limits, and never waited for.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalsegno.errors import DalsegnoError
 from dalsegno.system.apart import slowness
-from dalsegno.train.frames import BadFrame, Message, Reader, send
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
 
 START_S = 10.0  # it writes two files and starts a process
 ANSWERS_S = 2.0

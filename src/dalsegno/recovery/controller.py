@@ -26,7 +26,7 @@ from dalsegno.recovery.user_socket import Answers, UserSocket
 from dalsegno.recovery.watch import JOURNAL, NodeWatch
 from dalsegno.system.children import allow_many_files
 from dalsegno.system.files import locked, make_folder
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # Below the cluster's state folder.
 SOCKET, RUNS, LOCK, SECRETS = "run/controller.sock", "controller/runs", "controller/lock", "secret/agents"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 _JOB = re.compile(r"\bjob (\d+)\b")
 

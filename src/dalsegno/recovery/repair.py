@@ -29,7 +29,7 @@ from dalsegno.recovery.phase import HeldAction, NodePhase
 from dalsegno.recovery.policy import OFF, Policy
 from dalsegno.recovery.presence import NEW_S
 from dalsegno.runs.comment import nodes_left
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- What to try next for a node: reset, reboot, replace, each where the one before did not help. Pure.
 

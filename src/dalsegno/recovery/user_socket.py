@@ -27,9 +27,10 @@ from dalsegno.recovery.policy import Policy
 from dalsegno.recovery.reason import write_reason
 from dalsegno.recovery.repair import forecast
 from dalsegno.recovery.store import Journal
-from dalsegno.system.network import listen_at, peer_uid
-from dalsegno.train.frames import BadFrame, Message, Reader, encode, frame, pack, parse
+from dalsegno.system.network import listen_at
 from dalsegno.wire.bounds import Allowances, WaitingConnections
+from dalsegno.wire.frames import BadFrame, Message, Reader, encode, frame, pack, parse
+from dalsegno.wire.peer import uid_of
 
 MOST_CALLERS = 128
 MOST_PER_USER = 48
@@ -112,7 +113,7 @@ class UserSocket:
             except OSError:
                 return  # nobody is left, or gone before we looked
             sock.setblocking(False)
-            caller = Caller(sock, peer_uid(sock), time.monotonic() + CALL_S)
+            caller = Caller(sock, uid_of(sock), time.monotonic() + CALL_S)
             excess = self.callers.add(caller)
             self._watch(caller)
             if excess is not None:

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import os
 import socket
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -89,18 +88,6 @@ def first_free_run(count: int, start: int, stop: int, taken: Iterable[int] = ())
         if run == count:
             return port - count + 1
     return None
-
-
-# ---- Unix sockets: who is at the other end, and listening where only some may knock.
-
-
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Who is at the other end, as the kernel knows it."""
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)
 
 
 def listen_at(path: Path, mode: int) -> socket.socket:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dalsegno.train import contract
-from dalsegno.train.frames import BadFrame, Reader, send
-from dalsegno.train.peer import check_peer
+from dalsegno.wire.frames import BadFrame, Reader, send
+from dalsegno.wire.peer import check_peer
 
 ANSWER_S = 60.0  # an agent that is alive answers at once; its coordinator may be on its way back
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dalsegno.train.agent import AgentLink
-from dalsegno.train.peer import check_peer
 from dalsegno.train.saver import Request, render
+from dalsegno.wire.peer import check_peer
 
 
 class SaveResult(NamedTuple):

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.train.proof import MOST_SEALED, Seal, nonce, prove
 from dalsegno.wire.bounds import Allowance, WaitingConnections
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.wire.handshake import MOST_SEALED, Seal, nonce, prove
 
 ACCEPT_AT_ONCE = 64  # a flood of callers must not hold up the peers that are in
 ACCEPT_S = 0.01  # nor greetings that take their time

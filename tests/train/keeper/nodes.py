@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dalsegno.train.frames import Message, Reader, send
 from dalsegno.train.keeper.holdings import StoredSnapshot, holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.service import serve
 from dalsegno.train.memory.slots import Slots
 from dalsegno.train.state import TrainingState
+from dalsegno.wire.frames import Message, Reader, send
 from tests.train.memory.processes import fork
 
 RUN = "a"

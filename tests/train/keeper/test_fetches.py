@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import listen
 from dalsegno.train.keeper.transfer import Turns
 from dalsegno.train.memory.snapshot import SnapshotVerdict, open_snapshot, state_of, verify
 from dalsegno.train.state import TrainingState
+from dalsegno.wire.frames import Message
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import Node
 from tests.train.keeper.relay import cut_after, flip_at, relay

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.train.frames import Message, parse, send
 from dalsegno.train.keeper.books import unlimited
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.keeper.wire import CALLED, CALLER, PIECE, Channel, Stranger, _frame, dial
 from dalsegno.train.memory.record import HEADER, Extent, SnapshotRecord, SnapshotSums, of_own_part
-from dalsegno.train.proof import nonce, prove
+from dalsegno.wire.frames import Message, parse, send
+from dalsegno.wire.handshake import nonce, prove
 from tests.train.keeper.conftest import NewNode
 from tests.train.keeper.nodes import RUN, SECRET, Node
 from tests.train.keeper.relay import flip_at

@@ -31,10 +31,10 @@ from dalsegno.runs.agent.worker_processes import fitting
 from dalsegno.runs.agent.worker_socket import WorkerSocket
 from dalsegno.runs.agent.workers import Workers
 from dalsegno.train.contract import RUN, TERMINATED
-from dalsegno.train.frames import Message
 from dalsegno.train.memory import files
 from dalsegno.train.memory.files import sweep_abandoned
 from dalsegno.train.memory.safe import parse_word
+from dalsegno.wire.frames import Message
 
 # ---- What agents that were killed left on this node: processes and logs of the same run, memory of runs long gone.
 

@@ -4,7 +4,7 @@
     agent        {"run", "agent", "nonce": C, "proof"}, then its hello, sealed
     coordinator  {"proof"}, then what it has to say, sealed
 
-Everything but these three messages is encrypted and authenticated (`train/proof.py`): the environment of a run, and
+Everything but these three messages is encrypted and authenticated (`wire/handshake.py`): the environment of a run, and
 what its workers say, are nobody else's business.
 """
 
@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dalsegno.train.frames import BadFrame, Message, Reader, pack, parse
-from dalsegno.train.proof import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
+from dalsegno.wire.frames import BadFrame, Message, Reader, pack, parse
+from dalsegno.wire.handshake import MOST_SEALED, Seal, holds, nonce, prove, read_nonce
 
 AGENT, COORDINATOR = "run-agent/3", "coordinator/3"  # with the version of what they say to each other
 CONNECT_S = 1.0

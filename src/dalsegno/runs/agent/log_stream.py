@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 CHUNK_BYTES = 65536
 

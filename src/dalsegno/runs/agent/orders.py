@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import Safe, parse_word
+from dalsegno.wire.frames import Message
 
 ABSENCE_S = 60.0  # without a coordinator, until it says otherwise
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dalsegno.runs.agent.evidence import below, children
-from dalsegno.train.frames import FileReader, Message, send
+from dalsegno.wire.frames import FileReader, Message, send
 
 _PACKAGES = str(Path(__file__).parents[3])
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from dalsegno.runs.agent.warm import start; start(sys.argv[1:])"

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 from dalsegno.runs.agent.orders import ResumeOrder, StartOrder
 from dalsegno.train.errors import NoRoom
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import holdings, listen
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import find_folder, own_folder, safe_name, sweep
 from dalsegno.train.memory.safe import Safe, read_safe, render_word, write_safe
+from dalsegno.wire.frames import Message
 
 Answer = Callable[[Message], None]
 Fork = Callable[[str, Message, Sequence[int]], bool]  # name, task, open files; whether it can be forked

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from dalsegno.runs.agent.script import become_program, run_script
 from dalsegno.train.contract import AGENT
-from dalsegno.train.frames import FileReader, Message, send
-from dalsegno.train.peer import uid_of
+from dalsegno.wire.frames import FileReader, Message, send
+from dalsegno.wire.peer import uid_of
 
 # ---- What is forked beside the workers and outlives them: a rank's saver, a node's keeper.
 

@@ -13,7 +13,7 @@ from dalsegno.runs.agent.evidence import gather, last_words, oom_kills
 from dalsegno.runs.agent.orders import Setup, WorkerOrder
 from dalsegno.runs.folder import RunFolder
 from dalsegno.train.contract import AGENT
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 Report = dict[str, Any]
 

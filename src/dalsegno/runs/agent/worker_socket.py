@@ -8,8 +8,8 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from dalsegno.train.frames import BadFrame, Message, Reader, send
-from dalsegno.train.peer import uid_of
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
+from dalsegno.wire.peer import uid_of
 
 _MAX_CALLERS = 1024
 

@@ -14,7 +14,7 @@ from dalsegno.runs.agent.evidence import catches, work_of
 from dalsegno.runs.agent.orders import Setup, StartOrder
 from dalsegno.runs.agent.parent import WarmParent, kill_below, kill_groups, plain_parent
 from dalsegno.runs.agent.worker_processes import Crew, WorkerProcess, fitting, run_files, store_task, worker_task
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 SETTLE_S = 5.0
 

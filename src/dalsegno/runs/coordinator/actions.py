@@ -29,7 +29,7 @@ from dalsegno.runs.coordinator.site import RunTerms, Seats
 from dalsegno.runs.coordinator.staff import Boss, Staff
 from dalsegno.runs.journal import RunEvent
 from dalsegno.train.contract import GENERATION, RUN, WANTED_NODES
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- The message that starts a node's workers: their ranks, their variables, and who else is in the run.
 

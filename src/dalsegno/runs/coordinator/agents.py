@@ -10,8 +10,8 @@ from typing import Protocol
 from dalsegno.runs.agent.link import AGENT, COORDINATOR, beat_key
 from dalsegno.runs.coordinator.liveness import Pulse, Timing
 from dalsegno.runs.coordinator.messages import UNREADABLE, AgentHello, Word, read_hello, read_word
-from dalsegno.train.frames import BadFrame, Message
-from dalsegno.train.proof import holds, read_nonce
+from dalsegno.wire.frames import BadFrame, Message
+from dalsegno.wire.handshake import holds, read_nonce
 from dalsegno.wire.server import BoundedServer, Connection, LoopWatcher, Proved, ServerLimits
 
 # ---- The coordinator's side of its agents' connections: who they are, proved; what they say; that they are gone.

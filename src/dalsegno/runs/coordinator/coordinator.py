@@ -48,7 +48,7 @@ from dalsegno.runs.journal import RunEvent
 from dalsegno.runs.status import RunCause
 from dalsegno.system.files import read_json, write_atomic
 from dalsegno.train.contract import SAVED, TERMINATED
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- Where a run's agents find their coordinator, and the secret by which they know each other: a file of the
 # run's.

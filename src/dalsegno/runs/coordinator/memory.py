@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from dalsegno.runs.coordinator.group import Members
 from dalsegno.runs.coordinator.snapshots import HeldSnapshot, Place, Resume, buddies, whole_steps
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.safe import NOWHERE, Safe, render_word
+from dalsegno.wire.frames import Message
 
 # ---- What the ranks of one generation may overwrite in memory, as its coordinator finds it. Pure: times come in.
 

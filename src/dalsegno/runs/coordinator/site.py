@@ -11,7 +11,7 @@ from dalsegno.runs.coordinator.group import Shape
 from dalsegno.runs.coordinator.liveness import Timing
 from dalsegno.runs.folder import RunFolder
 from dalsegno.slurm.client import SlurmClient
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 
 @dataclass(frozen=True)

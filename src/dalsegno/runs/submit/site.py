@@ -15,7 +15,7 @@ from dalsegno.runs.submit.plan import RunPlan, plan_join, plan_next, salloc_argv
 from dalsegno.runs.submit.slurm_args import step_argv
 from dalsegno.slurm.client import SlurmClient
 from dalsegno.train.contract import FRESH, RUN
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 TORCH_MODULES = ("torch", "torch.distributed", "torch._dynamo")
 COORDINATOR_TIMEOUT = "DALSEGNO_COORDINATOR_TIMEOUT"  # whole seconds; without it the agents know best

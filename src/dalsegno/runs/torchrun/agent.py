@@ -18,7 +18,7 @@ from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.coordinator import Hosted, Talk, fill_macros, seconds
 from dalsegno.runs.torchrun.logs import Logs
 from dalsegno.runs.torchrun.meeting import Keys, host_of
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- What torchrun says when a worker failed for good, in its own layout: log readers know it. Pure.
 

@@ -31,7 +31,7 @@ from dalsegno.runs.submit.frameworks import ProcessLayout, torch_env
 from dalsegno.runs.submit.site import TORCH_MODULES
 from dalsegno.runs.torchrun.args import TorchrunArgs
 from dalsegno.runs.torchrun.meeting import LOOPBACK, Keys, Meeting, host_of, is_loopback, parse_endpoint
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 # ---- A torchrun as its coordinator and its agents see it: the shape, the workers' variables, what each node
 # starts.

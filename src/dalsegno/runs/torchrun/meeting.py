@@ -18,7 +18,7 @@ from dalsegno.runs.agent.link import NotTheCoordinator
 from dalsegno.runs.submit.frameworks import LAST_PORT
 from dalsegno.runs.submit.values import shown
 from dalsegno.runs.torchrun.args import TorchrunArgs
-from dalsegno.train.frames import Message
+from dalsegno.wire.frames import Message
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29_400

@@ -24,13 +24,14 @@ from dalsegno.errors import DalsegnoError, TargetError, UsageError
 from dalsegno.health.result import Remedy
 from dalsegno.printable import logged
 from dalsegno.system.files import locked, make_folder, read_text, remove_tree, write_atomic
-from dalsegno.system.network import listen_at, peer_uid
+from dalsegno.system.network import listen_at
 from dalsegno.system.processes import LocalRunner
 from dalsegno.targets.local.fault_access import end_faults, replacement_has_old_gpus
 from dalsegno.targets.local.folder import Folder
 from dalsegno.targets.local.nodes import LocalNodes, open_nodes
 from dalsegno.targets.local.placement import ROOM
 from dalsegno.targets.local.rack import power_off, power_on
+from dalsegno.wire.peer import uid_of
 
 # ---- What the machine room does to a node: its GPUs reset, its host booted anew, another machine in its place.
 
@@ -109,7 +110,7 @@ class MachineRoomServer:
         with sock, contextlib.suppress(OSError):  # a caller who hangs up does not matter: the work is done all the same
             sock.settimeout(CALL_S)
             if line := _read_line(sock):  # nothing: somebody looked whether we are there
-                answer = self.answer(peer_uid(sock), line)
+                answer = self.answer(uid_of(sock), line)
                 sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def answer(self, uid: int, line: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from dalsegno.train.frames import Message
 from dalsegno.train.keeper.holdings import StoredSnapshot, holdings
 from dalsegno.train.keeper.plan import KeeperAddress, KeepOrder, Sent, key_of, spent
 from dalsegno.train.memory.files import SlotName, safe_name, slots_of
 from dalsegno.train.memory.safe import Safe, read_safe
+from dalsegno.wire.frames import Message
 
 Tell = Callable[[Message], None]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books, unlimited
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import COPIES, find_own, find_shared, slot_for
@@ -21,6 +20,7 @@ from dalsegno.train.memory.room import FreeMemory, check_room, read_room
 from dalsegno.train.memory.slots import capacity_for
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header, read_record
 from dalsegno.wire.bounds import WaitingConnections
+from dalsegno.wire.frames import BadFrame, Message
 
 # ---- To a keeper that asks for a part of a snapshot: its header, then its bytes.
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from dalsegno.train.frames import BadFrame, Message, Reader, send
 from dalsegno.train.keeper.books import Books
 from dalsegno.train.keeper.plan import Drop, Fetch, KeepOrder, Order, Sent, key_of, parse_order, to_sum
 from dalsegno.train.keeper.server import KeeperServer
 from dalsegno.train.keeper.transfer import Fetching, Sending
 from dalsegno.train.memory.files import own_folder
 from dalsegno.train.memory.snapshot import checksum
-from dalsegno.train.peer import check_peer
+from dalsegno.wire.frames import BadFrame, Message, Reader, send
+from dalsegno.wire.peer import check_peer
 
 # ---- Checksums of what the ranks of this node commit, made when the training has gone on.
 

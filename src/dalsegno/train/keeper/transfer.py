@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 
 from dalsegno.train.errors import CheckpointError
-from dalsegno.train.frames import BadFrame, Message
 from dalsegno.train.keeper.books import Books, Pace
 from dalsegno.train.keeper.holdings import StoredSnapshot
 from dalsegno.train.keeper.plan import (
@@ -31,6 +30,7 @@ from dalsegno.train.keeper.server import make_room
 from dalsegno.train.keeper.wire import Channel, Stranger, dial
 from dalsegno.train.memory.record import ABSENT, SnapshotRecord, SnapshotSums, parse_record, parse_sums
 from dalsegno.train.memory.snapshot import Incoming, held_snapshot, outgoing, read_header
+from dalsegno.wire.frames import BadFrame, Message
 
 # ---- A part on its way in, from one holder after the other.
 

@@ -3,7 +3,7 @@
 The proofs cover the name of the node that the caller means. All keepers of a run share its secret; without the name,
 somebody who redirects packets could have a copy kept on the node that it is a copy of.
 
-Messages are sealed: encrypted and authenticated (`train/proof.py`). Bulk data, the bytes of a snapshot, is not
+Messages are sealed: encrypted and authenticated (`wire/handshake.py`). Bulk data, the bytes of a snapshot, is not
 encrypted: it may be many gigabytes and a cipher of the standard library's would be the slowest part of a recovery. It
 is authenticated: each piece carries a tag made with the connection's key, and only bytes whose tag holds count. Who
 sits in between can read a snapshot, and can change nothing in it.
@@ -24,12 +24,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from dalsegno.train.frames import BadFrame, Message, parse, send
 from dalsegno.train.keeper.books import Pace
 from dalsegno.train.keeper.plan import KeeperAddress
 from dalsegno.train.memory.files import open_own
 from dalsegno.train.memory.record import Extent
-from dalsegno.train.proof import TAG_BYTES, Seal, Tags, holds, nonce, prove, read_nonce
+from dalsegno.wire.frames import BadFrame, Message, parse, send
+from dalsegno.wire.handshake import TAG_BYTES, Seal, Tags, holds, nonce, prove, read_nonce
 
 CONNECT_S = 2.0
 PROOF_S = 5.0

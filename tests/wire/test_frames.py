@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dalsegno.train.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Message, Reader, encode, pack, parse, send
+from dalsegno.wire.frames import MAX_BYTES, MAX_DEPTH, BadFrame, FileReader, Message, Reader, encode, pack, parse, send
 
 
 @given(

@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Callable
 
-from dalsegno.train.frames import MAX_BYTES, BadFrame, Message, encode, frame, parse
+from dalsegno.wire.frames import MAX_BYTES, BadFrame, Message, encode, frame, parse
 
 TAG_BYTES = 32
 MOST_SEALED = MAX_BYTES + TAG_BYTES

@@ -10,8 +10,8 @@ import pytest
 
 from dalsegno.runs.agent.link import AGENT, CoordinatorLink
 from dalsegno.runs.coordinator.agents import AgentServer, Peer
-from dalsegno.train.frames import Message, Reader, pack, send
-from dalsegno.train.proof import Seal, holds, nonce, prove
+from dalsegno.wire.frames import Message, Reader, pack, send
+from dalsegno.wire.handshake import Seal, holds, nonce, prove
 from tests.waiting import eventually
 
 SECRET = b"s" * 32
